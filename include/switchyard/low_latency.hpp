@@ -176,6 +176,11 @@ class LowLatencyExchange {
   /// Local. Allocates; not to be called on the hot path. \throws Error(system) naming the bytes that are not to be had; nothing
   /// has changed then, and peers are not told.
   LowLatencyOutput make_output();
+  /// The same with rows and scales in memory of the caller, who frees it after the output: of the shape and type of
+  /// LowLatencyOutput::x, rows and scales at multiples of 16 bytes (rows that are not of whole 16 bytes: of their elements).
+  /// Scales have scale_row_bytes a row or, column-major, scale_rows words a column, expert after expert. Any memory of the rank
+  /// (CUDA: of its GPU); dispatches place their rows there as in the library's own. \throws Error(invalid_argument).
+  LowLatencyOutput make_output(const Rows& memory);
   /// Rows for what experts return. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
   /// LowLatencyConfig::row_type. \throws Error(invalid_argument), Error(unsupported) for fp8.
   LowLatencyRows make_rows(DType type = DType::bf16);

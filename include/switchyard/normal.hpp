@@ -94,7 +94,7 @@ RingSettings usual_ring(const NormalConfig& config, int world);
 /// them, as ExpertOptions::max_rows, has to hold. \throws Error(invalid_argument) if `config` is not allowed.
 int64_t most_rows(const NormalConfig& config, int world);
 
-/// Options of one dispatch; equal on all ranks except `capacity`.
+/// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
   SizePolicy size = SizePolicy::automatic;
@@ -103,6 +103,14 @@ struct DispatchOptions {
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
+  /// Where the rows go instead of to the object's pool; null: they stay there. Rows of training, of which every layer keeps its
+  /// own, need no pool for them. Of the type and with the scales that are delivered, and with room for the rows that are
+  /// allocated (worst_case, capacity, cached: invalid_argument if there is less; exact: pool_exhausted). Any memory that
+  /// combine takes, at the cost of one local copy, behind the exchange and of the delivered rows only (CUDA, rank-major rows
+  /// without scales: of those of other ranks' tokens); the pool has its room back when the copy is done. Rows without scales
+  /// reach a RowBuffer of direct staging without a copy. Dispatched::x is then in *out and Dispatched::block empty. The struct
+  /// is read during the call only.
+  const Rows* out = nullptr;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
   /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms, or under direct
@@ -120,6 +128,11 @@ inline constexpr int kDefaultSms = 24;
 /// Multiprocessors that a dispatch under direct staging that quantises rows on the way uses unless told otherwise, or tuned; at
 /// most those that the rank has. Two such calls on two streams fit a GPU of 132. docs/tuning.md says what more of them gain.
 inline constexpr int kDefaultQuantizingSms = 64;
+
+/// Multiprocessors that a rank-major combine under direct staging uses, unless told otherwise or tuned to more, if its rows are
+/// in memory that peers cannot read and are copied first, and the copy to DispatchOptions::out; at most those that the rank
+/// has. docs/design/0053 says why.
+inline constexpr int kDefaultCopyingSms = 64;
 
 /// Options of one combine; equal on all ranks (pointers aside).
 struct CombineOptions {
@@ -141,6 +154,19 @@ struct RoutingLayout {
   std::vector<uint8_t> is_token_in_rank;       ///< [T, W]
 };
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world);
+
+/// Where routing_layout_on() writes: memory of the caller on one GPU.
+struct RoutingLayoutView {
+  int32_t* num_tokens_per_rank = nullptr;    ///< [W]
+  int32_t* num_tokens_per_expert = nullptr;  ///< [E]
+  uint8_t* is_token_in_rank = nullptr;       ///< [T, W], 0 or 1, at a multiple of 4 bytes; T = 0: not used
+};
+/// Most experts that routing_layout_on() counts.
+inline constexpr int kMostCountedExperts = 32768;
+/// The same of ids on a GPU, into memory there: one kernel, enqueued on `stream`, a cudaStream_t of that GPU. The call waits
+/// for nothing, needs no group, and can be captured. \throws Error(invalid_argument) naming the argument, Error(unsupported)
+/// without CUDA code in the library.
+void routing_layout_on(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream);
 
 /// First expert of rank `rank`, and one past its last: [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument)
 /// unless num_experts >= 1, world is in [1, kMaxRanks] and rank in [0, world].
@@ -270,7 +296,7 @@ class NormalExchange {
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
                       const DispatchOptions& options = {});
   /// A cached dispatch: the routing of `handle` again with other rows, no counting, no exchange of counts. Capacity comes from
-  /// `handle`; of the options only `quantize` and `padding` are used.
+  /// `handle`; of the options only `quantize`, `padding`, `out`, `stream` and `num_sms` are used.
   Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
 
   /// Rows for expert outputs, [rows of `handle`, H]. Local. CUDA: `stream` (cudaStream_t) is the one whose work touches them

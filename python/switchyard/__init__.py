@@ -20,13 +20,15 @@ from __future__ import annotations
 from ._ffi import library as _library
 from .errors import *
 from .errors import __all__ as _errors
-from .exchange import CallStatistics, Exchange, MemoryRequirement, routing_layout
+from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
 from .group import Group, WaitStatistics, first_expert
 from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
 from .low_latency import LowLatency, Pending, Received
 from .parallelize import moe_heap_bytes, parallelize_moe
+from .routing import routing_layout
 from .run import run_ranks
+from .trace import Trace, TracePhase
 
 
 def __getattr__(name: str) -> str:
@@ -49,6 +51,6 @@ def library_path() -> str:
 
 __all__ = [
     "CallStatistics", "Counts", "Exchange", "Group", "Handle", "LayerMemory", "Ledger", "LowLatency", "Matrices", "MemoryRequirement",
-    "MoeLayer", "Pending", "Received", "RoutingLayout", "WaitStatistics", "first_expert", "library_path", "library_version",
+    "MoeLayer", "Pending", "Received", "RoutingLayout", "Trace", "TracePhase", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version",
     "moe_heap_bytes", "parallelize_moe", "routing_layout", "run_ranks", *_errors,
 ]

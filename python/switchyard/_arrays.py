@@ -87,6 +87,7 @@ class TorchArrays:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
+        self.Tensor = torch.Tensor
         self.codes = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 0, torch.int32: I32, torch.int64: I64, torch.uint8: U8}
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
@@ -177,12 +178,40 @@ def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
     return True
 
 
-def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1) -> Taken:
-    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed."""
+def arrays_of_torch() -> Any:
+    """What handles tensors, once :func:`code_of` has known one."""
+    return _torch
+
+
+def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: int) -> Optional[int]:
+    """Row type or element of a torch tensor that is as :func:`take` wants it, of exactly this shape. None: take will tell."""
+    if _torch is None or not isinstance(tensor, _torch.Tensor):
+        return None
+    code = _torch.codes.get(tensor.dtype)
+    if code in codes and tensor.shape == shape and (tensor.is_cuda if backend else tensor.is_cpu) and tensor.is_contiguous():
+        return code
+    return None
+
+
+def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int) -> Optional[int]:
+    """The same of any number of rows."""
+    if _torch is None or not isinstance(tensor, _torch.Tensor):
+        return None
+    code = _torch.codes.get(tensor.dtype)
+    if code in codes and (tensor.is_cuda if backend else tensor.is_cpu) and tensor.is_contiguous():
+        shape = tensor.shape
+        return code if len(shape) == 2 and shape[1] == columns else None
+    return None
+
+
+def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
+         strided: bool = False) -> Taken:
+    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed. `strided`:
+    it need not be dense."""
     if _torch is not None and isinstance(array, _torch.torch.Tensor):
         code = _torch.codes.get(array.dtype)
         here = array.is_cpu if backend == CPU else array.is_cuda and (device < 0 or array.get_device() == device)
-        if here and code in codes and array.is_contiguous() and _fits(array.shape, shape):
+        if here and code in codes and (strided or array.is_contiguous()) and _fits(array.shape, shape):
             return Taken(array.data_ptr(), array.shape, code, array, _torch)  # the way of every correct call
     array, arrays = arrays_of(array, name)
     given = tuple(array.shape)
@@ -198,6 +227,6 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
         invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
     if device >= 0 and index != device:
         invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
-    if not arrays.is_dense(array):
+    if not strided and not arrays.is_dense(array):
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
     return Taken(arrays.pointer(array), given, code, array, arrays)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of dispatch and combine, for torch.
+"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces: by the operators of _ops.py.
 
 The backward pass of a dispatch is a combine, and the other way round, by the handle of the forward pass: nothing is counted again.
 
@@ -18,140 +18,258 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from . import _ops
 from ._names import EXPERT_MAJOR, RANK_MAJOR, invalid
+from ._registry import object_of
 from .errors import Unsupported
 from .handle import Handle
 
 if TYPE_CHECKING:
     from .exchange import Exchange
 
-PER_RANK, PER_ROUTE = 0, 1
+_operators = torch.ops.switchyard
 
 
-def _twin(handle: Handle) -> Handle:
-    """Another object of the same routing, without the tensors that refer to a graph: what a graph keeps must not keep the graph."""
-    twin = Handle.__new__(Handle)
-    twin.__dict__.update(handle.__dict__)
-    twin._cache = {}
-    return twin
+# ---- Gradients ----
 
 
-def _is_row(handle: Handle) -> Optional[torch.Tensor]:
-    """bool [R], False for padding and behind the rows delivered; None if all are rows."""
-    view = handle._view
-    assert view is not None, "combine() has looked"
-    if handle._layout == RANK_MAJOR:
-        return None if view.rows == view.x_rows else handle.source_token >= 0
-    return handle.row_source >= 0
+def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
+    """For the backward pass. Outside graphs there is a cell instead of the plan."""
+    ctx.cell = plan if isinstance(plan, _ops.Cell) else None
+    ctx.save_for_backward(*tensors, None if ctx.cell is plan else plan)
 
 
-def _fitted(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` rows, or zeros behind those there are."""
-    if rows.shape[0] >= count:
-        return rows[:count]
-    return torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))])
+def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -> None:
+    x, _, _, weights, _, exchange = inputs[:6]
+    ctx.exchange, ctx.tokens, ctx.topk = exchange, x.shape[0], 0 if weights is None else weights.shape[1]
+    fixed = (output[1], output[3]) if weights is not None else output[1:]
+    ctx.mark_non_differentiable(*(each for each in fixed if isinstance(each, torch.Tensor)))
+    _keep(ctx, output[3])
+
+
+def _dispatch_backward(call: Any) -> Any:
+    """The backward pass of a dispatch, by `call`: an operator in graphs, else what it is of."""
+
+    @once_differentiable
+    def backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
+        plan = ctx.cell or ctx.saved_tensors[0]
+        needs, wants_weights = ctx.needs_input_grad, ctx.needs_input_grad[3]
+        grad_x, grad_weights = call(grad_rows, grad_received if wants_weights else None, plan, ctx.exchange, ctx.tokens, ctx.topk)
+        return (grad_x if needs[0] else None, None, None, grad_weights if wants_weights else None, *[None] * 7)
+
+    return backward
+
+
+def _combine_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -> None:
+    y, carried, plan, _, _, _, exchange = inputs[:7]
+    ctx.exchange, ctx.rows = exchange, y.shape[0]
+    if output[1] is not None:
+        ctx.mark_non_differentiable(output[1])
+    _keep(ctx, plan, y if ctx.needs_input_grad[1] else None, carried)
+
+
+def _combine_backward(call: Any) -> Any:
+    """The backward pass of a combine, likewise."""
+
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
+        y, carried, plan = ctx.saved_tensors
+        plan = ctx.cell or plan
+        needs, grad_y, grad_carried = ctx.needs_input_grad, None, None
+        if needs[0] or needs[1]:
+            grad_y, grad_carried = call(grad_out, y, carried, plan, ctx.exchange, ctx.rows)
+        return (grad_y if needs[0] else None, grad_carried if needs[1] else None, None, None, grad_out if needs[4] else None,
+                grad_out if needs[5] else None, *[None] * 6)
+
+    return backward
+
+
+_ops.differentiable("dispatch", _dispatch_setup, _dispatch_backward(_operators.dispatch_backward))
+_ops.differentiable("combine", _combine_setup, _combine_backward(_operators.combine_backward))
 
 
 class _Dispatch(torch.autograd.Function):
-    """Rows, and the weights that came with them."""
+    """The operator's twin outside graphs, which costs a third of it. (A setup_context of its own would double that.)"""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weights: Optional[torch.Tensor], exchange: "Exchange", ids: Any, handle: Optional[Handle],
-                options: Tuple[int, ...], made: list) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        rows, _, handle = exchange._dispatch(x.detach(), ids, None if weights is None else weights.detach(), handle, options)
-        ctx.exchange, ctx.handle = exchange, _twin(handle)
-        made.append(_twin(handle))
-        if weights is None:
-            return rows.clone(), None
-        received = ctx.handle.topk_weights if handle._layout == RANK_MAJOR else ctx.handle.row_weights
-        return rows.clone(), received.clone()
+    def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
+        output = _ops.dispatch(*given)
+        _dispatch_setup(ctx, given, output)
+        return output
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_rows: torch.Tensor, grad_received: Optional[torch.Tensor]) -> Tuple[Any, ...]:
-        exchange, handle = ctx.exchange, ctx.handle
-        wants_weights = ctx.needs_input_grad[1]
-        if handle._layout == RANK_MAJOR:
-            given = grad_received.contiguous() if wants_weights and grad_received is not None else None
-            grad_x, grad_weights = exchange._combine(grad_rows.contiguous(), handle, given)
-        else:
-            grad_x, _ = exchange._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
-            grad_weights = _owners_weights(exchange, handle, grad_received) if wants_weights and grad_received is not None else None
-        return grad_x, grad_weights, None, None, None, None, None
-
-
-def _owners_weights(exchange: "Exchange", handle: Handle, grads: torch.Tensor) -> torch.Tensor:
-    """float32 [T, K] from the gradients [R] of the rows' weights."""
-    small = exchange._for_weights
-    assert small is not None, "dispatch() has looked"
-    source = handle.row_source
-    valid = source >= 0
-    k = torch.where(valid, (source >> 32) & 0xFFFF, 0)
-    rows = torch.zeros((source.shape[0], small.hidden), dtype=torch.float32, device=source.device)
-    rows.scatter_(1, k[:, None], torch.where(valid, grads, 0.0)[:, None])
-    summed, _ = small._combine(rows, handle, None, False, PER_ROUTE)
-    return summed[:, :exchange.topk].contiguous()
+    backward = staticmethod(_dispatch_backward(_ops.dispatch_backward))
 
 
 class _Combine(torch.autograd.Function):
-    """The sum, and the summed weights of a rank-major combine, which are not differentiable."""
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
+        output = _ops.combine(*given)
+        _combine_setup(ctx, given, output)
+        return output
+
+    backward = staticmethod(_combine_backward(_ops.combine_backward))
+
+
+class _Eager:
+    """What there is of `_operators`, for calls that nobody watches, with cells instead of plans."""
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, carried: Optional[torch.Tensor], exchange: "Exchange", handle: Handle, weights: Any,
-                apply_weights: bool, order: int, out: Any, num_sms: int, *biases: torch.Tensor) -> Tuple[Any, Any]:
-        result, summed = exchange._combine(y.detach(), handle, weights, apply_weights, order, [b.detach() for b in biases], out, num_sms)
-        ctx.exchange, ctx.handle, ctx.num_biases, ctx.rows = exchange, handle, len(biases), y.shape[0]
-        ctx.save_for_backward(y if ctx.needs_input_grad[1] else None, carried)
-        if out is not None:
-            ctx.mark_dirty(out)
-        if summed is not None:
-            ctx.mark_non_differentiable(summed)
-        return result, summed
+    def plan(*_: Any) -> _ops.Cell:
+        return _ops.Cell()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor, _: Any) -> Tuple[Any, ...]:
-        exchange, handle = ctx.exchange, ctx.handle
-        y, carried = ctx.saved_tensors
-        grad_y = grad_carried = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            rows, _, _ = exchange._dispatch(grad_out.contiguous(), None, None, handle)
-            valid = _is_row(handle)
-            if ctx.needs_input_grad[1]:
-                dots = (rows.float() * _fitted(y, rows.shape[0]).float()).sum(-1)
-                grad_carried = dots if valid is None else torch.where(valid, dots, 0.0)
-            grad_y = rows.clone() if carried is None else (rows.float() * carried[:, None]).to(rows.dtype)
-            grad_y = grad_y if valid is None else torch.where(valid[:, None], grad_y, torch.zeros((), dtype=rows.dtype, device=rows.device))
-            grad_y = _fitted(grad_y, ctx.rows)
-        biases = [grad_out if ctx.needs_input_grad[9 + i] else None for i in range(ctx.num_biases)]
-        return (grad_y, grad_carried, None, None, None, None, None, None, None, *biases)
+    def plan_of_handle(handle: int) -> _ops.Cell:
+        return _ops.Cell(object_of(handle).twin())
+
+    dispatch = _Dispatch.apply
+    combine = _Combine.apply
 
 
-def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Optional[torch.Tensor], handle: Optional[Handle],
-             options: Tuple[int, ...]) -> Tuple[torch.Tensor, Handle]:
-    """Exchange.dispatch of tensors that require gradients."""
-    if isinstance(x, tuple) or options[0] != 0:
+def _calls() -> Any:
+    """Operators where a graph is made, or a mode of torch such as selective checkpointing is to see them."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return _operators if watched else _Eager
+
+
+def keep_plans() -> Any:
+    """switchyard.keep_plans."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    return create_selective_checkpoint_contexts([_operators.plan.default])
+
+
+# ---- Handles in graphs ----
+
+
+class TracedHandle(Handle):
+    """The routing of a dispatch in a graph that torch.compile traces, where its arrays are results of operators. What a compiled
+    function returns is used as any other handle."""
+
+    def __init__(self, plan: Any, rows: Any, tokens: Any, exchange: "Exchange", received: Any, drops: bool) -> None:
+        # Not the base's: nothing of the library is at hand while a graph is traced.
+        self._plan, self._like, self._received, self._drops = plan, rows, received, drops
+        self._rows_allocated, self._tokens, self._layout = rows.shape[0], tokens, exchange._layout
+        self._sizes = (tokens, exchange.topk, exchange._experts_here, exchange._world)
+
+    def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
+        if layout is not None and layout != self._layout:
+            return None
+        if name in ("topk_weights", "row_weights"):
+            return self._received
+        if name in ("dropped", "dropped_per_source") and not self._drops:
+            return None
+        tokens, topk, here, world = self._sizes
+        sizes = {"x_rows": self._rows_allocated, "tokens": tokens, "topk": topk, "experts_here": here, "world": world}
+        return _operators.table(self._plan, self._like, name, element, [sizes[each] for each in shape])
+
+    @property
+    def topk_ids_int64(self) -> Any:
+        ids = self.topk_ids
+        return None if ids is None else ids.long()
+
+    @property
+    def _carried(self) -> Any:
+        return self._received if self._layout == EXPERT_MAJOR else None
+
+    @property
+    def offsets(self) -> Any:
+        if self._layout != EXPERT_MAJOR:
+            invalid("offsets: rank-major rows are not grouped by experts")
+        return self.aligned_per_expert.cumsum(0).int()
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def _real(self) -> Handle:
+        return _ops.handle_of(self._plan)
+
+    # What the base has as members, for code outside graphs.
+    _owned = property(lambda self: self._real._owned)  # type: ignore[assignment]
+    _view = property(lambda self: self._real._view)  # type: ignore[assignment]
+    _arrays = property(lambda self: self._real._arrays)  # type: ignore[assignment]
+
+
+def _plan_of(handle: Handle, calls: Any) -> Any:
+    if isinstance(handle, TracedHandle):
+        return handle._plan if calls is _operators else _ops.Cell(_ops.handle_of(handle._plan))
+    if handle._rows_allocated is None:
+        invalid("this handle was made from bytes; dispatch with it first")
+    return calls.plan_of_handle(handle._number)
+
+
+# ---- Calls ----
+
+
+def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Handle]) -> Tuple[Any, bool]:
+    """Rows that a dispatch allocates, and whether it is the counts that say so."""
+    if handle is not None:
+        return handle._rows_allocated, False
+    size, capacity = options[1], options[4]
+    if size == 0 or (size == 3 and exchange._backend == 0):
+        return 0, True
+    return (min(capacity, exchange._most_rows) if size == 1 else exchange._most_rows), False
+
+
+def _copied(out: Any, rows: Any) -> Any:
+    """`rows` in the first rows of `out`, of whose history nothing is kept."""
+    count = rows.shape[0]
+    torch._check(count <= out.shape[0], lambda: "out has fewer rows than the dispatch allocates")
+    return out.detach().narrow(0, 0, count).copy_(rows)
+
+
+def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...],
+             out: Any, gradient: bool) -> Tuple[Any, Handle]:
+    """Exchange.dispatch. `gradient`: x or the weights require one."""
+    rows_given, scales = x if isinstance(x, tuple) else (x, None)
+    if (ids is None) == (handle is None) or (handle is not None and weights is not None):
+        invalid("dispatch takes either ids, with or without weights, or a handle")
+    if gradient and (scales is not None or options[0] != 0):
         raise Unsupported("dispatch: fp8 rows have no gradients; detach x, or dispatch it without quantize and scales")
-    wants_weights = weights is not None and weights.requires_grad
+    wants_weights = gradient and weights is not None and weights.requires_grad
     if wants_weights and exchange._layout == EXPERT_MAJOR and exchange._for_weights is None:
         raise Unsupported("dispatch: weights require gradients; make the expert-major Exchange with routing_gradients=True")
-    made: list = []
-    rows, received = _Dispatch.apply(x, weights, exchange, ids, handle, options, made)
+    calls = _calls()
+    if handle is None:
+        plan = calls.plan(ids, None if weights is None else weights.detach(), exchange._number, options)
+    else:
+        plan = _plan_of(handle, calls)
+    count, exact = _rows_of(exchange, options, handle)
+    rows, row_scales, received, plan = calls.dispatch(
+        rows_given, scales, ids, weights, plan, exchange._number, exchange._layout, options, count, exact, gradient and out is None)
+    if out is not None:
+        its_rows, its_scales = out if isinstance(out, tuple) else (out, None)
+        rows = _copied(its_rows, rows)
+        row_scales = row_scales if its_scales is None else _copied(its_scales[:, :row_scales.shape[1]], row_scales)
+    result = rows if scales is None and options[0] == 0 else (rows, row_scales)
+    if handle is not None:
+        return result, handle
+    received = None if weights is None else received
+    if torch.compiler.is_compiling():
+        return result, TracedHandle(plan, rows, rows_given.shape[0], exchange, received, options[2] == 1)
+    made = (plan.filled if isinstance(plan, _ops.Cell) else _ops.handle_of(plan)).twin()
     if received is not None:
-        made[0]._cache["topk_weights" if exchange._layout == RANK_MAJOR else "row_weights"] = received
-    return rows, made[0] if handle is None else handle
+        made._cache["topk_weights" if exchange._layout == RANK_MAJOR else "row_weights"] = received
+    return result, made
 
 
-def combine(exchange: "Exchange", y: torch.Tensor, handle: Handle, carried: Optional[torch.Tensor], weights: Any, apply_weights: bool,
-            order: int, biases: Sequence[torch.Tensor], out: Any, num_sms: int) -> Any:
-    """Exchange.combine of tensors that require gradients. `carried` are the rows' weights as dispatch delivered them."""
-    if exchange._layout == EXPERT_MAJOR and weights is not None:
+def combine(exchange: "Exchange", y: Any, handle: Handle, weights: Any, apply_weights: bool, order: int, biases: Sequence[Any],
+            out: Any, num_sms: int, gradient: bool) -> Any:
+    """Exchange.combine. `gradient`: y, a bias or the weights that dispatch carried require one."""
+    rank_major = exchange._layout == RANK_MAJOR
+    if gradient and not rank_major and weights is not None:
         raise Unsupported("combine: weights of its own have no gradient in expert-major layout; give them to dispatch")
-    if exchange._layout == EXPERT_MAJOR and apply_weights and carried is None:
+    carried = None
+    if gradient and not rank_major and apply_weights:
         carried = handle.row_weights
-    if exchange._layout == RANK_MAJOR:
-        carried = None
-    if handle._view is None:
-        invalid("combine: this handle was made from bytes; dispatch with it first")
-    result, summed = _Combine.apply(y, carried, exchange, _twin(handle), weights, apply_weights, order, out, num_sms, *biases)
-    return result if summed is None else (result, summed)
+    if len(biases) > 2:
+        invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
+    first, second = (*biases, None, None)[:2]
+    topk = exchange.topk if rank_major and weights is not None else 0
+    calls = _calls()
+    result, summed = calls.combine(y, carried, _plan_of(handle, calls), weights, first, second, exchange._number, handle._tokens, topk,
+                                   order, apply_weights, num_sms)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, summed) if topk else result

@@ -24,6 +24,7 @@ MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
 
 BF16, F16, F32, FP8 = 0, 1, 2, 3
 RANK_MAJOR, EXPERT_MAJOR = 0, 1
+PER_RANK, PER_ROUTE = 0, 1
 CPU, CUDA = 0, 1
 
 # What other libraries call the same types.

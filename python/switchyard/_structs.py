@@ -71,7 +71,7 @@ class DispatchOptions(Struct):
     defaults = {"size": 3}
     _fields_ = [("struct_size", c_size_t), ("quantize", c_int32), ("size", c_int32), ("overflow", c_int32), ("padding", c_int32),
                 ("capacity", c_int64), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
-                ("reserved", c_int32)]
+                ("reserved", c_int32), ("out", c_void_p)]
 
 
 class DispatchedView(Struct):
@@ -165,6 +165,25 @@ class AllToAllOptions(Struct):
     _fields_ = [("struct_size", c_size_t), ("weights", c_void_p), ("expert_scale", c_void_p), ("row_function", c_void_p),
                 ("row_function_user", c_void_p), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
                 ("reserved", c_int32)]
+
+
+class TraceOptions(Struct):
+    name = "sy_trace_options"
+    defaults = {"num_blocks": 1, "num_warps": 1, "events_per_track": 16384}
+    _fields_ = [("struct_size", c_size_t), ("num_blocks", c_int32), ("num_warps", c_int32), ("events_per_track", c_size_t)]
+
+
+class TracePhase(ctypes.Structure):
+    """sy_trace_phase, an element of what the library returns."""
+
+    _fields_ = [("name", c_char_p), ("category", c_char_p), ("unit", c_char_p), ("rank", c_int32), ("reserved", c_int32),
+                ("count", c_uint64), ("total_ms", c_double), ("max_ms", c_double), ("slowest_ms", c_double), ("arg_sum", c_int64),
+                ("bytes", c_uint64)]
+
+
+class TraceSummary(Struct):
+    name = "sy_trace_summary"
+    _fields_ = [("struct_size", c_size_t), ("storage", c_void_p), ("phases", c_void_p), ("count", c_int64), ("phase_bytes", c_size_t)]
 
 
 class MoeLayerConfig(Struct):

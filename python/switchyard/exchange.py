@@ -6,14 +6,17 @@ import ctypes
 from types import TracebackType
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
+import numpy as np
+
 from . import _arrays, _names
-from ._arrays import I32, I64, U8, Arrays, Taken, take
+from ._arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
+from ._registry import number_of
 from .group import Group
-from .handle import Handle, RoutingLayout, stored
+from .handle import Handle
 
-__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "routing_layout"]
+__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 
 #: Columns that share a scale.
 _GROUP = 128
@@ -70,15 +73,12 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
         layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
 
 
-def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
-    """Tokens per rank and per expert that `ids`, int32 or int64 [T, K] in host memory, ask for. Needs no group."""
-    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CPU)
-    given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
-    out = structs.RoutingLayout()
-    check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
-    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (experts,), I32),
-                          ("is_token_in_rank", (out.tokens, world), U8)])
-    return RoutingLayout(arrays[0], arrays[1], arrays[2].astype(bool))
+def keep_plans() -> Any:
+    """For activation checkpointing, ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=sy.keep_plans)``: the
+    backward pass dispatches by the routing of the forward pass, of which eight bytes are kept, and counts nothing again."""
+    from . import _autograd
+
+    return _autograd.keep_plans()
 
 
 class Exchange:
@@ -110,6 +110,11 @@ class Exchange:
         self.topk: int = self._config.topk
         self.experts: int = self._config.num_experts
         self.max_tokens: int = self._config.max_tokens
+        most = ctypes.c_int64()
+        check(self._functions.sy_exchange_most_rows(byref(self._config), group.size, byref(most)))
+        self._most_rows, self._world = most.value, group.size
+        self._experts_here = len(group.experts_of(self.experts))
+        self._number = number_of(self)
         self._make_structs()
         self._for_weights: Optional[Exchange] = None
         if routing_gradients and self._layout == EXPERT_MAJOR:
@@ -121,6 +126,10 @@ class Exchange:
         """What calls fill and pass, once."""
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
+        self._given_out = structs.RowView()
+        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._by_plain = byref(self._plain)
+        self._biased = False  # whether the options name a bias
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
@@ -161,30 +170,38 @@ class Exchange:
 
     def dispatch(self, x: Rows, ids: Any = None, weights: Any = None, *, handle: Optional[Handle] = None,
                  quantize: Optional[str] = None, size: str = "automatic", capacity: Optional[int] = None, overflow: str = "fail",
-                 padding: str = "zero", num_sms: int = 0) -> Tuple[Rows, Handle]:
+                 padding: str = "zero", out: Optional[Rows] = None, num_sms: int = 0) -> Tuple[Rows, Handle]:
         """Collective. Sends row t of `x` to every rank that owns one of token t's experts.
 
         x: [T, H], a numpy array or a torch tensor (CPU, or the group's GPU), dense; or for fp8 rows a pair (x, scales) with scales
-        [T, ceil(H / 128)] of float32, or of uint8 for powers of two. T may be 0 and differ by rank.
+        [T, ceil(H / 128)] of float32, or for powers of two of uint8, or of int32 with four of them: [T, ceil(H / 512)]. Scales may be
+        strided, by columns for example: they are copied unless they are dense in whole 16 bytes a row. T may be 0 and differ by rank.
         ids: int32 or int64 [T, K]; an id outside [0, E) means no expert. weights: float32 [T, K], travel with the rows.
         handle: instead of ids and weights: the same routing again with other rows, nothing is counted.
         quantize: "f32" or "ue8m0": rows travel as fp8 with such scales.
         size: rows that are allocated: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU: exact;
         CUDA: worst case, as exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or "drop_and_report".
         padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, most multiprocessors; 0: the library's choice.
+        out: memory of yours for the rows, [at least the rows that are allocated, H], or for fp8 rows a pair with dense scales of whole 16
+        bytes a row; may differ by rank. Costs a local copy of the delivered rows, none for rows without scales in what
+        :meth:`allocate_rows` made ("direct" staging). With exact size PoolExhausted on all ranks says that it is too small.
 
         Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing. The order of
         rows is in docs/concepts/layouts.md. Differentiable in `x` and `weights` if these are torch tensors that require it; rows are
-        then copied out of the pool, so that any number of layers may keep them.
+        then copied out of the pool, so that any number of layers may keep them. What is returned with `out` is its first R rows.
         """
-        options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
-                   value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding), capacity or 0,
-                   num_sms)
-        if _needs_gradient(x, weights):
+        if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero":
+            options = (0, 3, 0, 0, 0, num_sms)
+        else:
+            options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
+                       value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
+                       capacity or 0, num_sms)
+        gradient = _needs_gradient(x, weights)
+        if gradient or is_traced():
             from . import _autograd
 
-            return _autograd.dispatch(self, x, ids, weights, handle, options)
-        rows, scales, made = self._dispatch(x, ids, weights, handle, options)
+            return _autograd.dispatch(self, x, ids, weights, handle, options, out, gradient)
+        rows, scales, made = self._dispatch(x, ids, weights, handle, options, out)
         return (rows if scales is None else (rows, scales)), made
 
     def _size(self, size: str, capacity: Optional[int]) -> int:
@@ -194,8 +211,8 @@ class Exchange:
             invalid(f"capacity = {capacity}: goes with size = 'capacity', not {size!r}")
         return value_of(_names.SIZES, "size", size)
 
-    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (0, 3, 0, 0, 0, 0)) \
-            -> Tuple[Any, Any, Handle]:
+    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (0, 3, 0, 0, 0, 0),
+                  out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
         by_x, by_ids, by_options, _, by_out = self._by
         with self._call:
@@ -206,12 +223,33 @@ class Exchange:
             o = self._dispatch_options
             o.quantize, o.size, o.overflow, o.padding, o.capacity, o.num_sms = options
             o.stream = taken.arrays.stream(taken.array)
+            o.out = None if out is None else self._take_out(out, taken)
             if handle is None:
                 pointer = self._take_routing(ids, weights, taken)
                 check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
             else:
                 check(self._functions.sy_exchange_dispatch_cached(exchange, by_x, handle.pointer, by_options, by_out))
-            return self._deliver(taken, handle)
+            return self._deliver(taken, handle, out)
+
+    def _take_out(self, out: Rows, x: Taken) -> int:
+        """Fills the view of `out`; returns where it is."""
+        rows, scales = out if isinstance(out, tuple) else (out, None)
+        quantize, v = self._dispatch_options.quantize, self._given_out
+        code = FP8 if quantize else x.code
+        taken = take(rows, "out", ("R", self.hidden), (code,), self._backend)
+        if (code == FP8) != (scales is not None):
+            invalid("out: fp8 rows, and only these, come with scales, as a pair (out, scales)")
+        kind = quantize or self._x.scale_kind
+        v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, code, kind, None
+        if scales is not None:
+            v.scales = take(scales, "scales of out", (taken.shape[0], self._scale_columns(kind)), (F32,) if kind == 1 else (FP8, U8),
+                            self._backend).pointer
+        return ctypes.addressof(v)
+
+    def _scale_columns(self, kind: int) -> int:
+        """Elements of a row of scales, which are whole 16 bytes."""
+        groups = -(-self.hidden // _GROUP)
+        return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
     def _take_routing(self, ids: Any, weights: Any, x: Taken) -> int:
         """Fills the ids; returns where the weights lie."""
@@ -233,29 +271,26 @@ class Exchange:
             invalid(f"{name}: fp8 rows, and only these, come with scales, as a pair ({name}, scales)")
         if scales is None:
             return taken, None
-        groups = -(-self.hidden // _GROUP)
-        given = take(scales, "scales", (taken.shape[0], groups), (F32, FP8, U8), self._backend)
+        given = take(bytes_of_scales(scales, self.hidden, _GROUP), "scales", (taken.shape[0], -(-self.hidden // _GROUP)), (F32, FP8, U8),
+                     self._backend, strided=True)
         v.scale_kind = 1 if given.code == F32 else 2
-        per_row = groups * (4 if given.code == F32 else 1)
-        if per_row % 16 == 0:
-            v.scales = given.pointer
-            return taken, given
-        unit = 4 if given.code == F32 else 16
-        padded = given.arrays.empty((taken.shape[0], -(-groups // unit) * unit), given.code, given.array)
-        padded[:] = 0
-        padded[:, :groups] = given.array
+        padded = padded_scales(given, self._scale_columns(v.scale_kind))
         v.scales = given.arrays.pointer(padded)
         return taken, padded
 
-    def _deliver(self, x: Taken, handle: Optional[Handle]) -> Tuple[Any, Any, Handle]:
+    def _deliver(self, x: Taken, handle: Optional[Handle], out: Optional[Rows]) -> Tuple[Any, Any, Handle]:
         functions = self._functions
         delivered = Owned(self._out.value, functions.sy_dispatched_destroy, self._owned)
         view = self._view
         check(functions.sy_dispatched_get(delivered.pointer, self._by_view))
-        rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
         scales = None
-        if view.x_scale_kind:
-            scales = self._scales(view, delivered, x.arrays, x.array)
+        if out is not None:
+            rows, scales = out if isinstance(out, tuple) else (out, None)
+            rows, scales = rows[:view.x_rows], None if scales is None else scales[:view.x_rows, :-(-self.hidden // _GROUP)]
+        else:
+            rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
+            if view.x_scale_kind:
+                scales = self._scales(view, delivered, x.arrays, x.array)
         if handle is None:
             check(functions.sy_handle_retain(view.handle))
             handle = Handle(view.handle, self._layout, self._owned)
@@ -265,9 +300,8 @@ class Exchange:
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
         """[R, groups], a strided view of rows that are padded to 16 bytes."""
-        groups, f32 = -(-self.hidden // _GROUP), view.x_scale_kind == 1
-        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
-        return arrays.wrap(view.x_scales, (view.x_rows, columns), F32 if f32 else U8, owner, like)[:, :groups]
+        columns, element = self._scale_columns(view.x_scale_kind), F32 if view.x_scale_kind == 1 else U8
+        return arrays.wrap(view.x_scales, (view.x_rows, columns), element, owner, like)[:, :-(-self.hidden // _GROUP)]
 
     # ---- Expert outputs, and combine ----
 
@@ -303,11 +337,12 @@ class Exchange:
         """
         number = value_of(_names.ORDERS, "order", order)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
-        carried = handle._cache.get("row_weights") if apply_weights and weights is None else None
-        if _needs_gradient(y, carried, *biases):
+        carried = handle._carried if apply_weights and weights is None else None
+        gradient = _needs_gradient(y, carried, *biases)
+        if gradient or is_traced():
             from . import _autograd
 
-            return _autograd.combine(self, y, handle, carried, weights, apply_weights, number, biases, out, num_sms)
+            return _autograd.combine(self, y, handle, weights, apply_weights, number, biases, out, num_sms, gradient)
         result, summed = self._combine(y, handle, weights, apply_weights, number, biases, out, num_sms)
         return result if summed is None else (result, summed)
 
@@ -316,21 +351,29 @@ class Exchange:
         """Sum, and summed weights or None."""
         by_x, _, _, by_options, _ = self._by
         with self._call:
-            exchange, tokens = self.pointer, handle._view.tokens if handle._view is not None else handle.tokens
-            taken, _ = self._take_rows(y, "y", _COMBINED)
+            exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
+            code = code_of_rows(y, self.hidden, _COMBINED, self._backend)
+            if code is None:
+                taken, _ = self._take_rows(y, "y", _COMBINED)
+                code, arrays, array = taken.code, taken.arrays, taken.array
+            else:
+                arrays, array, by_x, v = arrays_of_torch(), y, self._by_plain, self._plain
+                v.data, v.rows, v.dtype = y.data_ptr(), y.shape[0], code
             shape = (tokens, self.hidden)
             o, summed, to_summed = self._combine_options, None, 0
             if out is None:
-                out = taken.arrays.empty(shape, taken.code, taken.array)
-                result = taken.arrays.pointer(out)
+                out = arrays.empty(shape, code, array)
+                result = arrays.pointer(out)
             else:
-                result = take(out, "out", shape, (taken.code,), self._backend).pointer
+                result = take(out, "out", shape, (code,), self._backend).pointer
             if len(biases) > 2:
                 invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
-            for i in (0, 1):
-                o.bias[i] = take(biases[i], "bias", shape, (taken.code,), self._backend).pointer if i < len(biases) else None
+            if biases or self._biased:
+                for i in (0, 1):
+                    o.bias[i] = take(biases[i], "bias", shape, (code,), self._backend).pointer if i < len(biases) else None
+                self._biased = bool(biases)
             o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
-            o.stream = taken.arrays.stream(taken.array)
+            o.stream = arrays.stream(array)
             if weights is not None:
                 rank_major = self._layout == RANK_MAJOR
                 rows = "R" if rank_major else tokens
@@ -339,8 +382,8 @@ class Exchange:
                     invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
                 o.weights = given.pointer or result  # a rank without rows gives weights too
                 if rank_major:
-                    summed = taken.arrays.empty((tokens, self.topk), F32, taken.array)
-                    to_summed = taken.arrays.pointer(summed)
+                    summed = arrays.empty((tokens, self.topk), F32, array)
+                    to_summed = arrays.pointer(summed)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             return out, summed
 
@@ -375,9 +418,41 @@ class Exchange:
         return f"<switchyard.Exchange {self.layout}, hidden {self.hidden}, {self.experts} experts, topk {self.topk}, {self.group!r}>"
 
 
+def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
+    """Scales of a row each, of those that come as int32 with four powers of two; others as they are."""
+    if getattr(scales, "ndim", 0) != 2 or _arrays.arrays_of(scales, "scales")[1].code(scales) != I32:
+        return scales
+    groups = -(-hidden // group)
+    if scales.shape[1] != -(-groups // 4):
+        return scales
+    if _arrays.is_tensor(scales):
+        torch = _arrays.sys.modules["torch"]
+        return scales.contiguous().view(torch.uint8)[:, :groups]
+    return np.ascontiguousarray(scales).view(np.uint8)[:, :groups]
+
+
+def padded_scales(given: Taken, columns: int) -> Any:
+    """`given` [T, groups] as dense rows of `columns`: itself if it is that, else a copy."""
+    if given.shape[1] == columns and given.arrays.is_dense(given.array):
+        return given.array
+    padded = given.arrays.empty((given.shape[0], columns), given.code, given.array)
+    padded[:] = 0
+    padded[:, :given.shape[1]] = given.array
+    return padded
+
+
 def _needs_gradient(*tensors: Any) -> bool:
     """Whether torch is to record what happens to one of these."""
     torch = _arrays.sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return False
-    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)
+    for each in tensors:
+        if each is not None and getattr(each, "requires_grad", False):
+            return True
+    return False
+
+
+def is_traced() -> bool:
+    """Whether torch.compile makes a graph of what is called."""
+    torch = _arrays.sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()

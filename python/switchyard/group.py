@@ -96,7 +96,7 @@ class Group:
     objects are let go does not matter. One thread at a time is in a call of a group: others wait.
     """
 
-    def __init__(self, pointer: int, backend: int) -> None:
+    def __init__(self, pointer: int, backend: int, workers: int = 1) -> None:
         functions = library().functions
         self._lock = CallLock()
         self._owned = Owned(pointer, functions.sy_group_destroy, lock=self._lock)
@@ -104,6 +104,7 @@ class Group:
         self._call = _Collective(self._lock, self._owned)
         self.backend = _names.name_of(_names.BACKENDS, backend)  #: "cpu" or "cuda"
         self._backend = backend
+        self._workers = workers
         number = ctypes.c_int32()
         check(functions.sy_group_rank(pointer, byref(number)))
         self.rank: int = number.value
@@ -119,7 +120,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_from_environment(byref(settings), byref(group)))
-        return cls(group.value or 0, settings.backend)
+        return cls(group.value or 0, settings.backend, settings.num_warps)
 
     @classmethod
     def connect(cls, rank: int, world: int, store: str, token: str = "", heap_bytes: int = 256 << 20, **options: Any) -> "Group":
@@ -128,7 +129,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_connect(rank, world, store.encode(), token.encode(), byref(settings), byref(group)))
-        return cls(group.value or 0, settings.backend)
+        return cls(group.value or 0, settings.backend, settings.num_warps)
 
     @classmethod
     def threads(cls, world: int, heap_bytes: int = 256 << 20, **options: Any) -> List["Group"]:
@@ -136,7 +137,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         groups = (ctypes.c_void_p * max(world, 1))()
         check(library().functions.sy_group_in_process(world, byref(settings), groups))
-        return [cls(group or 0, settings.backend) for group in groups]
+        return [cls(group or 0, settings.backend, settings.num_warps) for group in groups]
 
     @classmethod
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":

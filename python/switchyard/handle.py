@@ -11,6 +11,7 @@ from . import _names
 from ._arrays import I32, I64, NUMPY, U8, Arrays
 from ._ffi import Owned, byref, check, library, structs
 from ._names import EXPERT_MAJOR, F32, RANK_MAJOR
+from ._registry import number_of
 
 __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
@@ -76,10 +77,22 @@ class Handle:
         self._arrays: Arrays = NUMPY
         self._like: Any = None
         self._cache: Dict[str, Any] = {}
+        self._rows_allocated: Any = None  # R and T once a dispatch has told them
+        self._tokens: Any = None
+        self._number = number_of(self)
+
+    def twin(self) -> "Handle":
+        """Another object of the same routing, without tensors that refer to a graph: what a graph keeps must not keep the graph."""
+        twin = Handle.__new__(Handle)
+        twin.__dict__.update(self.__dict__)
+        twin._cache = {}
+        twin._number = number_of(twin)
+        return twin
 
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
         """What the dispatch delivered. `view` is kept; `like` says of which kind arrays are."""
         self._view, self._arrays, self._like = view, arrays, like
+        self._rows_allocated, self._tokens = view.x_rows, view.tokens
 
     @property
     def pointer(self) -> int:
@@ -126,6 +139,14 @@ class Handle:
         return self._array("topk_ids", I32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
+    def topk_ids_int64(self) -> Any:
+        """``topk_ids`` as int64, for indexing; made at the first use."""
+        if "topk_ids_int64" not in self._cache:
+            ids = self.topk_ids
+            self._cache["topk_ids_int64"] = None if ids is None else ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids.long()
+        return self._cache["topk_ids_int64"]
+
+    @property
     def topk_weights(self) -> Any:
         """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch got no weights."""
         return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)
@@ -144,6 +165,11 @@ class Handle:
     def row_weights(self) -> Any:
         """Expert-major: float32 [R]; None if dispatch got no weights."""
         return self._array("row_weights", F32, "x_rows", layout=EXPERT_MAJOR)
+
+    @property
+    def _carried(self) -> Any:
+        """Expert-major: the rows' weights if a graph of gradients has them, else None."""
+        return self._cache.get("row_weights")
 
     @property
     def expert_first_row(self) -> Any:

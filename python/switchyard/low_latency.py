@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any, Callable, Optional, Tuple, Type
+from typing import Any, Callable, List, Optional, Tuple, Type
 
 from . import _names
-from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, F16, F32, FP8, invalid, value_of
-from .exchange import CallStatistics, MemoryRequirement, statistics_of
+from ._registry import number_of
+from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
 from .group import Group
+
+#: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
+_PLAIN = _SUMMED = (BF16, F16, F32)
+_IDS = (I32, I64)
 
 __all__ = ["LowLatency", "Pending", "Received"]
 
@@ -41,7 +46,7 @@ class Received:
     ``source rank << 48 | k << 32 | token``.
     """
 
-    def __init__(self, owned: Owned, arrays: Any, like: Any) -> None:
+    def __init__(self, owned: Any, arrays: Any, like: Any) -> None:
         view = structs.LowLatencyView()
         check(library().functions.sy_low_latency_output_get(owned.pointer, byref(view)))
         self._owned, self._view = owned, view
@@ -52,9 +57,34 @@ class Received:
         self.row_source = arrays.wrap(view.row_source, (here, per_expert), I64, owned, like)
         self.scales = None if not view.x_scale_kind else _scales(view, owned, arrays, like)
         self.tokens = 0  #: T of the last dispatch into it
+        self._number = number_of(self)
 
 
-def _scales(v: structs.LowLatencyView, owned: Owned, arrays: Any, like: Any) -> Any:
+class _Lent:
+    """An output while a tensor shows it; the object's spare one before and after."""
+
+    __slots__ = ("pointer", "_owned", "_spare")
+
+    def __init__(self, owned: Owned, spare: List[Owned]) -> None:
+        self.pointer, self._owned, self._spare = owned.pointer, owned, spare
+
+    def __del__(self) -> None:
+        self._spare.append(self._owned)
+
+
+def _scale_geometry(config: structs.LowLatencyConfig, here: int, per_expert: int, hidden: int) -> Tuple[int, List[int], List[int]]:
+    """Element, shape and strides of Received.scales; (-1, [], []) without scales."""
+    if not config.scales:
+        return -1, [], []
+    groups, f32 = -(-hidden // config.scale_group), config.scales == 1
+    if config.scale_order == 0:
+        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
+        return (F32 if f32 else U8), [here, per_expert, groups], [per_expert * columns, columns, 1]
+    columns, column = groups if f32 else -(-groups // 4), -(-per_expert // 4) * 4
+    return (F32 if f32 else I32), [here, per_expert, columns], [columns * column, 1, column]
+
+
+def _scales(v: structs.LowLatencyView, owned: Any, arrays: Any, like: Any) -> Any:
     groups, f32 = -(-v.x_cols // v.scale_group), v.x_scale_kind == 1
     if v.scale_order == 0:
         columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
@@ -68,8 +98,8 @@ def _scales(v: structs.LowLatencyView, owned: Owned, arrays: Any, like: Any) -> 
 class Pending:
     """A call whose first half is done. :meth:`wait` does the rest, once, and returns what the call returns."""
 
-    def __init__(self, receive: Callable[[], None], result: Any, keeps: Any) -> None:
-        self._receive: Optional[Callable[[], None]] = receive
+    def __init__(self, receive: Optional[Callable[[], None]], result: Any, keeps: Any) -> None:
+        self._receive = receive
         self._result = result
         self._keeps = keeps
 
@@ -104,7 +134,17 @@ class LowLatency:
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.LowLatencyDispatchOptions(), structs.LowLatencyCombineOptions()
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options))
+        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._by_plain = byref(self._plain)
+        self._ids.topk = self.topk
         self._output: Optional[Received] = None
+        self._given_scales: Any = None
+        self._spare: List[Owned] = []
+        self._number = number_of(self)
+        self._world = group.size
+        self._shape = [len(group.experts_of(self._config.num_experts)), group.size * self._config.max_tokens, self.hidden]
+        self._outputs = tuple(self._shape)
+        self._scale_geometry = _scale_geometry(self._config, *self._shape)
 
     @staticmethod
     def memory_required(world: int, **config: Any) -> MemoryRequirement:
@@ -127,16 +167,45 @@ class LowLatency:
             invalid("the low-latency object is closed")
         return self._owned.pointer
 
-    def make_output(self, like: Any = None) -> Received:
-        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates."""
-        made = ctypes.c_void_p()
-        with self.group._lock:
-            check(self._functions.sy_low_latency_make_output(self.pointer, byref(made)))
-        owned = Owned(made.value, self._functions.sy_low_latency_output_destroy, self._owned, lock=self.group._lock)
+    def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
+        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates.
+        memory: rows and scales lie in memory of yours, dense: x [L, R, H]; with scales a pair of it and float32 or uint8
+        [L, R, columns], whole 16 bytes a row, or column-major [L, columns, Rs], Rs being R rounded up to 4, where int32 has four
+        powers of two. Costs nothing more than the library's own."""
+        if memory is not None:
+            return self._output_in(memory)
         if like is None:
-            return Received(owned, NUMPY, None)
+            return Received(self._make_output(), NUMPY, None)
         taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
-        return Received(owned, taken.arrays, taken.array)
+        return Received(self._make_output(), taken.arrays, taken.array)
+
+    def _make_output(self, memory: Any = None, keeps: Any = None) -> Owned:
+        made, f = ctypes.c_void_p(), self._functions
+        with self.group._lock:
+            if memory is None:
+                check(f.sy_low_latency_make_output(self.pointer, byref(made)))
+            else:
+                check(f.sy_low_latency_make_output_in(self.pointer, byref(memory), byref(made)))
+        return Owned(made.value, f.sy_low_latency_output_destroy, self._owned, keeps, lock=self.group._lock)
+
+    def _output_in(self, memory: Any) -> Received:
+        rows, scales = memory if isinstance(memory, tuple) else (memory, None)
+        kind, _, strides = self._scale_geometry
+        here, per_expert, hidden = self._shape
+        taken = take(rows, "memory", self._shape, (self._config.row_type,) if kind < 0 else (FP8,), self._backend)
+        if (kind >= 0) != (scales is not None):
+            invalid("memory: fp8 rows, and only these, come with scales, as a pair (memory, scales)")
+        view = structs.RowView(data=taken.pointer, rows=here * per_expert, cols=hidden, dtype=taken.code, scale_kind=self._config.scales)
+        if scales is not None:
+            width = strides[1] if self._config.scale_order == 0 else strides[2]
+            shape = (here, strides[0] // width, width)
+            view.scales = take(scales, "scales of memory", shape, (kind,) if kind != U8 else (FP8, U8), self._backend).pointer
+        return Received(self._make_output(view, memory), taken.arrays, taken.array)
+
+    def _lend(self, like: Any) -> Received:
+        """An output that no tensor shows."""
+        lent = _Lent(self._spare.pop() if self._spare else self._make_output(), self._spare)
+        return Received(lent, arrays_of(like, "like")[1], like)
 
     def make_rows(self, received: Received, dtype: object = None) -> Any:
         """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""
@@ -154,34 +223,44 @@ class LowLatency:
 
     def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
         """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], an id outside [0, E) means no
-        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales). output: where to deliver;
+        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales), with scales of a row each, in
+        any order of memory; they are copied unless they are dense in whole 16 bytes a row, [T, columns]. output: where to deliver;
         None: an output of this object, the same for all such calls, so that each overwrites the one before."""
+        if is_traced():
+            from . import _low_latency_ops
+
+            return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
 
     def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
         """The sending half of :meth:`dispatch`; ``wait()`` of what it returns does the rest and returns the output. In between no other
         call of this object may be made."""
+        if is_traced():  # a graph orders calls itself
+            return Pending(None, self.dispatch(x, ids, weights, output=output, num_sms=num_sms), None)
         received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, ids, weights, output, num_sms)
         return Pending(self._receive, received, kept)
 
     def _dispatch(self, function: Any, x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
         by_x, by_ids, by_options, _ = self._by
         with self._call:
-            taken = self._take_rows(x)
-            tokens, arrays = taken.shape[0], taken.arrays
-            given = self._take_ids(ids, tokens)
-            o = self._dispatch_options
-            o.weights = None
-            if weights is not None:
-                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
-            o.stream, o.num_sms = arrays.stream(taken.array), num_sms
+            code = code_of_rows(x, self.hidden, _PLAIN, self._backend)
+            if code is None:
+                taken = self._take_rows(x)
+                tokens, arrays, array = taken.shape[0], taken.arrays, taken.array
+            else:
+                tokens, arrays, array, by_x, v = x.shape[0], arrays_of_torch(), x, self._by_plain, self._plain
+                v.data, v.rows, v.dtype = x.data_ptr(), tokens, code
+            o, shape = self._dispatch_options, (tokens, self.topk)
+            ids = self._take_ids(ids, shape)
+            o.weights = None if weights is None else self._take_weights(weights, shape)
+            o.stream, o.num_sms = arrays.stream(array), num_sms
             if output is None:
-                if self._output is None or type(self._output.x) is not type(taken.array):
-                    self._output = self.make_output(taken.array)
+                if self._output is None or type(self._output.x) is not type(array):
+                    self._output = self.make_output(array)
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
             output.tokens = tokens
-            return output, (x, given.array, weights)
+            return output, (x, ids, weights)
 
     def _take_rows(self, x: Any) -> Any:
         rows, scales = x if isinstance(x, tuple) else (x, None)
@@ -193,16 +272,31 @@ class LowLatency:
         if scales is not None:
             size = ctypes.c_size_t()
             check(self._functions.sy_low_latency_scale_row_bytes(byref(self._config), byref(size)))
-            f32 = self._config.scales == 1
-            given = take(scales, "scales", (taken.shape[0], size.value // (4 if f32 else 1)), (F32,) if f32 else (FP8, U8), self._backend)
-            v.scale_kind, v.scales = self._config.scales, given.pointer
+            f32, group = self._config.scales == 1, self._config.scale_group
+            columns, groups = size.value // (4 if f32 else 1), -(-self.hidden // group)
+            scales = bytes_of_scales(scales, self.hidden, group)
+            wide = getattr(scales, "shape", (0, 0))[-1] == columns
+            given = take(scales, "scales", (taken.shape[0], columns if wide else groups), (F32,) if f32 else (FP8, U8), self._backend,
+                         strided=True)
+            self._given_scales = padded_scales(given, columns)  # stays until the call has read it
+            v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
         return taken
 
-    def _take_ids(self, ids: Any, tokens: int) -> Any:
-        given = take(ids, "ids", (tokens, self.topk), (I32, I64), self._backend)
-        i = self._ids
-        i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, self.topk, int(given.code == I64)
-        return given
+    def _take_ids(self, ids: Any, shape: Tuple[int, int]) -> Any:
+        """Fills the ids; returns what must stay until the call has returned."""
+        i, code = self._ids, code_of(ids, shape, _IDS, self._backend)
+        if code is None:
+            given = take(ids, "ids", shape, _IDS, self._backend)
+            i.data, ids, code = given.pointer, given.array, given.code
+        else:
+            i.data = ids.data_ptr()
+        i.tokens, i.is_int64 = shape[0], int(code == I64)
+        return ids
+
+    def _take_weights(self, weights: Any, shape: Tuple[int, int]) -> Optional[int]:
+        if code_of(weights, shape, (F32,), self._backend) is not None:
+            return weights.data_ptr() or None
+        return take(weights, "weights", shape, (F32,), self._backend).pointer or None
 
     def _receive(self) -> None:
         with self.group._lock:
@@ -215,36 +309,44 @@ class LowLatency:
         """Collective. Sums what the experts made of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L, R, H],
         read where it lies. weights: float32 [T, K], "per_route" only; None: those given to dispatch, or none. expert_scale: float32
         [L], "per_route" only: rows go back as round(y * scale). A token without a route yields +0."""
+        if is_traced():
+            from . import _low_latency_ops
+
+            return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
         return self._combine(self._functions.sy_low_latency_combine, y, received, weights, expert_scale, order, out, num_sms)[0]
 
     def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                       out: Any = None, num_sms: int = 0) -> Pending:
         """The sending half of :meth:`combine`; ``wait()`` of what it returns does the rest and returns the sums."""
+        if is_traced():
+            sums = self.combine(y, received, weights=weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
+            return Pending(None, sums, None)
         result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, weights, expert_scale, order, out, num_sms)
         return Pending(self._receive, result, kept)
 
     def _combine(self, function: Any, y: Any, received: Received, weights: Any, expert_scale: Any, order: str, out: Any,
                  num_sms: int) -> Tuple[Any, Any]:
-        by_x, _, _, by_options = self._by
+        by_options, v, o = self._by[3], self._plain, self._combine_options
         with self._call:
-            view, tokens = received._view, received.tokens
-            taken = take(y, "y", (view.experts_here, view.rows_per_expert, self.hidden), (BF16, F16, F32), self._backend)
-            v = self._x
-            v.data, v.rows, v.cols, v.dtype = taken.pointer, view.x_rows, self.hidden, taken.code
-            v.scale_kind, v.scales = 0, None
-            o = self._combine_options
-            o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, taken.arrays.stream(taken.array)
-            o.weights = o.expert_scale = None
-            if weights is not None:
-                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
-            if expert_scale is not None:
-                o.expert_scale = take(expert_scale, "expert_scale", (view.experts_here,), (F32,), self._backend).pointer or None
-            if out is None:
-                out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
-                result = taken.arrays.pointer(out)
+            tokens, shape = received.tokens, self._shape
+            code, arrays, array = code_of(y, self._outputs, _SUMMED, self._backend), None, y
+            if code is None:
+                taken = take(y, "y", shape, _SUMMED, self._backend)
+                code, arrays, array, v.data = taken.code, taken.arrays, taken.array, taken.pointer
             else:
-                result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend).pointer
-            check(function(self.pointer, by_x, received._owned.pointer, result, by_options))
+                arrays, v.data = arrays_of_torch(), y.data_ptr()
+            v.rows, v.dtype = shape[0] * shape[1], code
+            o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, arrays.stream(array)
+            o.weights = None if weights is None else self._take_weights(weights, (tokens, self.topk))
+            o.expert_scale = None
+            if expert_scale is not None:
+                o.expert_scale = take(expert_scale, "expert_scale", (shape[0],), (F32,), self._backend).pointer or None
+            if out is None:
+                out = arrays.empty((tokens, self.hidden), code, array)
+                result = arrays.pointer(out)
+            else:
+                result = take(out, "out", (tokens, self.hidden), (code,), self._backend).pointer
+            check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
             return out, (y, weights, expert_scale)
 
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
@@ -254,7 +356,7 @@ class LowLatency:
         with self._call:
             taken = self._take_rows(x)
             tokens = taken.shape[0]
-            self._take_ids(ids, tokens)
+            self._take_ids(ids, (tokens, self.topk))
             o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
             if weights is not None:
                 o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None

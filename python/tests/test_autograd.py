@@ -271,23 +271,6 @@ def test_outputs_and_biases_of_the_caller(ranks):
     ranks(rank, 1)
 
 
-def test_compiled_with_breaks():
-    """torch.compile leaves these calls out of its graphs, and what is around them in."""
-    group = sy.Group.threads(1, 1 << 22)[0]
-    exchange = of_layout(group, layout="expert_major")
-    x, ids, weights = inputs_of(0, 1)
-
-    def layer(x, weights):
-        rows, handle = exchange.dispatch(x * 2, ids, weights)
-        return torch.tanh(exchange.combine(torch.relu(rows), handle)) + 1
-
-    compiled = torch.compile(layer, backend="eager")
-    want = layer(x, weights)
-    got = compiled(x, weights)
-    assert torch.equal(got, want)
-    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(got.sum(), (x, weights)), torch.autograd.grad(want.sum(), (x, weights))))
-
-
 def test_what_has_no_gradient(ranks):
     def rank(group):
         x, ids, weights = inputs_of(0, 1)

@@ -181,6 +181,106 @@ def test_gradients(layout):
     over_ranks(_gradients, heap, layout)
 
 
+def _rows_of_the_caller(group, quantize):
+    """Eager, by the handle, and from a graph that runs with other rows."""
+    exchange = sy.Exchange(group, dtype="f32", layout="expert_major", **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(6)[group.rank])
+    own, handle = exchange.dispatch(x, ids, weights, quantize=quantize)
+    count, parts = handle.rows, (lambda each: each if isinstance(each, tuple) else (each,))
+    want = [each[:count].clone() for each in parts(own)]
+    del own
+    rows = torch.zeros(exchange._most_rows, HIDDEN, dtype=torch.float8_e4m3fn if quantize else torch.float32, device="cuda")
+    out = rows if quantize is None else (rows, torch.zeros(exchange._most_rows, 4, device="cuda"))
+    call = lambda **how: exchange.dispatch(x, *(() if "handle" in how else (ids, weights)), quantize=quantize, out=out, **how)
+    same = lambda got, expected: all(torch.equal(a[:count].view(torch.uint8), b.view(torch.uint8)) for a, b in zip(parts(got), expected))
+    for _ in range(3):
+        got, again = call()
+        assert parts(got)[0].data_ptr() == rows.data_ptr() and same(got, want) and again.rows == count
+    if quantize is None:
+        mine = exchange.allocate_rows(handle)
+        assert same(exchange.dispatch(x, handle=handle, out=mine)[0], want) and exchange.last_call().copied_bytes == 0
+    rows.view(torch.uint8).zero_()
+    assert same(call(handle=handle)[0], want)
+    torch.cuda.current_stream().synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        captured, kept = call()
+    x.mul_(2)
+    doubled = [each.clone() for each in want]
+    doubled[-1].mul_(2)  # a power of two goes to the scales
+    torch.cuda.current_stream().synchronize()
+    group.barrier()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.current_stream().synchronize()
+    assert same(captured, doubled)
+    group.barrier()
+    del graph, kept
+
+
+@pytest.mark.parametrize("quantize", [None, "f32"])
+def test_rows_of_the_caller(quantize):
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", layout="expert_major", **SHAPE)
+    over_ranks(_rows_of_the_caller, heap, quantize)
+
+
+def _compiled(group, layout, size):
+    """Two layers with checkpoints, and low latency."""
+    from torch.utils.checkpoint import checkpoint
+
+    exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(7)[group.rank])
+    x.requires_grad_(), weights.requires_grad_()
+
+    def layer(x, ids, weights):
+        rows, handle = exchange.dispatch(x, ids, weights, size=size)
+        factor = 1 if layout == "expert_major" else torch.where(handle.topk_ids >= 0, handle.topk_weights, 0).sum(1, keepdim=True)
+        rows = torch.where((handle.row_source if layout == "expert_major" else handle.source_token)[:, None] >= 0, rows, 0)
+        return torch.tanh(exchange.combine(torch.relu(rows) * factor, handle))
+
+    def model(x, ids, weights):
+        for _ in range(2):
+            x = checkpoint(layer, x, ids, weights, use_reentrant=False, context_fn=sy.keep_plans)
+        return x
+
+    def results(function):
+        out = function(x, ids, weights)
+        return (out.detach(), *torch.autograd.grad(out.square().sum(), (x, weights)))
+
+    for got, want in zip(results(torch.compile(model, backend="aot_eager", fullgraph=True)), results(model)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", ["exact", "automatic"])
+@pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
+def test_compiled(layout, size):
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
+    over_ranks(_compiled, heap, layout, size)
+
+
+def _low_latency_of_the_caller(group):
+    ll = sy.LowLatency(group, dtype="bf16", scales=None, **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(8, torch.bfloat16)[group.rank], torch.bfloat16)
+    want = ll.dispatch(x, ids, weights)
+    memory = torch.zeros_like(want.x)
+    output = ll.make_output(memory=memory)
+    there = torch.arange(memory.shape[1], device="cuda")[None, :, None] < want.rows[:, None, None]
+    got = ll.dispatch(x, ids, weights, output=output)
+    assert got.x.data_ptr() == memory.data_ptr() and torch.equal(got.rows, want.rows)
+    assert torch.equal(torch.where(there, memory, 0), torch.where(there, want.x, 0))
+
+    def layer(x, ids, weights):
+        received = ll.dispatch(x, ids, weights)
+        return ll.combine(torch.where(there, received.x, 0) * 2, received)
+
+    assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x, ids, weights), layer(x, ids, weights))
+
+
+def test_low_latency_of_the_caller():
+    over_ranks(_low_latency_of_the_caller, sy.LowLatency.heap_bytes(WORLD, dtype="bf16", scales=None, **SHAPE))
+
+
 def _nccl(rank, world, path):
     import torch.distributed as dist
 
@@ -203,3 +303,32 @@ def test_process_groups_of_nccl(gpus, tmp_path):
     if gpus < WORLD:
         pytest.skip("NCCL wants a GPU for each rank")
     assert run_processes("spawn", _nccl, WORLD, str(tmp_path / "store"), seconds=300) == [0] * WORLD
+
+
+@pytest.mark.parametrize("experts, world", [(1, 1), (8, 1), (7, 3), (2, 4), (256, 8), (300, 64), (20000, 5)])
+@pytest.mark.parametrize("tokens, topk", [(0, 3), (1, 32), (333, 5), (4097, 8), (65536, 2)])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_routing_layout(experts, world, tokens, topk, kind):
+    """Counted on the GPU, twice and in a graph, against the counts of the host."""
+    ids = torch.randint(-1, experts + 1, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
+    want, given = sy.routing_layout(ids, experts=experts, world=world), ids.cuda()
+    for _ in range(2):
+        got = sy.routing_layout(given, experts=experts, world=world)
+        for here, there in zip(got, want):
+            assert equal(here, there) and here.dtype == torch.from_numpy(there).dtype
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sy.routing_layout(given, experts=experts, world=world)
+    given.fill_(0)
+    graph.replay()
+    for here, there in zip(got, sy.routing_layout(given.cpu(), experts=experts, world=world)):
+        assert equal(here, there)
+
+
+def test_routing_layout_refuses():
+    ids = torch.zeros((4, 2), dtype=torch.int64, device="cuda")
+    for wrong in ({"experts": 0, "world": 1}, {"experts": 40000, "world": 1}, {"experts": 4, "world": 65}):
+        with pytest.raises(sy.InvalidArgument, match="routing_layout_on: num_experts"):
+            sy.routing_layout(ids, **wrong)
+    with pytest.raises(sy.InvalidArgument, match="not dense"):
+        sy.routing_layout(ids.t(), experts=4, world=1)

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, dispatch_all, inputs_of, laid_out,  # noqa: E402
                            on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors, weighted)
 from switchyard import deep_ep  # noqa: E402
-from switchyard.deep_ep import _normal as deep_ep_normal  # noqa: E402
 
 places = pytest.mark.parametrize("where", PLACES)
 low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # which is normal mode's
@@ -244,16 +243,6 @@ def _model_shape(buffer):
 @places
 def test_any_number(where, scenario):
     over_ranks(where, 2, scenario)
-
-
-@pytest.mark.parametrize("experts, world", [(8, 1), (8, 2), (7, 3), (2, 4), (256, 8)])
-@pytest.mark.parametrize("tokens", [0, 1, 333])
-def test_layout_by_torch(experts, world, tokens):
-    """What GPUs take, which is of torch's operations, against the library's, which the CPU takes."""
-    generator = torch.Generator().manual_seed(tokens)
-    ids = torch.randint(-1, experts + 1, (tokens, 5), generator=generator)
-    for got, want in zip(deep_ep_normal._layout_by_torch(ids, experts, world), sy.routing_layout(ids, experts=experts, world=world)):
-        assert same(got, torch.from_numpy(want)) and got.dtype == torch.from_numpy(want).dtype
 
 
 # ---- Low latency ----

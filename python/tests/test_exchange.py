@@ -20,6 +20,7 @@ def check_rank_major(rows, handle, want, weighted):
     assert rows.shape == want.x.shape and np.array_equal(rows, want.x)
     assert handle.rows == len(want.x)
     assert np.array_equal(handle.topk_ids, want.ids)
+    assert handle.topk_ids_int64.dtype == np.int64 and np.array_equal(handle.topk_ids_int64, want.ids)
     assert np.array_equal(handle.source_token, want.tokens)
     assert handle.row_source is None and handle.row_weights is None and handle.expert_first_row is None
     if weighted:

@@ -35,6 +35,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "switchyard/c/layer.h"', '#include "switchyard/c/low_latency.h"',
+             '#include "switchyard/c/trace.h"',
              "int main(void) {"]
     for struct in _structs.ALL:
         macro = f"SWITCHYARD_{struct.name[3:].upper()}_INIT"

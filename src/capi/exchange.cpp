@@ -86,6 +86,13 @@ switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int3
   });
 }
 
+switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t world, int64_t* rows) {
+  return guarded([&] {
+    require(rows, "rows");
+    *rows = most_rows(to_config(config), world);
+  });
+}
+
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
   return create(group, "exchange", exchange, [&] { return std::make_shared<ExchangeState>(group->group, to_config(config)); });
 }
@@ -102,9 +109,10 @@ switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
     const ExpertIds routing = to_ids(ids);
+    Rows out;
+    const DispatchOptions twin = to_options(options, out);
     *dispatched =
-        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, to_options(options)),
-                routing.tokens);
+        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, twin), routing.tokens);
   });
 }
 
@@ -112,11 +120,13 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
                                               const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
-    require(dispatched, "dispatched");
-    auto made = make_dispatched(*exchange);
     const Handle& routing = checked_handle(handle);
-    *dispatched = deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, to_options(options)),
-                          handle->tokens);
+    Rows out;
+    const DispatchOptions twin = to_options(options, out);
+    if (!twin.out) require(dispatched, "dispatched");
+    auto made = dispatched ? make_dispatched(*exchange) : nullptr;
+    Dispatched delivered = exchange->state->object.dispatch(to_rows(x, "x"), routing, twin);
+    if (dispatched) *dispatched = deliver(std::move(made), std::move(delivered), handle->tokens);
   });
 }
 

@@ -12,8 +12,15 @@ using namespace switchyard::detail;
 
 namespace {
 
+/// A group, and before it, so that it goes after it, what it records in.
+struct Recording {
+  std::shared_ptr<Trace> trace;
+  Group group;
+};
+
 std::unique_ptr<sy_group> wrap(Group group) {
-  return std::make_unique<sy_group>(sy_group{std::make_shared<Group>(std::move(group))});
+  const auto whole = std::make_shared<Recording>(Recording{nullptr, std::move(group)});
+  return std::make_unique<sy_group>(sy_group{{whole, &whole->group}, &whole->trace});
 }
 
 }  // namespace

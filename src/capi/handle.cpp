@@ -131,6 +131,14 @@ switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_exp
   });
 }
 
+switchyard_code_t sy_routing_layout_on(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
+                                       int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
+                                       void* stream) {
+  return guarded([&] {
+    routing_layout_on(to_ids(ids), num_experts, world, {num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank}, stream);
+  });
+}
+
 switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");

@@ -133,6 +133,19 @@ const LowLatencyOutput& checked_output(const sy_low_latency_output* output) {
   return output->output;
 }
 
+template <class Make>
+switchyard_code_t make_output(sy_low_latency* exchange, sy_low_latency_output** output, const Make& make) {
+  if (output) *output = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(output, "output");
+    auto made = std::make_unique<sy_low_latency_output>();
+    made->group = exchange->state->group;
+    made->output = make(exchange->state->object);
+    *output = made.release();
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -174,15 +187,13 @@ switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange) {
 }
 
 switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output) {
-  if (output) *output = nullptr;
-  return guarded([&] {
-    require(exchange, "exchange");
-    require(output, "output");
-    auto made = std::make_unique<sy_low_latency_output>();
-    made->group = exchange->state->group;
-    made->output = exchange->state->object.make_output();
-    *output = made.release();
-  });
+  return make_output(exchange, output, [](LowLatencyExchange& object) { return object.make_output(); });
+}
+
+switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
+                                                sy_low_latency_output** output) {
+  return make_output(exchange, output,
+                     [&](LowLatencyExchange& object) { return object.make_output(to_rows(memory, "memory")); });
 }
 
 switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view) {

@@ -11,6 +11,7 @@
 #include "capi/errors.hpp"
 #include "switchyard/c/graph_memory.h"
 #include "switchyard/normal.hpp"
+#include "switchyard/trace.hpp"
 
 namespace switchyard::detail {
 
@@ -35,6 +36,8 @@ auto data_or_null(const Array& array) -> decltype(array.data()) {
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_group {
   std::shared_ptr<switchyard::Group> group;
+  /// What the group records in, which lives as long as the group and all that is made from it.
+  std::shared_ptr<switchyard::Trace>* recorded;
 };
 
 struct sy_exchange {

@@ -8,6 +8,7 @@
 #include "switchyard/c/layer.h"
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
+#include "switchyard/c/trace.h"
 
 using namespace switchyard::detail;
 
@@ -57,6 +58,8 @@ constexpr NamedSize kStructs[] = {
     SIZE_OF(sy_routing_layout),
     SIZE_OF(sy_row_view),
     SIZE_OF(sy_swiglu_gradient_config),
+    SIZE_OF(sy_trace_options),
+    SIZE_OF(sy_trace_summary),
     SIZE_OF(sy_wait_report),
     SIZE_OF(sy_wait_statistics),
     SIZE_OF(sy_weight_gradient_config),

@@ -33,7 +33,8 @@ static_assert(kDispatchOptions.quantize == static_cast<int>(DispatchOptions{}.qu
               kDispatchOptions.overflow == static_cast<int>(DispatchOptions{}.overflow) &&
               kDispatchOptions.padding == static_cast<int>(DispatchOptions{}.padding) &&
               kDispatchOptions.stream == DispatchOptions{}.stream && kDispatchOptions.num_sms == DispatchOptions{}.num_sms &&
-              kDispatchOptions.device_tokens == DispatchOptions{}.device_tokens);
+              kDispatchOptions.device_tokens == DispatchOptions{}.device_tokens && !kDispatchOptions.out &&
+              !DispatchOptions{}.out);
 static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) &&
               (kCombineOptions.apply_weights != 0) == CombineOptions{}.apply_weights &&
               kCombineOptions.stream == CombineOptions{}.stream && kCombineOptions.num_sms == CombineOptions{}.num_sms);
@@ -41,7 +42,8 @@ static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) 
 // Members keep their places for ever: new ones are appended.
 static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_options, num_blocks) == 32 &&
               offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48);
-static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32);
+static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32 &&
+              offsetof(sy_dispatch_options, out) == 56);
 static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40);
 
 // Values of the enumerations.
@@ -126,7 +128,7 @@ NormalConfig to_config(const sy_normal_config* config) {
   return result;
 }
 
-DispatchOptions to_options(const sy_dispatch_options* options) {
+DispatchOptions to_options(const sy_dispatch_options* options, Rows& out) {
   if (!options) return {};
   const sy_dispatch_options o = read_struct(options, kDispatchOptions, "options");
   DispatchOptions result;
@@ -139,6 +141,10 @@ DispatchOptions to_options(const sy_dispatch_options* options) {
   result.stream = o.stream;
   result.num_sms = o.num_sms;
   result.device_tokens = o.device_tokens;
+  if (o.out) {
+    out = to_rows(o.out, "options->out");
+    result.out = &out;
+  }
   return result;
 }
 

@@ -11,7 +11,8 @@ namespace switchyard::detail {
 /// C++ twins. NULL stands for defaults where the header says so; everything is checked that the C++ type could not express.
 GroupOptions to_options(const sy_group_options* options);
 NormalConfig to_config(const sy_normal_config* config);
-DispatchOptions to_options(const sy_dispatch_options* options);
+/// `out`: room for the twin of options->out, which the result points to.
+DispatchOptions to_options(const sy_dispatch_options* options, Rows& out);
 CombineOptions to_options(const sy_combine_options* options);
 
 /// Fill the caller's struct.

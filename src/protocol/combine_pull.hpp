@@ -66,6 +66,10 @@ struct SumStaging {
   const uint64_t* distances = nullptr;  ///< rows in registered memory: see publish_placement
   Placement place{};                    ///< GPU: the kernel completes its signature
   bool reduce_here = false;             ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+  /// Rank-major, staged: this rank reads rows of its own tokens in `y`, which is at own_rows as `offered` sees it, and they are
+  /// not staged.
+  bool own_in_place = false;
+  uint64_t own_rows = 0;
 };
 
 /// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's sum.
@@ -117,11 +121,14 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
   return true;
 }
 
-/// Expert side: this warp's share of the copy to symmetric memory. Settled on return.
+/// Expert side: this warp's share of the copy to symmetric memory, of the rows that other ranks read. Settled on return.
 template <class A>
 SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   if (p.staging.staged) {
-    for (int64_t r = w.index(); r < p.rows; r += w.total()) {
+    const int64_t own = p.tables.record_begin[p.call.rank()];
+    const int64_t left_out = p.staging.own_in_place ? p.tables.record_begin[p.call.rank() + 1] - own : 0;
+    for (int64_t i = w.index(); i < p.rows - left_out; i += w.total()) {
+      const int64_t r = i < own ? i : i + left_out;
       A::copy(w, p.staging.staged + r * p.shape.row_bytes, p.shape.y + r * p.shape.row_bytes,
               static_cast<size_t>(p.shape.row_bytes));
       moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);
@@ -322,7 +329,9 @@ template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
+  if (w.index() == 0)
+    publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances,
+                         p.staging.own_in_place ? &p.staging.own_rows : nullptr);
   if (p.staging.place.pull.ready == 0) {
     {
       const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);

@@ -69,18 +69,20 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
 
 /// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is
 /// added to `place.rows` for each reader, because the rows lie outside the heap at another distance from its mapping of this
-/// rank's segment.
+/// rank's segment. `own_rows`: null, or `place.rows` for this rank itself.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
-                                     const Placement& place, const uint64_t* distances = nullptr) {
-  if (distances == nullptr) {
+                                     const Placement& place, const uint64_t* distances = nullptr,
+                                     const uint64_t* own_rows = nullptr) {
+  if (distances == nullptr && own_rows == nullptr) {
     A::multicast_to(
         w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.placement(call.epoch, call.rank())); }, &place,
         sizeof(Placement));
   } else {
     A::for_lanes(w, call.world(), [&](int r) {
       Placement theirs_to_read = place;
-      theirs_to_read.rows += distances[r];
+      if (distances != nullptr) theirs_to_read.rows += distances[r];
+      if (own_rows != nullptr && r == call.rank()) theirs_to_read.rows = *own_rows;
       *call.heap.at(r, control.placement(call.epoch, call.rank())) = theirs_to_read;
     });
   }

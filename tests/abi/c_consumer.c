@@ -229,6 +229,30 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
   free(memory);
 }
 
+// The rows of `view` again, in memory of ours, which stays when what was dispatched goes.
+static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const sy_handle* handle,
+                                  const sy_dispatched_view* view) {
+  sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
+  own.rows = view->x_rows;
+  own.cols = view->x_cols;
+  own.dtype = view->x_dtype;
+  own.data = malloc((size_t)(view->x_rows * view->x_cols) * sizeof(float) + 1);
+  if (!own.data) abort();
+  sy_dispatch_options options = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+  options.out = &own;
+  sy_dispatched* delivered = NULL;
+  CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, &delivered));
+  CHECK(get(delivered).x == own.data && get(delivered).x_rows == view->x_rows);
+  CHECK_OK(sy_dispatched_destroy(delivered));
+  const size_t bytes = (size_t)(view->rows * view->x_cols) * sizeof(float);
+  CHECK(memcmp(own.data, view->x, bytes) == 0);
+  // Once more, with nothing to destroy.
+  memset(own.data, 0x5a, bytes);
+  CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, NULL));
+  CHECK(memcmp(own.data, view->x, bytes) == 0);
+  free(own.data);
+}
+
 // Dispatch, combine, cached dispatch from a handle that outlives its dispatch and has been through bytes, combine.
 static void round_trip(int rank_here, sy_group* group) {
   const Rank rank_of_run = {rank_here, group, layout_of_run};
@@ -272,6 +296,7 @@ static void round_trip(int rank_here, sy_group* group) {
   CHECK_OK(sy_handle_rows(copy, &rows));
   CHECK(tokens == kTokens[me->rank] && rows == view.rows);
   combine_and_check(me, exchange, &view, copy, 1000.0f, 0);
+  deliver_to_own_memory(exchange, &in, copy, &view);
   CHECK_OK(sy_dispatched_destroy(dispatched));
   CHECK_OK(sy_handle_release(copy));
   CHECK_OK(sy_exchange_destroy(exchange));
@@ -422,6 +447,7 @@ int main(void) {
   run_error_tests();
   run_low_latency_tests();
   run_ledger_tests();
+  run_trace_tests();
   bytes_of_structs();
   return check_status();
 }

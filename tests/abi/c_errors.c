@@ -123,6 +123,10 @@ static void memory_of_an_exchange(void) {
   CHECK(gpu_heap > heap && gpu_heap > on_gpu.total_bytes);
   CHECK_FAILS(sy_exchange_memory_required_on(&config, 2, 2, &on_gpu), SWITCHYARD_INVALID_ARGUMENT, "backend = 2");
   CHECK_FAILS(sy_exchange_heap_bytes_on(&config, 2, -1, &gpu_heap), SWITCHYARD_INVALID_ARGUMENT, "backend = -1");
+  int64_t most = 0;
+  CHECK_OK(sy_exchange_most_rows(&config, 2, &most));
+  CHECK(most == 2 * config.max_tokens);  // rank-major: every token of both ranks
+  CHECK_FAILS(sy_exchange_most_rows(&config, 0, &most), SWITCHYARD_INVALID_ARGUMENT, "world = 0");
   sy_normal_config ring = config;
   ring.staging = SWITCHYARD_STAGING_RING;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));  // as usual
@@ -207,6 +211,7 @@ static void null_arguments(void) {
   CHECK(sy_exchange_combine(NULL, NULL, NULL, NULL, NULL, NULL) == wrong && sy_exchange_last_call(NULL, NULL) == wrong);
   CHECK(sy_handle_retain(NULL) == wrong && sy_handle_tokens(NULL, NULL) == wrong && sy_handle_rows(NULL, NULL) == wrong);
   CHECK(sy_exchange_memory_required_on(NULL, 1, 0, NULL) == wrong && sy_exchange_heap_bytes_on(NULL, 1, 0, NULL) == wrong);
+  CHECK(sy_exchange_most_rows(NULL, 1, NULL) == wrong);
   CHECK(sy_dispatched_used_by(NULL, NULL) == wrong && sy_rows_used_by(NULL, NULL) == wrong);
   CHECK(sy_handle_counts(NULL, NULL) == wrong);
   CHECK(sy_handle_serialize(NULL, NULL) == wrong && sy_handle_deserialize(NULL, 0, NULL) == wrong);
@@ -290,6 +295,12 @@ static void routing_without_a_group(void) {
   CHECK(layout.num_tokens_per_expert[0] == 1 && layout.num_tokens_per_expert[1] == 1 && layout.num_tokens_per_expert[2] == 1);
   CHECK(memcmp(layout.is_token_in_rank, (const uint8_t[4]){1, 1, 1, 0}, 4) == 0);
   CHECK_OK(sy_storage_release(layout.storage));
+  int32_t counts[5];
+  uint8_t where[4];
+  CHECK_FAILS(sy_routing_layout_on(&ids, 0, 2, counts, counts + 2, where, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "num_experts = 0");
+  CHECK_FAILS(sy_routing_layout_on(&ids, 32769, 2, counts, counts + 2, where, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "num_experts in [1, 32768]");
   ids.is_int64 = 3;
   CHECK_FAILS(sy_routing_layout_of(&ids, 3, 2, &layout), SWITCHYARD_INVALID_ARGUMENT, "is_int64 = 3");
   sy_handle* handle = NULL;

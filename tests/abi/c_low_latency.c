@@ -252,6 +252,23 @@ static void scales_in_views(int rank, sy_group* group) {
         memcmp(older + 1, (const char*)&view + sizeof(size_t), (kOlder - 1) * sizeof(size_t)) == 0);
   free(older);
   CHECK_OK(sy_low_latency_output_destroy(output));
+
+  // The same in memory of ours.
+  sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
+  own.rows = view.x_rows;
+  own.cols = view.x_cols;
+  own.dtype = view.x_dtype;
+  own.scale_kind = view.x_scale_kind;
+  own.data = malloc((size_t)(view.x_rows * view.x_cols) + 1);
+  CHECK_FAILS(sy_low_latency_make_output_in(exchange, &own, &output), SWITCHYARD_INVALID_ARGUMENT, "memory.scales is null");
+  CHECK(output == NULL);
+  own.scales = malloc((size_t)(view.experts_here * view.scale_rows * (view.x_cols + 63) / 64) * sizeof(float) + 1);
+  CHECK_OK(sy_low_latency_make_output_in(exchange, &own, &output));
+  CHECK_OK(sy_low_latency_output_get(output, &view));
+  CHECK(view.x == own.data && view.x_scales == own.scales && view.row_source != NULL);
+  CHECK_OK(sy_low_latency_output_destroy(output));
+  free(own.data);
+  free(own.scales);
   CHECK_OK(sy_low_latency_destroy(exchange));
 }
 
@@ -384,6 +401,7 @@ static void local_misuse(void) {
   sy_low_latency_rows* rows = NULL;
   CHECK_FAILS(sy_low_latency_create(NULL, &config, &exchange), SWITCHYARD_INVALID_ARGUMENT, "group");
   CHECK_FAILS(sy_low_latency_make_output(NULL, &output), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_make_output_in(NULL, NULL, &output), SWITCHYARD_INVALID_ARGUMENT, "exchange");
   CHECK_FAILS(sy_low_latency_make_rows(NULL, SWITCHYARD_DTYPE_F32, &rows), SWITCHYARD_INVALID_ARGUMENT, "exchange");
   CHECK_FAILS(sy_low_latency_output_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "output");
   CHECK_FAILS(sy_low_latency_rows_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "rows");

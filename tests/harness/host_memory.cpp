@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host memory of a rank. Each input is a block of its own, of its exact size, so that AddressSanitizer sees its ends.
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -21,6 +22,11 @@ class HostMemory final : public RankMemory {
     return given_.back().data.get();
   }
   void* lend(void* host, size_t) override { return host; }
+  void* keep(size_t bytes) override {
+    kept_.reset(static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 256) / 256 * 256)));
+    std::memset(kept_.get(), 0xEE, bytes);
+    return kept_.get();
+  }
   void write(void* to, const void* host, size_t bytes) override { copy(to, host, bytes); }
   void read(void* host, const void* from, size_t bytes) override { copy(host, from, bytes); }
   void fill(void* at, int byte, size_t bytes) override {
@@ -41,6 +47,10 @@ class HostMemory final : public RankMemory {
   }
 
   std::vector<Block> given_;
+  struct Free {
+    void operator()(std::byte* at) const { std::free(at); }
+  };
+  std::unique_ptr<std::byte, Free> kept_;
 };
 
 }  // namespace

@@ -18,6 +18,8 @@ class RankMemory {
   virtual void* give(const void* host, size_t bytes) = 0;
   /// Room for results that holds what `host` does, valid until release(). On the host it is that memory itself.
   virtual void* lend(void* host, size_t bytes) = 0;
+  /// Room for `bytes`, poisoned, aligned to 256; valid until the next call of this, whatever is released.
+  virtual void* keep(size_t bytes) = 0;
   virtual void write(void* to, const void* host, size_t bytes) = 0;
   /// Waits for the calls so far.
   virtual void read(void* host, const void* from, size_t bytes) = 0;

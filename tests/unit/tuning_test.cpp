@@ -291,6 +291,19 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
   EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
 }
 
+/// What a tuning says of combine was found with rows that are read where they lie.
+TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
+  const auto copying_combine_of = [](const TuningValues& tuned, int asked, int most) {
+    return launch_of(switchyard::detail::NormalCall::copying_combine, tuned, asked, most);
+  };
+  for (const auto& [most, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
+    EXPECT_EQ(copying_combine_of({}, 0, most), (Launch{blocks, 20, 0}));
+    EXPECT_EQ(copying_combine_of(normal_values(48, 40), 0, most), (Launch{blocks, 20, 0}));
+  }
+  EXPECT_EQ(copying_combine_of(normal_values(48, 100), 0, 132), (Launch{100, 20, 0}));
+  EXPECT_EQ(copying_combine_of(normal_values(48, 100), 24, 132), (Launch{24, 20, 0}));
+}
+
 /// Files that are older than the key say nothing of such dispatches: these take their default.
 TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   TuningValues tuned = normal_values(48, 40);

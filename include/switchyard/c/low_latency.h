@@ -82,6 +82,10 @@ switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: not on the hot path.
 switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
+/// The same with rows and scales in memory of the caller, who frees it after the output; switchyard/low_latency.hpp says of
+/// what shape. Errors: invalid_argument naming the member of `memory`.
+switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
+                                                sy_low_latency_output** output);
 /// Not while a call uses it.
 switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output);
 

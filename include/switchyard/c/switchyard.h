@@ -172,45 +172,7 @@ switchyard_code_t sy_group_sleep(sy_group* group);
 /// Collective. SWITCHYARD_SYSTEM on all ranks if there is no memory: the group still sleeps, and this may be called again.
 switchyard_code_t sy_group_wake(sy_group* group);
 
-// ---- Views of the caller's memory ----
-
-/// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes a row. The library only reads it,
-/// and not after the call.
-typedef struct sy_const_row_view {
-  size_t struct_size;
-  const void* data;  ///< NULL only if rows = 0
-  int64_t rows;
-  int64_t cols;
-  sy_dtype dtype;
-  sy_scale_kind scale_kind;
-  const void* scales;
-} sy_const_row_view;
-#define SWITCHYARD_CONST_ROW_VIEW_INIT \
-  { sizeof(sy_const_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
-
-/// The writable twin.
-typedef struct sy_row_view {
-  size_t struct_size;
-  void* data;
-  int64_t rows;
-  int64_t cols;
-  sy_dtype dtype;
-  sy_scale_kind scale_kind;
-  void* scales;
-} sy_row_view;
-#define SWITCHYARD_ROW_VIEW_INIT \
-  { sizeof(sy_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
-
-/// Expert ids [tokens, topk], int32 or int64. An id outside [0, E) means "no expert".
-typedef struct sy_expert_ids {
-  size_t struct_size;
-  const void* data;  ///< NULL only if tokens = 0
-  int64_t tokens;
-  int32_t topk;
-  int32_t is_int64;  ///< 0: int32, 1: int64
-} sy_expert_ids;
-#define SWITCHYARD_EXPERT_IDS_INIT \
-  { sizeof(sy_expert_ids), NULL, 0, 0, 0 }
+// ---- Sizes ----
 
 /// Bytes of one scale row of `hidden` >= 0 columns: the scales, padded to a multiple of 16; 0 for SWITCHYARD_SCALE_NONE.
 switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
@@ -266,6 +228,8 @@ switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int
 switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement);
 switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
+/// Rows that a dispatch allocates with SWITCHYARD_SIZE_WORST_CASE, alike on all ranks of a group of `world`. Needs no group.
+switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
 
 /// Collective. Before another exchange is created in the same group, outputs and row buffers of destroyed ones must be gone on
 /// all ranks or on none: they keep their exchange's memory, and all ranks' heaps must be alike. Errors: invalid_argument,
@@ -273,7 +237,7 @@ switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int3
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
 switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
 
-/// Options of one dispatch; equal on all ranks except `capacity`.
+/// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 typedef struct sy_dispatch_options {
   size_t struct_size;
   sy_scale_kind quantize;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
@@ -281,25 +245,31 @@ typedef struct sy_dispatch_options {
   sy_overflow overflow;
   sy_padding padding;
   int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: most rows this rank takes, padding included
-  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and what follows.
+  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and the next two.
   void* stream;
   /// CUDA: device memory, or NULL: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
   const int32_t* device_tokens;
   int32_t num_sms;   ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
   int32_t reserved;  ///< must be 0
+  /// Both backends: where the rows go instead of to the exchange's pool, or NULL. Of the type and with the scales that are
+  /// delivered; room for the rows that are allocated (worst case, capacity, cached: else invalid_argument; exact: else
+  /// pool_exhausted on all ranks). Costs one local copy of the delivered rows, none if they have no scales and go to a sy_rows
+  /// of direct staging; the pool has its room back behind it. Read during the call only.
+  const sy_row_view* out;
 } sy_dispatch_options;
 #define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                     \
   {                                                                                                          \
     sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_AUTOMATIC, SWITCHYARD_OVERFLOW_FAIL, \
-        SWITCHYARD_PADDING_ZERO, 0, NULL, NULL, 0, 0                                                         \
+        SWITCHYARD_PADDING_ZERO, 0, NULL, NULL, 0, 0, NULL                                                   \
   }
 
 /// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `weights` is float32
 /// [T, K] or NULL. `options` NULL: defaults.
 switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
-/// Collective. The same routing again with other rows: no counting, no exchange of counts. Of the options only `quantize` and
-/// `padding` are used.
+/// Collective. The same routing again with other rows: no counting, no exchange of counts. Of the options only
+/// `quantize`, `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: the rows are all that
+/// comes.
 switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 
@@ -494,6 +464,12 @@ typedef struct sy_routing_layout {
   { sizeof(sy_routing_layout), NULL, 0, 0, 0, NULL, NULL, NULL }
 /// Needs no group.
 switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
+/// The same of ids on a GPU, into your memory there: num_tokens_per_rank [W], num_tokens_per_expert [E], of at most 32768
+/// experts, and is_token_in_rank [T, W] at a multiple of 4 bytes. One kernel, enqueued on `stream` (a cudaStream_t); nothing
+/// waits, and it can be captured. Errors: unsupported without CUDA code in the library.
+switchyard_code_t sy_routing_layout_on(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
+                                       int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
+                                       void* stream);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: codes, enumerations and limits. Included by switchyard.h. Enumerations are int32_t, so that their size never varies.
+/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t, so
+/// that their size never varies.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 /// What kind of failure a call reports; the values of switchyard::ErrorCode.
@@ -87,3 +89,43 @@ enum {
       0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   SWITCHYARD_ORDER_PER_ROUTE = 1  ///< k ascending over all routes, one rounding at the end (expert-major only)
 };
+
+// ---- Views of the caller's memory ----
+
+/// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes a row. The library only reads it,
+/// and not after the call.
+typedef struct sy_const_row_view {
+  size_t struct_size;
+  const void* data;  ///< NULL only if rows = 0
+  int64_t rows;
+  int64_t cols;
+  sy_dtype dtype;
+  sy_scale_kind scale_kind;
+  const void* scales;
+} sy_const_row_view;
+#define SWITCHYARD_CONST_ROW_VIEW_INIT \
+  { sizeof(sy_const_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
+
+/// The writable twin.
+typedef struct sy_row_view {
+  size_t struct_size;
+  void* data;
+  int64_t rows;
+  int64_t cols;
+  sy_dtype dtype;
+  sy_scale_kind scale_kind;
+  void* scales;
+} sy_row_view;
+#define SWITCHYARD_ROW_VIEW_INIT \
+  { sizeof(sy_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
+
+/// Expert ids [tokens, topk], int32 or int64. An id outside [0, E) means "no expert".
+typedef struct sy_expert_ids {
+  size_t struct_size;
+  const void* data;  ///< NULL only if tokens = 0
+  int64_t tokens;
+  int32_t topk;
+  int32_t is_int64;  ///< 0: int32, 1: int64
+} sy_expert_ids;
+#define SWITCHYARD_EXPERT_IDS_INIT \
+  { sizeof(sy_expert_ids), NULL, 0, 0, 0 }

@@ -11,7 +11,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..group import Group
 from ..low_latency import LowLatency
 from . import _copies, _low_latency, _normal
-from ._config import Config, config_for
+from ._config import UNCHOSEN, Config, Sms, config_for
 from ._events import EventHandle, EventOverlap, check_events
 from ._streams import NoStreams, Streams
 
@@ -49,7 +49,7 @@ class Buffer:
     The other arguments are accepted and change nothing, but for explicitly_destroy: then, and only then, destroy() may be called.
     """
 
-    num_sms: int = 20
+    num_sms: int = UNCHOSEN
 
     def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
@@ -94,7 +94,7 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         assert new_num_sms % 2 == 0, f"num_sms = {new_num_sms}: must be even"
-        Buffer.num_sms = new_num_sms
+        Buffer.num_sms = Sms(new_num_sms)
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -129,8 +129,10 @@ class Buffer:
                                   f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
 
     def _sms(self, config: Optional[Config]) -> int:
-        """Multiprocessors of a call of normal mode: as many as the caller names, or all that the rank has."""
-        return max(min(config.num_sms if config is not None else Buffer.num_sms, self._most_sms), 1)
+        """Multiprocessors of a call of normal mode: as many as the caller names, but no more than the rank has; 0, the library's
+        choice, if nobody has chosen: neither by set_num_sms nor by a Config."""
+        asked = Buffer.num_sms if config is None else config.num_sms
+        return 0 if asked is UNCHOSEN else max(min(asked, self._most_sms), 1)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:

@@ -12,10 +12,19 @@ __all__ = ["Config"]
 KNOWN_SIZES = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
 
 
+class Sms(int):
+    """A number of multiprocessors. Integers of the same value may be the same object; these are not."""
+
+
+#: What DeepEP takes if nobody says anything. It is told to whoever asks, and calls that are given it leave the number to the library,
+#: which knows what a call needs. A 20 that somebody names is a 20.
+UNCHOSEN = Sms(20)
+
+
 class Config(NamedTuple):
     """Multiprocessors of a call, and chunk sizes, which are kept and not used."""
 
-    num_sms: int = 20
+    num_sms: int = UNCHOSEN
     num_max_nvl_chunked_send_tokens: int = 6
     num_max_nvl_chunked_recv_tokens: int = 256
     num_max_rdma_chunked_send_tokens: int = 6

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from ..errors import HeapExhausted, InvalidArgument, Unsupported
-from ..exchange import Exchange, routing_layout
+from ..exchange import Exchange
 from ..group import Group
 from ..handle import Handle
+from ..routing import routing_layout
 from ._config import ring_shape
-from ._copies import Generation, Generations, Kept, Shape
+from ._copies import CopyingExchange, Generation, Generations, Kept, Shape
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
@@ -105,28 +106,8 @@ class Normal:
 
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
-    if topk_idx.is_cuda:
-        return _layout_by_torch(topk_idx, experts, world)
-    per_rank, per_expert, where = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
-    return torch.from_numpy(per_rank), torch.from_numpy(per_expert), torch.from_numpy(where)
-
-
-def _layout_by_torch(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """By operations of torch, none of which waits for the GPU. Column E of the experts, and W of the ranks, is for no expert."""
-    device, tokens = topk_idx.device, topk_idx.shape[0]
-    expert = torch.where(topk_idx < 0, experts, topk_idx).clamp_(max=experts).long()
-    each, rest = divmod(experts, world)
-    if rest == 0:
-        rank = torch.div(expert, each, rounding_mode="floor")
-    else:  # the first `rest` ranks hold one more
-        first = (torch.arange(world + 1, device=device) * each).add_(torch.arange(world + 1, device=device).clamp_(max=rest))
-        rank = torch.bucketize(expert, first, right=True) - 1
-    where = torch.zeros((tokens, world + 1), dtype=torch.bool, device=device)
-    where.scatter_(1, rank, True)
-    where = where[:, :world].contiguous()
-    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=device)
-    per_expert.scatter_add_(0, expert.flatten(), torch.ones((), dtype=torch.int32, device=device).expand(expert.numel()))
-    return where.sum(0, dtype=torch.int32), per_expert[:experts], where
+    layout = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
+    return layout if topk_idx.is_cuda else tuple(map(torch.from_numpy, layout))
 
 
 def rows_in(x: Rows) -> Rows:
@@ -194,7 +175,10 @@ _EXACT, _CAPACITY = 0, 1
 
 def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
     """The same routing again with other rows."""
-    rows, scales, _ = known.exchange._dispatch(rows_in(x), None, None, known.handle, (0, _EXACT, 0, 0, 0, num_sms))
+    if isinstance(known.exchange, CopyingExchange):
+        rows, scales = known.exchange.dispatch_again(rows_in(x), known.handle, num_sms)
+    else:
+        rows, scales, _ = known.exchange._dispatch(rows_in(x), None, None, known.handle, (0, _EXACT, 0, 0, 0, num_sms))
     return rows_out(rows, scales, x)
 
 

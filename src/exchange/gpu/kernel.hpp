@@ -90,12 +90,14 @@ class Kernel final : public KernelBase {
   }
   void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const override {
     const auto shared = static_cast<uint32_t>(std::min(most_shared_(limits), kIdleShared));
-    const int blocks = std::max(2, limits.multiprocessors / 2 * 2);  // whole clusters, of kernels that have them
+    const int blocks = std::max(kMostOfCluster, limits.multiprocessors / kMostOfCluster * kMostOfCluster);
     launch({blocks, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
   }
 
  private:
   static constexpr int kIdleShared = 4096;
+  /// Most blocks of a cluster, of which a launch has whole ones.
+  static constexpr int kMostOfCluster = 8;
 
   template <class T>
   static T idle_argument(const IdleCall& idle) {

@@ -57,12 +57,18 @@ uint64_t config_hash(const LowLatencyConfig& c) {
   return h;
 }
 
-LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const ScalePlace& scales, int rank) {
+LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const ScalePlace& scales, int rank,
+                              const Rows* given) {
   LowLatencyTables t;
   const int64_t experts = l.map.count(rank), rows = experts * l.rows_per_expert();
   Carver carver(base, 256);
-  carver.take(t.rows, rows * l.payload_bytes);
-  carver.take(t.scales, experts * scales.bytes_per_expert());
+  if (given) {
+    t.rows = static_cast<std::byte*>(given->data);
+    t.scales = static_cast<std::byte*>(given->scales);
+  } else {
+    carver.take(t.rows, rows * l.payload_bytes);
+    carver.take(t.scales, experts * scales.bytes_per_expert());
+  }
   carver.take(t.rows_of_expert, experts);
   carver.take(t.source_range, experts * l.world());
   carver.take(t.row_source, rows);
@@ -120,8 +126,9 @@ int64_t LowLatencyImpl::scratch_bytes() const {
   return row > places ? row : places;
 }
 
-LowLatencyOutput LowLatencyImpl::make_output() {
-  auto block = allocate_output();
+LowLatencyOutput LowLatencyImpl::make_output(const Rows* given) {
+  if (given) check_output_memory(*given);
+  auto block = allocate_output(given);
   block->config_hash = hash();
   block->rank = rank();
   block->world = world();

@@ -67,6 +67,26 @@ void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
     invalid("output belongs to a split call of another object that has not been received; call its hook first");
 }
 
+void LowLatencyImpl::check_output_memory(const Rows& memory) const {
+  const int64_t rows = layout_.map.count(rank()) * layout_.rows_per_expert();
+  if (memory.rows != rows)
+    invalid("memory.rows", " = " + std::to_string(memory.rows) + ": an output has " + std::to_string(rows) + " rows");
+  if (memory.cols != config.hidden)
+    invalid("memory.cols",
+            " = " + std::to_string(memory.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+  if (memory.dtype != sent_type(config))
+    invalid("memory.dtype",
+            std::string(" = ") + to_string(memory.dtype) + ": rows are delivered as " + to_string(sent_type(config)));
+  if (memory.scale_kind != config.scales)
+    invalid("memory.scale_kind",
+            " = " + text_of(memory.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
+  if (!memory.data && rows > 0) invalid("memory.data", " is null");
+  if (!memory.scales && rows > 0 && config.scales != ScaleKind::none)
+    invalid("memory.scales", " is null: the rows have scales");
+  check_pointer("memory.data", memory.data, row_alignment(memory.dtype));
+  check_pointer("memory.scales", memory.scales, 16);
+}
+
 void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
   if (ids.topk != config.topk)
     invalid("ids.topk",

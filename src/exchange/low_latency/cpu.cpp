@@ -46,10 +46,11 @@ class CpuLowLatency final : public LowLatencyImpl {
   CallStatistics last_call() override { return stats_; }
 
  private:
-  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+  std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) override {
     auto block = std::make_shared<CpuLowLatencyBlock>();
-    block->memory = private_memory("make_output", static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
-    block->tables = carve_output(block->memory.data.get(), layout_, scales_, rank());
+    block->memory =
+        private_memory("make_output", static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank(), given).bytes));
+    block->tables = carve_output(block->memory.data.get(), layout_, scales_, rank(), given);
     return block;
   }
 

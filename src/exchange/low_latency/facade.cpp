@@ -50,7 +50,10 @@ size_t LowLatencyExchange::heap_bytes_for(const LowLatencyConfig& config, int wo
 }
 
 LowLatencyOutput LowLatencyExchange::make_output() {
-  return as_error("make_output", [&] { return impl_->make_output(); });
+  return as_error("make_output", [&] { return impl_->make_output(nullptr); });
+}
+LowLatencyOutput LowLatencyExchange::make_output(const Rows& memory) {
+  return as_error("make_output", [&] { return impl_->make_output(&memory); });
 }
 LowLatencyRows LowLatencyExchange::make_rows(DType type) {
   return as_error("make_rows", [&] { return impl_->make_rows(type); });

@@ -92,10 +92,10 @@ class CudaLowLatency final : public LowLatencyImpl {
     order_.emplace(gpu_);
   }
 
-  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+  std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) override {
     auto block = std::make_shared<CudaLowLatencyBlock>();
-    block->memory = allocate(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
-    block->tables = carve_output(static_cast<std::byte*>(block->memory.get()), layout_, scales_, rank());
+    block->memory = allocate(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank(), given).bytes));
+    block->tables = carve_output(static_cast<std::byte*>(block->memory.get()), layout_, scales_, rank(), given);
     return block;
   }
 

@@ -37,8 +37,9 @@ struct LowLatencyTables {
   OwnDispatch* own = nullptr;
   int64_t bytes = 0;
 };
-/// Carves `base`, or only counts the bytes if it is null.
-LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank);
+/// Carves `base`, or only counts the bytes if it is null. `given`: where rows and scales lie instead, or null.
+LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank,
+                              const Rows* given);
 
 /// Memory of an output; a backend derives what frees it.
 struct LowLatencyBlock {
@@ -65,7 +66,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(const LowLatencyImpl&) = delete;
   LowLatencyImpl& operator=(const LowLatencyImpl&) = delete;
 
-  LowLatencyOutput make_output();
+  LowLatencyOutput make_output(const Rows* given);
   LowLatencyRows make_rows(DType type);
   /// `split`: only the sending half; a receive() must follow.
   void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
@@ -87,7 +88,7 @@ class LowLatencyImpl : protected ExchangeBase {
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
   virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
-  virtual std::shared_ptr<LowLatencyBlock> allocate_output() = 0;
+  virtual std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) = 0;
   /// Private memory of this backend.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   /// Backends that know about memory check addresses here. `alignment` in bytes.
@@ -124,6 +125,7 @@ class LowLatencyImpl : protected ExchangeBase {
 
  private:
   void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
+  void check_output_memory(const Rows& memory) const;
   void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;

@@ -49,7 +49,7 @@ void NormalImpl::choose_sizes(const DispatchOptions& o, HandleData& h) const {
     h.records_allocated = h.num_records;
     return;
   }
-  h.rows_allocated = o.size == SizePolicy::capacity ? capacity_of(o) : worst_case_rows(config, world());
+  h.rows_allocated = static_rows(o);
   h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : world() * config.max_tokens;
 }
 
@@ -59,9 +59,22 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   d.place.dispatch.records_allocated = d.records().records;
   // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
   d.place.dispatch.sends_weights = d.weights != nullptr && d.handle->tokens > 0 ? 1 : 0;
+  const Rows* const out = d.options.out;
+  d.placed = out && !through_rings() && d.format.scale_bytes == 0 && d.output().bytes() > 0 &&
+             call.context.heap.contains(out->data) && call.context.heap.contains(d.out() + d.output().bytes() - 1);
   try {
     if (d.error) std::rethrow_exception(d.error);
+    if (out && out->rows < d.output().rows)
+      throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": DispatchOptions::out has room for " +
+                                                 std::to_string(out->rows) + " rows: " + std::to_string(d.output().rows) +
+                                                 " were sent here");
     take_output(call, d);
+    if (d.placed) d.place.rows = static_cast<uint64_t>(d.out() - call.context.heap.base[rank()]);
+    // The host that knows the counts has no more to do for its own rows than for others.
+    call.own_placed = out && !d.placed && !through_rings() && counts_at_ == CountsAt::device && d.format.scale_bytes == 0 &&
+                      config.layout == Layout::rank_major;
+    if (call.own_placed)
+      call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::pool_exhausted) throw;
     d.error = std::current_exception();
@@ -74,18 +87,21 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   const DispatchOptions o = resolved(given);
   check_ids(ids);
   const RowFormat format = check_rows(x, o, ids.tokens);
+  const bool sized_by_counts = o.size == SizePolicy::exact, bounded = o.size == SizePolicy::capacity;
+  check_out(o, format, sized_by_counts ? 0 : static_rows(o));
   const std::unique_ptr<Call> call = begin({Operation::dispatch,
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            format.quantize,
+                                            format.quantize ? Effort::quantises : Effort::moves,
                                             ids.tokens,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
                                              {"ids.data", ids.data, ids.is_int64 ? size_t{8} : 4},
                                              {"weights", weights, 4},
+                                             {"DispatchOptions::out->data", o.out ? o.out->data : nullptr, 16},
+                                             {"DispatchOptions::out->scales", o.out ? o.out->scales : nullptr, 16},
                                              {"DispatchOptions::device_tokens", o.device_tokens, 4}}});
-  const bool sized_by_counts = o.size == SizePolicy::exact, bounded = o.size == SizePolicy::capacity;
   if (sized_by_counts && call->captured)
     throw Error(ErrorCode::unsupported,
                 "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
@@ -117,13 +133,17 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
   const DispatchOptions o = resolved(given);
   check_handle(handle);
   const RowFormat format = check_rows(x, o, handle.data().tokens);
+  check_out(o, format, handle.data().rows_allocated);
   const std::unique_ptr<Call> call = begin({Operation::cached_dispatch,
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            format.quantize,
+                                            format.quantize ? Effort::quantises : Effort::moves,
                                             x.rows,
-                                            {{"x.data", x.data, 16}, {"x.scales", x.scales, 16}}});
+                                            {{"x.data", x.data, 16},
+                                             {"x.scales", x.scales, 16},
+                                             {"DispatchOptions::out->data", o.out ? o.out->data : nullptr, 16},
+                                             {"DispatchOptions::out->scales", o.out ? o.out->scales : nullptr, 16}}});
   Dispatch d(x, format, o);
   d.handle = use_handle(*call, handle);
   call->signature = signature(Operation::cached_dispatch,
@@ -138,6 +158,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
 
 Dispatched NormalImpl::finish(Call& call, Dispatch& d) {
   move(call, d, move_shape(d));
+  if (d.options.out && !d.placed && !d.error) copy_out(call, d);
   end(call);
   if (d.error) rethrow_agreed(d.error);
   return deliver(d);
@@ -158,6 +179,12 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
                d.format.type,
                d.format.scale_bytes && block ? block + layout.scales_at() : nullptr,
                d.format.scales};
+  if (const Rows* const given = d.options.out) {
+    out.x.data = given->data;
+    out.x.scales = d.format.scale_bytes ? given->scales : nullptr;
+  } else {
+    out.block = d.rows;
+  }
   if (h.layout == Layout::rank_major) {
     out.topk_ids = span(a.record_route, rows * h.topk);
     out.topk_weights = span(a.record_weight, rows * h.topk);
@@ -173,7 +200,6 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
     out.dropped = span(a.dropped, h.tokens * h.topk);
     out.dropped_per_source = span(a.dropped_here, here * world());
   }
-  out.block = d.rows;
   out.handle = Handle(d.handle);
   return out;
 }
@@ -187,7 +213,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                             "CombineOptions",
                                             o.stream,
                                             o.num_sms,
-                                            false,
+                                            copies_first(y, handle.data()) ? Effort::copies : Effort::moves,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
                                              {"out", out, 16},
@@ -209,6 +235,12 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   sum(*call, *h, shape, o, staging, error);
   end(*call);
   if (error) rethrow_agreed(error);
+}
+
+bool NormalImpl::copies_first(const ConstRows& y, const HandleData& h) const {
+  if (through_rings() || h.layout != Layout::rank_major || group_.heap->view().contains(y.data)) return false;
+  const int64_t row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  return group_.registration_of(y.data, static_cast<size_t>(extent_of(h).rows * row_bytes)) == nullptr;
 }
 
 SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& shape,
@@ -234,6 +266,8 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   try {
     if (staged_rows > 0) {
       s.staged = take(staged_rows * shape.row_bytes, s.place.rows);
+      s.own_in_place = !reduces;
+      s.own_rows = reinterpret_cast<uint64_t>(shape.y) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
     } else if (registered) {
       s.place.rows = static_cast<uint64_t>(shape.y - registered->data);
       s.place.memory = 1 + static_cast<uint64_t>(registered->slot);

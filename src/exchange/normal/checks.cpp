@@ -70,6 +70,26 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   return f;
 }
 
+void NormalImpl::check_out(const DispatchOptions& o, const RowFormat& f, int64_t rows) const {
+  if (!o.out) return;
+  const Rows& out = *o.out;
+  if (out.cols != config.hidden)
+    invalid("DispatchOptions::out->cols",
+            " = " + std::to_string(out.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (out.rows < rows)
+    invalid("DispatchOptions::out->rows",
+            " = " + std::to_string(out.rows) + ": the dispatch allocates " + std::to_string(rows) + " rows");
+  if (out.dtype != f.type)
+    invalid("DispatchOptions::out->dtype",
+            std::string(" = ") + to_string(out.dtype) + ": rows are delivered as " + to_string(f.type));
+  if (out.scale_kind != f.scales)
+    invalid("DispatchOptions::out->scale_kind",
+            std::string(" = ") + to_string(out.scale_kind) + ": rows are delivered with " + to_string(f.scales));
+  if (!out.data && out.rows > 0) invalid("DispatchOptions::out->data", " is null");
+  if (!out.scales && out.rows > 0 && f.scale_bytes > 0)
+    invalid("DispatchOptions::out->scales", " is null: the rows have scales");
+}
+
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
     invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));

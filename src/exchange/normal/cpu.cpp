@@ -127,10 +127,20 @@ std::shared_ptr<CpuBlock> CpuNormal<A>::allocate(size_t bytes) {
 
 template <class A>
 void CpuNormal<A>::take_output(Call&, Dispatch& d) {
-  const OutputLayout layout = d.output();
-  d.rows = allocate(static_cast<size_t>(layout.bytes() + d.records().bytes()));
+  d.rows = allocate(static_cast<size_t>(d.output_bytes() + d.records().bytes()));
   d.place.rows = d.rows->offset;
-  d.place.dispatch.records = d.rows->offset + static_cast<uint64_t>(layout.bytes());
+  d.place.dispatch.records = d.rows->offset + static_cast<uint64_t>(d.output_bytes());
+}
+
+template <class A>
+void CpuNormal<A>::copy_out(Call&, const Dispatch& d) {
+  const OutputLayout layout = d.output();
+  const auto rows = static_cast<size_t>(d.handle->rows);
+  const size_t row_bytes = rows * static_cast<size_t>(layout.row_bytes),
+               scales = rows * static_cast<size_t>(layout.scale_bytes);
+  if (row_bytes > 0) std::memcpy(d.out(), d.rows->data, row_bytes);
+  if (scales > 0) std::memcpy(d.options.out->scales, d.rows->data + layout.scales_at(), scales);
+  group_.moved[0].copied_bytes += row_bytes + scales;
 }
 
 template <class A>

@@ -51,6 +51,7 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<OutputBlock> allocate(Call&, size_t bytes, Content) override { return allocate(bytes); }
   std::shared_ptr<OutputBlock> allocate_for(const RowStream&, size_t bytes) override { return allocate(bytes); }
   void take_output(Call& call, Dispatch& d) override;
+  void copy_out(Call& call, const Dispatch& d) override;
   std::shared_ptr<HandleData> make_handle(Call&, int64_t, std::exception_ptr&) override { return handles_->take(); }
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
   HandleArrays arrays_of(const HandleData& h) const override;

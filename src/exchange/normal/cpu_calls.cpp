@@ -117,7 +117,7 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   const bool any_weights = agree_on_weights(call.context, d.handle->counts);
   const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), move_work(shape.layout)};
   const OutputLayout layout = d.output();
-  std::byte* const records = d.rows->data + layout.bytes();
+  std::byte* const records = d.rows->data + d.output_bytes();
   if (through_rings()) {
     const RingDispatchParams ring{
         p, rings_, {d.rows->data, layout, records, d.records()}, ring_streams_.data(), send_chunk(config, rings_)};

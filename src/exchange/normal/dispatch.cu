@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     p.place.signature = signature_of(given, header);
   }
   __syncthreads();
-  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.shape.control, p.place);
+  if (p.offers_place && w.index() == 0)
+    publish_placement<A>(w, call, p.d.shape.control, p.place, nullptr, p.own_rows != p.place.rows ? &p.own_rows : nullptr);
   bool moves = header.status == 0;
   if (moves) {
     if (!wait_placements<A>(w, call, p.d.shape.control, Site::placement)) return Cuda::settle(w);

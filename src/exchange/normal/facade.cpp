@@ -221,13 +221,32 @@ int first_expert(int num_experts, int world, int rank) {
   return ExpertMap{num_experts, world}.first(rank);
 }
 
+namespace {
+
+void check_routing(const char* function, const ExpertIds& ids, int num_experts, int world, int most_experts) {
+  if (num_experts >= 1 && num_experts <= most_experts && world >= 1 && world <= kMaxRanks && ids.topk >= 1 &&
+      ids.topk <= kMaxTopk && ids.tokens >= 0 && (ids.data || ids.tokens == 0))
+    return;
+  const bool bounded = most_experts < std::numeric_limits<int>::max();
+  throw Error(ErrorCode::invalid_argument, std::string(function) + ": num_experts = " + std::to_string(num_experts) +
+                                               ", world = " + std::to_string(world) + ", topk = " + std::to_string(ids.topk) +
+                                               ", tokens = " + std::to_string(ids.tokens) + ": need num_experts " +
+                                               (bounded ? "in [1, " + std::to_string(most_experts) + "]" : ">= 1") +
+                                               ", world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
+}
+
+}  // namespace
+
+void routing_layout_on(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream) {
+  check_routing("routing_layout_on", ids, num_experts, world, kMostCountedExperts);
+  if constexpr (kHasGpuCode)
+    as_error("routing_layout_on", [&] { count_routing(ids, ExpertMap{num_experts, world}, out, stream); });
+  else
+    throw Error(ErrorCode::unsupported, "routing_layout_on: this build has no CUDA code; routing_layout counts on the host");
+}
+
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
-  if (num_experts < 1 || world < 1 || world > kMaxRanks || ids.topk < 1 || ids.topk > kMaxTopk || ids.tokens < 0 ||
-      (!ids.data && ids.tokens > 0))
-    throw Error(ErrorCode::invalid_argument,
-                "routing_layout: num_experts = " + std::to_string(num_experts) + ", world = " + std::to_string(world) +
-                    ", topk = " + std::to_string(ids.topk) + ", tokens = " + std::to_string(ids.tokens) +
-                    ": need num_experts >= 1, world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
+  check_routing("routing_layout", ids, num_experts, world, std::numeric_limits<int>::max());
   return as_error("routing_layout", [&] {
     LocalPlan plan;
     plan.build(ids, num_experts, world);

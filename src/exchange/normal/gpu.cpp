@@ -98,10 +98,12 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   auto call = std::make_unique<CudaCall>(gpu_.device());
   gpu_.check_sms(frame.options, frame.num_sms);
   for (const Operand& operand : frame.operands) gpu_.check_pointer(operand.name, operand.data, operand.alignment);
-  const NormalCall kind = frame.operation == Operation::combine ? NormalCall::combine
-                          : frame.quantises && !through_rings() ? NormalCall::quantising_dispatch
-                                                                : NormalCall::dispatch;
+  const bool combines = frame.operation == Operation::combine;
+  NormalCall kind = combines ? NormalCall::combine : NormalCall::dispatch;
+  if (frame.effort == Effort::copies) kind = NormalCall::copying_combine;
+  if (frame.effort == Effort::quantises && !through_rings()) kind = NormalCall::quantising_dispatch;
   call->launch = normal_launch(tuned_, kind, frame.num_sms, gpu_.max_blocks());
+  call->copy_blocks = blocks_of_call(frame.num_sms, std::max(call->launch.blocks, kDefaultCopyingSms), 0, gpu_.max_blocks());
   if (through_rings()) call->launch.warps = kMoveWarps;
   call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
   call->context.moved = order_->moved();

@@ -57,6 +57,7 @@ class CudaNormal final : public NormalImpl {
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
+    int copy_blocks = 0;  ///< of the copy to memory of the caller, behind the exchange
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
     // Set for a fresh dispatch only.
@@ -90,6 +91,7 @@ class CudaNormal final : public NormalImpl {
   // gpu_calls.cpp
   std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) override;
   void take_output(Call& call, Dispatch& d) override;
+  void copy_out(Call& call, const Dispatch& d) override;
   void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;

@@ -34,7 +34,9 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
 
 void CudaNormal::take_output(Call& given, Dispatch& d) {
   auto& call = static_cast<CudaCall&>(given);
-  d.rows = take(static_cast<size_t>(d.output().bytes()), Content::rows, call.at);
+  // Rows that are copied out are nobody's but the call's, whose end is all that their place waits for.
+  const bool copied_out = d.options.out && !d.placed;
+  d.rows = take(static_cast<size_t>(d.output_bytes()), copied_out ? Content::staging : Content::rows, call.at);
   d.place.rows = d.rows->offset;
   if (!d.fresh) return;
   const bool expert_major = config.layout == Layout::expert_major;
@@ -42,6 +44,23 @@ void CudaNormal::take_output(Call& given, Dispatch& d) {
   call.received = take(static_cast<size_t>(carve(nullptr).bytes), Content::handle, call.at);
   call.carved = carve(call.received->data);
   d.place.dispatch.records = call.received->offset;
+}
+
+void CudaNormal::copy_out(Call& given, const Dispatch& d) {
+  const auto& call = static_cast<const CudaCall&>(given);
+  const OutputLayout layout = d.output();
+  if (layout.bytes() == 0 || (call.own_placed && world() == 1)) return;
+  CopyOut copy;
+  if (call.own_placed) copy.placed_by = rank();
+  copy.header = tables_of(*d.handle).tables.header;
+  copy.moved = call.context.moved;
+  copy.rows = d.rows->data;
+  copy.scales = d.rows->data + layout.scales_at();
+  copy.to_rows = d.out();
+  copy.to_scales = static_cast<std::byte*>(d.options.out->scales);
+  copy.row_bytes = layout.row_bytes;
+  copy.scale_bytes = layout.scale_bytes;
+  launch_copy_out(copy, call.copy_blocks, call.stream());
 }
 
 PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing, const Tables& tables,
@@ -71,6 +90,7 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
   p.object = object();
   p.offers_place = offer != nullptr;
   if (offer) p.place = *offer;
+  p.own_rows = call.own_placed ? call.own_rows : p.place.rows;
   p.tables = tables;
   p.soft = gpu_.device_soft_fault();
   return p;
@@ -141,6 +161,7 @@ CudaDispatchParams CudaNormal::move_params(const CudaCall& call, const Dispatch&
   p.header = tables.header;
   p.offers_place = offers_place;
   p.place = d.place;
+  p.own_rows = call.own_placed ? call.own_rows : p.place.rows;
   p.soft = d.error ? nullptr : gpu_.device_soft_fault();
   p.rest.rows_allocated = d.handle->rows_allocated;
   if (!d.fresh || d.error) return p;

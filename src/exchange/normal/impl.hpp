@@ -40,6 +40,9 @@ inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
 /// Hash of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);
 
+/// What routing_layout_on() does, of arguments whose ranges were checked: routing_layout.cu.
+void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
+
 class NormalImpl : protected ExchangeBase {
  public:
   using ExchangeBase::collective_call, ExchangeBase::home;
@@ -81,13 +84,15 @@ class NormalImpl : protected ExchangeBase {
     const void* data;
     size_t alignment;  ///< that kernels need, in bytes
   };
+  /// What a call does besides moving rows: it makes fp8 rows of others on the way, or copies rows before peers read them.
+  enum class Effort : uint8_t { moves, quantises, copies };
   /// What a call begins with.
   struct Frame {
     Operation operation;
     const char* options;  ///< type that has `num_sms`, for errors
     void* stream;
     int num_sms;
-    bool quantises;  ///< a dispatch that makes fp8 rows of others on the way
+    Effort effort;
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
@@ -101,6 +106,9 @@ class NormalImpl : protected ExchangeBase {
     uint64_t signature = 0;      ///< ranks compare it; see signature()
     bool captured = false;       ///< in a graph
     bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them where they lie
+    /// Dispatch to memory of the caller: this rank puts rows of its own tokens there itself, as if its rows were at own_rows.
+    bool own_placed = false;
+    uint64_t own_rows = 0;
   };
   /// What a fresh dispatch is routed by.
   struct Routing {
@@ -123,9 +131,12 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the one that was given
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
     Placement place{};                         ///< what this rank offers
+    bool placed = false;                       ///< rows arrive where options.out says, and are not in `rows`
     std::exception_ptr error;                  ///< this rank cannot take part: all ranks' calls move nothing
 
     OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
+    int64_t output_bytes() const { return placed ? 0 : output().bytes(); }  ///< of `rows`
+    std::byte* out() const { return static_cast<std::byte*>(options.out->data); }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
   /// Arrays of a handle that a dispatch delivers, where the backend has them; null: it has none.
@@ -160,6 +171,8 @@ class NormalImpl : protected ExchangeBase {
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, of a fresh dispatch, what completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
+  /// Copies the rows that have come, and their scales, to d.options.out; but what own_placed says is there.
+  virtual void copy_out(Call& call, const Dispatch& d) = 0;
   /// Sums. `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
                    const SumStaging& staging, const std::exception_ptr& error) = 0;
@@ -195,6 +208,8 @@ class NormalImpl : protected ExchangeBase {
  private:
   // checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
+  /// `rows`: that are allocated; 0 if only the counts will tell.
+  void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;
   void check_ids(const ExpertIds& ids) const;
   void check_handle(const Handle& handle) const;
   void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
@@ -221,6 +236,10 @@ class NormalImpl : protected ExchangeBase {
   }
   std::shared_ptr<HandleData> new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& options,
                                          std::exception_ptr& error);
+  /// Rows that a fresh dispatch allocates if the counts do not matter.
+  int64_t static_rows(const DispatchOptions& options) const {
+    return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
+  }
   /// Rows and records that a fresh dispatch has room for. SizePolicy::exact: after the counts.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
   /// Takes memory and says where it is, or why there is none.
@@ -228,6 +247,8 @@ class NormalImpl : protected ExchangeBase {
   /// Moves what is offered, ends the call and delivers, or throws on all ranks alike.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
+  /// Whether combine of rank-major rows copies them to symmetric memory, where peers read them: stage() does.
+  bool copies_first(const ConstRows& y, const HandleData& h) const;
   /// What is read where it lies and what is staged: the one decision for all combines. `held`: memory until the call ends.
   SumStaging stage(Call& call, const HandleData& h, const SumShape& shape, std::vector<std::shared_ptr<OutputBlock>>& held,
                    std::exception_ptr& error);

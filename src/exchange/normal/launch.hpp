@@ -57,6 +57,7 @@ struct PlanParams {
   uint64_t object = 0;        ///< equal on all ranks, of this object only
   bool offers_place = false;  ///< `place` is known already and goes out with the counts
   Placement place{};
+  uint64_t own_rows = 0;  ///< place.rows for this rank itself
   Tables tables;
   SoftFault* soft = nullptr;
 };
@@ -78,6 +79,7 @@ struct CudaDispatchParams {
   TablesHeader* header = nullptr;
   bool offers_place = false;  ///< this kernel publishes `place`
   Placement place{};
+  uint64_t own_rows = 0;  ///< place.rows for this rank itself
   SoftFault* soft = nullptr;
   FillRest rest;
 };
@@ -130,6 +132,17 @@ void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& rin
                           const DeviceLimits& limits, gpu::Stream stream);
 void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          gpu::Stream stream);
+/// What a dispatch delivered, and where the caller wants it.
+struct CopyOut {
+  const TablesHeader* header = nullptr;  ///< of the dispatch, which says how many rows have come; null: nothing to do
+  MoveCounter* moved = nullptr;
+  const std::byte *rows = nullptr, *scales = nullptr;
+  std::byte *to_rows = nullptr, *to_scales = nullptr;
+  int64_t row_bytes = 0, scale_bytes = 0;  ///< whole 16 bytes
+  int placed_by = -1;                      ///< rank-major: the rank whose rows are there already, or -1
+};
+/// Behind the dispatch on its stream.
+void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
 /// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
 void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 

@@ -98,7 +98,11 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
     auto* body = reinterpret_cast<int32_t*>(to + 1);
     for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = v.gathered[c];
     if (v.lane == 0) *to = CountsHead{p.signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
-    if (v.lane == 1 && p.offers_place) *call.heap.at(r, p.control.placement(call.epoch, call.rank())) = p.place;
+    if (v.lane == 1 && p.offers_place) {
+      Placement* const offer = call.heap.at(r, p.control.placement(call.epoch, call.rank()));
+      *offer = p.place;
+      if (r == call.rank()) offer->rows = p.own_rows;
+    }
     Cuda::publish_to<Scope::system>(
         w, p.offers_place ? 2 : 1,
         [&](int i) {

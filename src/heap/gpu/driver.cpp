@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <atomic>
 #include <mutex>
 
 #include "heap/gpu/device_guard.hpp"
@@ -58,20 +59,24 @@ Driver load() {
   return d;
 }
 
+/// The device's context, which stays once it is there: every call after the first is a load. Checks the index before that.
 CUcontext primary_context(int device) {
   static std::mutex mutex;
-  static std::array<CUcontext, kMaxDevices> contexts = {};
+  static std::array<std::atomic<CUcontext>, kMaxDevices> contexts = {};
+  if (device >= 0 && device < kMaxDevices)
+    if (CUcontext known = contexts[static_cast<size_t>(device)].load(std::memory_order_acquire)) return known;
+  check_device_index(device);
   if (device >= kMaxDevices) throw Error(ErrorCode::unsupported, "more than " + std::to_string(kMaxDevices) + " GPUs");
   const std::lock_guard lock(mutex);
-  CUcontext& context = contexts[static_cast<size_t>(device)];
-  if (context == nullptr) {
+  std::atomic<CUcontext>& context = contexts[static_cast<size_t>(device)];
+  if (context.load(std::memory_order_relaxed) == nullptr) {
     CUdevice handle = 0;
     check(driver().device_get(&handle, device), "cuDeviceGet of GPU " + std::to_string(device));
     CUcontext fresh = nullptr;
     check(driver().retain_primary_context(&fresh, handle), "cannot use GPU " + std::to_string(device));
-    context = fresh;
+    context.store(fresh, std::memory_order_release);
   }
-  return context;
+  return context.load(std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -121,7 +126,6 @@ void check_device_index(int device) {
 }
 
 DeviceGuard::DeviceGuard(int device) {
-  check_device_index(device);
   check(driver().push_context(primary_context(device)), "cannot make GPU " + std::to_string(device) + " current");
 }
 

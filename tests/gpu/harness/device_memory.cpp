@@ -25,6 +25,7 @@ class CudaMemory final : public RankMemory {
     check(cudaSetDevice(device), "cudaSetDevice");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), kArenaBytes), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&kept_), kKeptBytes), "cudaMalloc");
     fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels: not in a call
     check(cudaStreamSynchronize(stream_), "cudaMemset");
   }
@@ -32,6 +33,7 @@ class CudaMemory final : public RankMemory {
     cudaSetDevice(device_);
     cudaStreamSynchronize(stream_);
     cudaFree(arena_);
+    cudaFree(kept_);
     cudaStreamDestroy(stream_);
   }
   void begin() { check(cudaSetDevice(device_), "cudaSetDevice"); }
@@ -46,6 +48,11 @@ class CudaMemory final : public RankMemory {
     return at;
   }
   void* lend(void* host, size_t bytes) override { return give(host, bytes); }
+  void* keep(size_t bytes) override {
+    if (bytes > kKeptBytes) throw std::runtime_error("the test's kept device memory is too small");
+    fill(kept_, 0xEE, bytes);
+    return kept_;
+  }
   void write(void* device, const void* host, size_t bytes) override {
     if (bytes == 0) return;
     check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
@@ -67,10 +74,10 @@ class CudaMemory final : public RankMemory {
   }
 
  private:
-  static constexpr size_t kArenaBytes = size_t{96} << 20;
+  static constexpr size_t kArenaBytes = size_t{96} << 20, kKeptBytes = size_t{32} << 20;
   int device_;
   cudaStream_t stream_ = nullptr;
-  std::byte* arena_ = nullptr;
+  std::byte *arena_ = nullptr, *kept_ = nullptr;
   size_t used_ = 0;
 };
 

@@ -21,6 +21,8 @@ struct Shape {
 };
 class Graphs : public testing::TestWithParam<Shape> {};
 
+int64_t most_rows(const Case& c) { return switchyard::most_rows(make_config(c), c.problem.world); }
+
 /// Another routing with another T per rank, from none to the most.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
@@ -44,6 +46,7 @@ struct Buffers {
   Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
     const auto rows = static_cast<size_t>(kMostTokens) * row_bytes_of(*variants[0]),
                routes = static_cast<size_t>(kMostTokens) * 3 * 4;
+    delivered = me.room(static_cast<size_t>(most_rows(*variants[0])) * row_bytes_of(*variants[0]));
     x = me.room(rows), x2 = me.room(rows), ids = me.room(routes), weights = me.room(routes), out = me.room(rows);
     tokens = reinterpret_cast<int32_t*>(me.room(4));
     for (const auto& c : cases) {
@@ -72,15 +75,15 @@ struct Buffers {
   }
 
   std::vector<std::shared_ptr<const Case>> cases;
-  std::byte *x, *x2, *ids, *weights, *out;
+  std::byte *x, *x2, *ids, *weights, *out, *delivered;
   int32_t* tokens;
   std::vector<std::unique_ptr<RankData>> first, second, same_routing;
   std::vector<Inputs> in, in2, in3;
 };
 
-enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combine };
+enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combine, dispatch_to_caller };
 constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
-                                     Captured::dispatch_cached_combine};
+                                     Captured::dispatch_cached_combine, Captured::dispatch_to_caller};
 
 /// A graph, and where its calls leave their results. The objects that the calls returned are gone.
 struct Graph {
@@ -112,6 +115,8 @@ Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Cas
     Handle handle = eager;
     if (g.has_first()) {
       o.device_tokens = b.tokens;
+      const switchyard::Rows rows{b.delivered, most_rows(c), c.scenario.hidden, DType::bf16};
+      if (kind == Captured::dispatch_to_caller) o.out = &rows;
       d = exchange.dispatch(b.rows(b.x), b.expert_ids(), reinterpret_cast<const float*>(b.weights), o);
       g.first = addresses_of(d);
       handle = d.handle;
@@ -120,6 +125,7 @@ Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Cas
                  "counts() in capture, " + counts.text);
     }
     o.device_tokens = nullptr;
+    o.out = nullptr;
     if (g.has_second()) {
       e = exchange.dispatch(b.rows(b.x2), handle, o);
       g.second = addresses_of(e);

@@ -57,7 +57,7 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
     const auto bytes = static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c);
     std::byte* const buffer = me.room(bytes + 1024);
     const uint64_t plain = round_from(me, exchange, *c, buffer, 0);
-    me.f.check(plain > 0, "ordinary memory was not copied");
+    me.f.check((plain > 0) == (me.world() > 1), "ordinary memory that others read is copied");
     {
       const RegisteredMemory registered = me.group.register_memory(buffer, bytes + 512);
       me.f.equal(uint64_t{0}, round_from(me, exchange, *c, buffer, 1), "copied bytes at the start");

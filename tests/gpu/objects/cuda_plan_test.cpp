@@ -147,5 +147,64 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PlansOfRandomRoutings, testing::ValuesIn(kinds()),
          (p.param.drops ? "_drops" : "");
 });
 
+// ---- What routing asks for, without a plan ----
+
+/// Counts ids of `tokens` tokens on the GPU, into memory that is full of ones, and compares with the host's counts.
+template <class Id>
+void compare_layouts(Station& me, int experts, int world, int topk, int64_t tokens) {
+  me.f.set_context(std::to_string(tokens) + " tokens, top " + std::to_string(topk) + " of " + std::to_string(experts) +
+                   " experts, " + std::to_string(world) + " ranks, ids of " + std::to_string(sizeof(Id)) + " bytes");
+  Draw draw(static_cast<uint64_t>(tokens * 64 + world));
+  std::vector<Id> ids(static_cast<size_t>(tokens * topk));
+  for (Id& id : ids) id = static_cast<Id>(draw.between(-1, experts));  // the first and the last are no experts
+  if (sizeof(Id) == 8 && !ids.empty()) ids.back() = static_cast<Id>(int64_t{1} << 32);
+  const auto expected = switchyard::routing_layout(ExpertIds::of(ids.data(), tokens, topk), experts, world);
+  const auto filled = [&](auto value, int64_t count) {
+    const std::vector<decltype(value)> ones(static_cast<size_t>(count) + 4, value);  // four that must stay
+    return static_cast<decltype(value)*>(me.upload(ones.data(), ones.size() * sizeof(value)));
+  };
+  const switchyard::RoutingLayoutView out{filled(int32_t{-1}, world), filled(int32_t{-1}, experts),
+                                          filled(uint8_t{255}, tokens * world)};
+  const auto* const given = static_cast<const Id*>(me.upload(ids.data(), ids.size() * sizeof(Id)));
+  me.synchronize();
+  switchyard::routing_layout_on(ExpertIds::of(given, tokens, topk), experts, world, out, me.stream());
+  me.synchronize();
+  const auto same = [&](auto want, auto value, const auto* from, const char* what) {
+    want.insert(want.end(), 4, value);
+    me.f.equal_range(want, fetch(me, from, static_cast<int64_t>(want.size())), what);
+  };
+  same(expected.num_tokens_per_rank, -1, out.num_tokens_per_rank, "num_tokens_per_rank");
+  same(expected.num_tokens_per_expert, -1, out.num_tokens_per_expert, "num_tokens_per_expert");
+  same(expected.is_token_in_rank, uint8_t{255}, out.is_token_in_rank, "is_token_in_rank");
+}
+
+TEST(RoutingLayoutOnGpu, EqualsTheHosts) {
+  for (const auto& [experts, world] : {std::pair{1, 1}, {7, 3}, {2, 4}, {256, 8}, {300, 64}, {32768, 64}})
+    on_gpus(1, size_t{1} << 20, [experts = experts, world = world](Station& me) {
+      for (const auto& [tokens, topk] : {std::pair<int64_t, int>{0, 3}, {1, 1}, {31, 32}, {4096, 8}, {5003, 5}, {65536, 2}}) {
+        compare_layouts<int32_t>(me, experts, world, topk, tokens);
+        compare_layouts<int64_t>(me, experts, world, topk, tokens);
+      }
+    });
+}
+
+TEST(RoutingLayoutOnGpu, RefusesWhatItCannotRead) {
+  on_gpus(1, size_t{1} << 20, [&](Station& me) {
+    auto* const there = reinterpret_cast<int32_t*>(me.room(1024));
+    int32_t here[4] = {};
+    const auto refused = [&](const char* text, const ExpertIds& ids, const switchyard::RoutingLayoutView& out) {
+      const Outcome outcome = outcome_of([&] { switchyard::routing_layout_on(ids, 4, 1, out, me.stream()); });
+      me.f.check(outcome.code == ErrorCode::invalid_argument, text);
+      me.f.check(outcome.text.find(text) != std::string::npos, outcome.text.c_str());
+    };
+    auto* const where = reinterpret_cast<uint8_t*>(there + 64);
+    refused("ids.data is host memory", ExpertIds::of(here, 2, 2), {there, there + 16, where});
+    refused("num_tokens_per_rank is host memory", ExpertIds::of(there + 32, 2, 2), {here, there + 16, where});
+    refused("num_tokens_per_expert is null", ExpertIds::of(there + 32, 2, 2), {there, nullptr, where});
+    refused("is_token_in_rank: address must be a multiple of 4", ExpertIds::of(there + 32, 2, 2),
+            {there, there + 16, where + 1});
+  });
+}
+
 }  // namespace
 }  // namespace harness

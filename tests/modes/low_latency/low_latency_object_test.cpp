@@ -272,6 +272,33 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
   }));
 }
 
+/// Memory of the caller for an output that is none names the member, and changes nothing.
+TEST(Memory, OfTheCallerIsChecked) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    const switchyard::LowLatencyRows room = rig.exchange.make_rows();
+    const switchyard::Rows good{room.data,          rig.output.x.rows, rig.output.x.cols,
+                                rig.output.x.dtype, nullptr,           rig.output.x.scale_kind};
+    using Spoil = void (*)(switchyard::Rows&);
+    const std::pair<Spoil, const char*> faults[] = {
+        {[](switchyard::Rows& r) { ++r.rows; }, "memory.rows"},
+        {[](switchyard::Rows& r) { r.cols = 1; }, "memory.cols"},
+        {[](switchyard::Rows& r) { r.dtype = DType::f32; }, "memory.dtype"},
+        {[](switchyard::Rows& r) { r.scale_kind = r.scale_kind == ScaleKind::none ? ScaleKind::f32 : ScaleKind::none; },
+         "memory.scale_kind"},
+        {[](switchyard::Rows& r) { r.data = nullptr; }, "memory.data"}};
+    for (const auto& [spoil, text] : faults) {
+      switchyard::Rows bad = good;
+      spoil(bad);
+      const Outcome refused = outcome_of([&] { (void)rig.exchange.make_output(bad); });
+      EXPECT_EQ(code_name(refused.code), "invalid_argument");
+      EXPECT_NE(refused.text.find(text), std::string::npos) << refused.text;
+    }
+    rig.round();
+    EXPECT_EQ(rig.out[0], 0x3F80);
+  }));
+}
+
 TEST(Memory, FlagsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     switchyard::detail::number_calls_from(group, 1000);  // flags that came back as zero would never be reached

@@ -21,7 +21,8 @@ class Rank : LowLatencyRank {
  public:
   Rank(switchyard::Group& group, LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& f, const Interlude& interlude)
       : LowLatencyRank(group, exchange, c.script, f), c_(c), interlude_(interlude) {
-    for (int i = 0; i < c.script.outputs; ++i) outputs_.push_back(exchange.make_output());
+    for (int i = 0; i < c.script.outputs; ++i)
+      outputs_.push_back(c.script.own_memory ? in_own_memory() : exchange.make_output());
     answers_ = exchange.make_rows(c.script.config.row_type);
   }
 
@@ -39,6 +40,21 @@ class Rank : LowLatencyRank {
   }
 
  private:
+  /// Rows that experts would fill have room for rows as they travel, and others for their scales.
+  LowLatencyOutput in_own_memory() {
+    const auto& script = c_.script;
+    own_.push_back(exchange_.make_rows(script.config.row_type));
+    switchyard::Rows memory{own_.back().data,   own_.back().rows, script.config.hidden,
+                            script.sent_type(), nullptr,          script.config.scales};
+    if (script.config.scales != ScaleKind::none) {
+      own_.push_back(exchange_.make_rows(script.config.row_type));
+      memory.scales = own_.back().data;
+    }
+    LowLatencyOutput output = exchange_.make_output(memory);
+    f_.check(output.x.data == memory.data && output.x.scales == memory.scales, "the output is where it shall be");
+    return output;
+  }
+
   /// Runs the call in one piece, or in two with the interlude between them. `sent`: all that was given may be overwritten.
   template <class Whole, class Send, class Sent>
   void call(const LowLatencyStep& step, Whole&& whole, Send&& send, Sent&& sent) {
@@ -153,6 +169,7 @@ class Rank : LowLatencyRank {
 
   const LowLatencyCase& c_;
   const Interlude& interlude_;
+  std::vector<switchyard::LowLatencyRows> own_;  ///< memory of outputs, which go first
   std::vector<LowLatencyOutput> outputs_;
   switchyard::LowLatencyRows answers_;  ///< y of large and of every other combine of the row type
 };

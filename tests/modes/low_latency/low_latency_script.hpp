@@ -40,6 +40,7 @@ struct LowLatencyStep {
 
 struct LowLatencyScript : LowLatencySettings {
   int outputs = 1;
+  bool own_memory = false;  ///< rows and scales of outputs lie in memory of the caller
   std::vector<LowLatencyStep> steps;
   int slow_rank = -1;  ///< sleeps slow_us before each call
   int slow_us = 10000;

@@ -263,6 +263,27 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
   expect_exact(scripts);
 }
 
+TEST_P(LowLatency, C12_OutputsInMemoryOfTheCaller) {
+  std::vector<LowLatencyScript> scripts;
+  for (const ScaleKind kind : {ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0}) {
+    for (const ScaleOrder order : {ScaleOrder::row_major, ScaleOrder::column_major}) {
+      if (kind == ScaleKind::none && order == ScaleOrder::column_major) continue;
+      auto s = script("C12 " + std::to_string(scripts.size()), world() + 2, 3, 5, 272);
+      s.config.scales = kind;
+      s.config.scale_order = order;
+      s.own_memory = true;
+      s.outputs = 2;
+      s.dispatch(all(5)).x_pattern = Pattern::random_values;
+      s.dispatch(tokens(5, 2)).x_pattern = Pattern::random_values;
+      s.steps.back().output = 1;
+      s.combine(kPerRoute);
+      s.combine(kPerRank, 1);
+      scripts.push_back(s);
+    }
+  }
+  expect_exact(scripts);
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatency, testing::ValuesIn(everywhere()), where_name);
 
 class Large : public LowLatency {};

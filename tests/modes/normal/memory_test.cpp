@@ -84,8 +84,15 @@ TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
                       RankData data(*c, group.rank(), 0), again(*c, group.rank(), 1);
                       const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
                       const auto bytes = static_cast<size_t>(d.rows * exchange.config().hidden * 2);
-                      // Rows of routes are pushed to their owners: those in ordinary memory need no copy here either.
-                      const uint64_t copied = layout == Layout::rank_major ? bytes : 0;
+                      // Rows of routes are pushed to their owners: those in ordinary memory need no copy here either. Of others
+                      // those are copied that other ranks read.
+                      const std::vector<int32_t> prefix = d.handle.matrices(1).rank_prefix_matrix;
+                      const auto here = [&](int sources) {
+                        return sources ? prefix[static_cast<size_t>((sources - 1) * world + group.rank())] : 0;
+                      };
+                      const auto own = static_cast<uint64_t>(here(group.rank() + 1) - here(group.rank()));
+                      const uint64_t row_bytes = static_cast<uint64_t>(exchange.config().hidden) * 2;
+                      const uint64_t copied = layout == Layout::rank_major ? bytes - own * row_bytes : 0;
                       std::vector<std::byte> buffer(bytes + 8192), plain(bytes + 1);
                       std::byte* const mine = buffer.data() + 16 * (group.rank() + 1);
                       f.set_context("ordinary memory");

@@ -30,6 +30,13 @@ enum class OutputMemory {
   registered,  ///< the caller's own memory, registered for the call (not with CPU ranks as processes)
 };
 
+/// Where a dispatch delivers.
+enum class Delivery {
+  pool,        ///< memory of the object
+  caller,      ///< DispatchOptions::out: the caller's own memory, with room to spare
+  row_buffer,  ///< the same for dispatches that give no handle; of cached ones allocate_rows, if rows have no scales
+};
+
 struct Scenario {
   std::string name;  ///< appears in every mismatch
 
@@ -54,6 +61,7 @@ struct Scenario {
   OutputMemory output_memory = OutputMemory::row_buffer;
   bool identity = false;  ///< the experts return their rows: y is Dispatched::x (or a copy of it), of x's type
   switchyard::Padding padding = switchyard::Padding::zero;
+  Delivery delivery = Delivery::pool;
 
   // Object.
   Staging staging = Staging::direct;

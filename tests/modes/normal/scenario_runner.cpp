@@ -39,7 +39,8 @@ class Rank : RankSteps {
     for (int repetition = 0; repetition < c_.scenario.repeats; ++repetition) {
       RankData data(c_, group_.rank(), repetition);
       at("dispatch", repetition);
-      Dispatched d = exchange_.dispatch(rows_of(data), ids_of(data), weights_of(data), options_);
+      Dispatched d = exchange_.dispatch(rows_of(data), ids_of(data), weights_of(data), deliver_to(nullptr));
+      check_delivered(d);
       check_dispatched(data, d);
       if (repetition == 0) check_handle(d.handle);
       const switchyard::Handle handle = d.handle;
@@ -48,7 +49,8 @@ class Rank : RankSteps {
       if (!c_.scenario.cached) continue;
       RankData again(c_, group_.rank(), repetition + 1000);
       at("cached dispatch", repetition);
-      Dispatched e = exchange_.dispatch(rows_of(again), handle, options_);
+      Dispatched e = exchange_.dispatch(rows_of(again), handle, deliver_to(&handle));
+      check_delivered(e);
       check_dispatched(again, e);
       at("combine after cached dispatch", repetition);
       combine(again, std::move(e), handle);
@@ -74,6 +76,48 @@ class Rank : RankSteps {
     const int64_t count = c_.problem.tokens(group_.rank()) * c_.problem.topk;
     if (count == 0 && memory_.on_device() && !c_.problem.weights.empty()) return give(&none, 1);  // null: no weights
     return give(data.weights(), idx(count));
+  }
+
+  /// Options of the next dispatch, which is a cached one if there is a handle.
+  const switchyard::DispatchOptions& deliver_to(const switchyard::Handle* handle) {
+    const Scenario& s = c_.scenario;
+    options_.out = nullptr;
+    buffer_ = {};
+    if (s.delivery == Delivery::pool) return options_;
+    const int64_t rows = switchyard::most_rows(exchange_.config(), group_.size()) + 3;
+    const int64_t bytes = row_bytes(s, sent_type(s)), scales = switchyard::scale_row_bytes(s.hidden, sent_scales(s));
+    in_buffer_ = handle && s.delivery == Delivery::row_buffer && scales == 0;
+    if (in_buffer_) {
+      buffer_ = exchange_.allocate_rows(*handle, sent_type(s));
+      out_ = buffer_.rows();
+    } else {
+      auto* const at = static_cast<std::byte*>(memory_.keep(idx(rows * (bytes + scales)) + 256));
+      out_ = Rows{at, rows, s.hidden, sent_type(s), scales ? at + (rows * bytes + 255) / 256 * 256 : nullptr, sent_scales(s)};
+    }
+    options_.out = &out_;
+    return options_;
+  }
+  /// Rank-major rows of this rank's own tokens.
+  int64_t own_rows(const switchyard::Handle& handle) const {
+    const auto world = idx(group_.size()), rank = idx(group_.rank());
+    const std::vector<int32_t> of_sources = handle.matrices(1).rank_prefix_matrix;
+    return of_sources[rank * world + rank] - (rank > 0 ? of_sources[(rank - 1) * world + rank] : 0);
+  }
+  /// Rows are where the caller wanted them, and came there without a copy if they could.
+  void check_delivered(const Dispatched& d) {
+    if (!options_.out) return;
+    f_.check(d.x.data == out_.data && d.x.scales == out_.scales && !d.block, "rows are in memory of the caller");
+    const auto bytes =
+        row_bytes(c_.scenario, d.x.dtype) + static_cast<int64_t>(switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind));
+    const auto rows = static_cast<uint64_t>(d.handle.rows() * bytes), copied = exchange_.last_call().copied_bytes;
+    const bool copies = !in_buffer_ || c_.scenario.staging == Staging::ring;
+    // Repeated routes and rings copy rows as well.
+    const bool own_placed = copies && memory_.on_device() && c_.scenario.staging == Staging::direct && !d.x.scales &&
+                            c_.problem.layout == Layout::rank_major;
+    if (own_placed)
+      f_.equal(rows - idx(own_rows(d.handle) * bytes), copied, "bytes copied of other ranks' rows");
+    else
+      f_.check(copies ? copied >= rows : copied < rows || rows == 0, "bytes copied");
   }
 
   template <class T>
@@ -216,6 +260,9 @@ class Rank : RankSteps {
   NormalExchange& exchange_;
   const Case& c_;
   switchyard::DispatchOptions options_;
+  Rows out_;                      ///< options_.out, and where it is if it is
+  switchyard::RowBuffer buffer_;  ///< there
+  bool in_buffer_ = false;
 };
 
 }  // namespace

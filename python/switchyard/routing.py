@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What routing asks for, before anything is sent."""
+from __future__ import annotations
+
+from typing import Any
+
+from . import _arrays, _names
+from ._arrays import I32, I64, U8, take
+from ._ffi import byref, check, library, structs
+from .handle import RoutingLayout, stored
+
+__all__ = ["routing_layout"]
+
+
+def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
+    """Tokens per rank and per expert that `ids`, int32 or int64 [T, K], ask for. Needs no group. Ids in host memory: numpy arrays. A
+    tensor on a GPU: tensors there, counted by one kernel on its current stream, without a wait; of at most 32768 experts."""
+    if _arrays.is_tensor(ids) and ids.is_cuda:
+        return _on_gpu(ids, experts, world)
+    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CPU)
+    given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
+    out = structs.RoutingLayout()
+    check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
+    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (experts,), I32),
+                          ("is_token_in_rank", (out.tokens, world), U8)])
+    return RoutingLayout(arrays[0], arrays[1], arrays[2].astype(bool))
+
+
+def _on_gpu(ids: Any, experts: int, world: int) -> RoutingLayout:
+    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CUDA)
+    arrays, (tokens, topk) = taken.arrays, taken.shape
+    torch, device = arrays.torch, ids.device
+    per_rank = torch.empty(max(world, 0), dtype=torch.int32, device=device)
+    per_expert = torch.empty(max(experts, 0), dtype=torch.int32, device=device)
+    where = torch.empty((tokens, max(world, 0)), dtype=torch.bool, device=device)
+    given = structs.ExpertIds(data=taken.pointer, tokens=tokens, topk=topk, is_int64=int(taken.code == I64))
+    check(library().functions.sy_routing_layout_on(byref(given), experts, world, per_rank.data_ptr(), per_expert.data_ptr(),
+                                                   where.data_ptr(), arrays.stream(ids)))
+    return RoutingLayout(per_rank, per_expert, where)

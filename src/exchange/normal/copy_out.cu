@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a dispatch to memory of the caller. Which rows have come only the device knows, so the host need not wait and the
+// copy can be captured; it moves those and no more.
+#include "exchange/normal/launch.hpp"
+
+namespace switchyard::detail {
+
+namespace normal {
+
+constexpr int kCopyThreads = 512;
+/// Words that a thread has on their way at a time: a copy by few multiprocessors is bound by latency.
+constexpr int kCopyWords = 8;
+
+/// All threads of the grid: `words` words of 16 bytes.
+__device__ void copy_words(const uint4* from, uint4* to, int64_t words) {
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kCopyThreads;
+  int64_t i = static_cast<int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
+  for (; i + (kCopyWords - 1) * threads < words; i += kCopyWords * threads) {
+    uint4 held[kCopyWords];
+#pragma unroll
+    for (int k = 0; k < kCopyWords; ++k) held[k] = from[i + k * threads];
+#pragma unroll
+    for (int k = 0; k < kCopyWords; ++k) to[i + k * threads] = held[k];
+  }
+  for (; i < words; i += threads) to[i] = from[i];
+}
+
+/// All threads of the grid: rows `begin` to `end`.
+__device__ void copy_rows(const CopyOut& p, int64_t begin, int64_t end) {
+  const int64_t at = begin * p.row_bytes;
+  copy_words(reinterpret_cast<const uint4*>(p.rows + at), reinterpret_cast<uint4*>(p.to_rows + at),
+             (end - begin) * p.row_bytes / 16);
+}
+
+__global__ void __launch_bounds__(kCopyThreads) copy_out_kernel(const __grid_constant__ CopyOut p) {
+  if (p.header == nullptr || p.header->moved == 0) return;
+  const int64_t rows = p.header->rows;
+  const int64_t placed = p.placed_by < 0 ? rows : p.header->record_begin[p.placed_by];
+  const int64_t after = p.placed_by < 0 ? rows : p.header->record_begin[p.placed_by + 1];
+  copy_rows(p, 0, placed);
+  copy_rows(p, after, rows);
+  copy_words(reinterpret_cast<const uint4*>(p.scales), reinterpret_cast<uint4*>(p.to_scales), rows * p.scale_bytes / 16);
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    p.moved->copied_bytes += static_cast<uint64_t>((rows - (after - placed)) * p.row_bytes + rows * p.scale_bytes);
+}
+
+}  // namespace normal
+
+namespace {
+
+const Kernel<const CopyOut> copy_out("copy of rows", normal::copy_out_kernel, normal::kCopyThreads,
+                                     [](const DeviceLimits&) { return 0; });
+
+}  // namespace
+
+void launch_copy_out(const CopyOut& p, int blocks, gpu::Stream stream) {
+  copy_out.launch({blocks, normal::kCopyThreads, 0}, stream, p);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Traces through the C ABI. */
+#include "switchyard/c/trace.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "c_check.h"
+
+enum { kHidden = 8, kTokens = 3, kTopk = 2, kExperts = 4 };
+
+static void dispatch(sy_exchange* exchange) {
+  float x[kTokens * kHidden] = {0.0f};
+  const int32_t ids[kTokens * kTopk] = {0, 1, 2, 3, 1, 2};
+  const sy_const_row_view rows = view_of_rows(x, kTokens, kHidden);
+  const sy_expert_ids routing = view_of_ids(ids, kTokens, kTopk);
+  sy_dispatched* d = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &rows, &routing, NULL, NULL, &d));
+  CHECK_OK(sy_dispatched_destroy(d));
+}
+
+static const sy_trace_phase* phase_of(const sy_trace_summary* summary, int64_t i) {
+  return (const sy_trace_phase*)(const void*)((const char*)summary->phases + (size_t)i * summary->phase_bytes);
+}
+
+/* How often `name` occurred on `rank`. */
+static uint64_t count_of(const sy_trace* trace, const char* name, int rank) {
+  sy_trace_summary summary = SWITCHYARD_TRACE_SUMMARY_INIT;
+  CHECK_OK(sy_trace_summary_of(trace, &summary));
+  uint64_t count = 0;
+  for (int64_t i = 0; i < summary.count; ++i) {
+    const sy_trace_phase* phase = phase_of(&summary, i);
+    if (strcmp(phase->name, name) == 0 && phase->rank == rank) count += phase->count;
+  }
+  CHECK_OK(sy_storage_release(summary.storage));
+  return count;
+}
+
+static int json_has(const sy_trace* trace, const char* word) {
+  sy_bytes text = SWITCHYARD_BYTES_INIT;
+  CHECK_OK(sy_trace_json(trace, 1, &text));
+  char* copy = calloc(text.size + 1, 1);
+  if (!copy) abort();
+  memcpy(copy, text.data, text.size);
+  const int found = strstr(copy, word) != NULL;
+  free(copy);
+  CHECK_OK(sy_storage_release(text.storage));
+  return found;
+}
+
+/* Each rank has a trace of its own, rank 0 gets what rank 1 has. */
+static void record(int rank, sy_group* group) {
+  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  config.hidden = kHidden;
+  config.num_experts = kExperts;
+  config.topk = kTopk;
+  config.max_tokens = kTokens;
+  config.row_type = SWITCHYARD_DTYPE_F32;
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  sy_trace_options options = SWITCHYARD_TRACE_OPTIONS_INIT;
+  options.num_warps = 2;  // as the group
+  sy_trace *trace = NULL, *wrong = NULL;
+  CHECK_OK(sy_trace_create(2, &options, &trace));
+  CHECK_OK(sy_trace_create(3, NULL, &wrong));
+  CHECK(sy_group_set_trace(group, wrong) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK_OK(sy_trace_destroy(wrong));
+
+  int32_t mine = -1;
+  CHECK_OK(sy_trace_event(trace, "my step", "steps", &mine));
+  CHECK_OK(sy_group_set_trace(group, trace));
+  sy_trace_span* span = NULL;
+  CHECK_OK(sy_trace_span_begin(trace, rank, mine, 7, &span));
+  dispatch(exchange);
+  dispatch(exchange);
+  CHECK_OK(sy_trace_span_end(span));
+  CHECK_OK(sy_group_set_trace(group, NULL));
+  dispatch(exchange);  // not recorded
+  CHECK(count_of(trace, "dispatch", rank) == 2 && count_of(trace, "my step", rank) == 1 &&
+        count_of(trace, "send_rows", rank) > 0);
+  CHECK(count_of(trace, "dispatch", 1 - rank) == 0 && json_has(trace, "my step"));
+  uint64_t lost = 1, error = 1;
+  CHECK_OK(sy_trace_lost(trace, &lost));
+  CHECK_OK(sy_trace_clock_error(trace, &error));
+  CHECK(lost == 0 && error == 0);
+
+  // To the other rank and back, as bytes.
+  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  CHECK_OK(sy_trace_serialize(trace, rank, &bytes));
+  CHECK_FAILS(sy_trace_merge(trace, bytes.data, bytes.size / 2), SWITCHYARD_INVALID_ARGUMENT, "");
+  sy_trace* other = NULL;
+  CHECK_OK(sy_trace_create(2, &options, &other));
+  CHECK_OK(sy_trace_event(other, "my step", "steps", &mine));
+  CHECK_OK(sy_trace_merge(other, bytes.data, bytes.size));
+  CHECK_OK(sy_storage_release(bytes.storage));
+  CHECK(count_of(other, "dispatch", rank) == 2);
+  CHECK_OK(sy_trace_clear(other));
+  CHECK(count_of(other, "dispatch", rank) == 0);
+  CHECK_OK(sy_trace_destroy(other));
+
+  // A trace that goes while it records stays as long as the group needs it.
+  CHECK_OK(sy_group_set_trace(group, trace));
+  CHECK_OK(sy_trace_destroy(trace));
+  dispatch(exchange);
+  CHECK_OK(sy_exchange_destroy(exchange));
+}
+
+static void arguments(void) {
+  sy_trace* trace = NULL;
+  CHECK_FAILS(sy_trace_create(0, NULL, &trace), SWITCHYARD_INVALID_ARGUMENT, "world");
+  CHECK(trace == NULL);
+  CHECK_FAILS(sy_trace_create(1, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "trace");
+  CHECK_OK(sy_trace_create(1, NULL, &trace));
+  CHECK_FAILS(sy_group_set_trace(NULL, trace), SWITCHYARD_INVALID_ARGUMENT, "group");
+  sy_trace_span* span = NULL;
+  CHECK_FAILS(sy_trace_span_begin(trace, 1, 0, 0, &span), SWITCHYARD_INVALID_ARGUMENT, "rank = 1");
+  CHECK_FAILS(sy_trace_write_json(trace, "/nowhere/trace.json", 1), SWITCHYARD_IO, "/nowhere/trace.json");
+  CHECK_FAILS(sy_trace_json(NULL, 1, NULL), SWITCHYARD_INVALID_ARGUMENT, "bytes");
+  CHECK_OK(sy_trace_span_end(NULL));
+  CHECK_OK(sy_trace_destroy(trace));
+  CHECK_OK(sy_trace_destroy(NULL));
+}
+
+void run_trace_tests(void) {
+  const sy_group_options options = patient_options(1 << 22);
+  run_two_ranks(record, &options);
+  arguments();
+}
