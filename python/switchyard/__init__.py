@@ -30,6 +30,7 @@ from .low_latency import LowLatency, Pending, Received
 from .parallelize import moe_heap_bytes, parallelize_moe
 from .run import run_ranks
 from .trace import Trace, TracePhase
+from .tuning import TuningValues, tuned_values
 
 
 def __getattr__(name: str) -> str:
@@ -53,6 +54,6 @@ def library_path() -> str:
 __all__ = [
     "CallStatistics", "Counts", "Exchange", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
     "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "Trace", "TracePhase",
-    "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
-    "routing_layout", "run_ranks", *_errors,
+    "TuningValues", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
+    "routing_layout", "run_ranks", "tuned_values", *_errors,
 ]

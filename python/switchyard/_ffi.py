@@ -53,6 +53,7 @@ _SIGNATURES = {
     "sy_ledger_combine_memory_required": "piip", "sy_ledger_combine_heap_bytes_for": "piip", "sy_ledger_combine_create": "ppp",
     "sy_ledger_combine_destroy": "p", "sy_ledger_combine_prepare": "ppp", "sy_prepared_ledger_destroy": "p",
     "sy_prepared_ledger_sizes": "pppp", "sy_ledger_combine_run": "pppppp", "sy_ledger_combine_last_call": "pp",
+    "sy_tuning_find": "spp",
     "sy_low_latency_receive": "p", "sy_low_latency_all_to_all": "ppppp", "sy_low_latency_last_call": "pp",
 }
 _LAYER_SIGNATURES = {

@@ -198,6 +198,20 @@ class GroupedGemmOptions(Struct):
     _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
 
 
+class TuningKey(Struct):
+    name = "sy_tuning_key"
+    defaults = {"hidden": 1, "tokens": 1, "ranks": 1}
+    _fields_ = [("struct_size", c_size_t), ("device", c_char_p), ("hidden", c_int64), ("tokens", c_int64), ("ranks", c_int32),
+                ("mode", c_int32)]
+
+
+class TuningValues(Struct):
+    name = "sy_tuning_values"
+    _fields_ = [("struct_size", c_size_t), ("dispatch_sms", c_int32), ("combine_sms", c_int32), ("sms", c_int32),
+                ("dispatch_warps", c_int32), ("dispatch_stages", c_int32), ("combine_warps", c_int32), ("pieces", c_int32),
+                ("warps", c_int32), ("chunk_kib", c_int32), ("quantized_dispatch_sms", c_int32)]
+
+
 class TraceOptions(Struct):
     name = "sy_trace_options"
     defaults = {"num_blocks": 1, "num_warps": 1, "events_per_track": 16384}
