@@ -21,14 +21,17 @@ from ._ffi import library as _library
 from .errors import *
 from .errors import __all__ as _errors
 from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
+from .gemm import GroupedGemm
 from .group import Group, WaitStatistics, first_expert
 from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
+from .ledger import LedgerCombine, PreparedLedger
 from .low_latency import LowLatency, Pending, Received
 from .parallelize import moe_heap_bytes, parallelize_moe
 from .routing import routing_layout
 from .run import run_ranks
 from .trace import Trace, TracePhase
+from .tuning import TuningValues, tuned_values
 
 
 def __getattr__(name: str) -> str:
@@ -50,7 +53,8 @@ def library_path() -> str:
 
 
 __all__ = [
-    "CallStatistics", "Counts", "Exchange", "Group", "Handle", "LayerMemory", "Ledger", "LowLatency", "Matrices", "MemoryRequirement",
-    "MoeLayer", "Pending", "Received", "RoutingLayout", "Trace", "TracePhase", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version",
-    "moe_heap_bytes", "parallelize_moe", "routing_layout", "run_ranks", *_errors,
+    "CallStatistics", "Counts", "Exchange", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
+    "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "Trace", "TracePhase",
+    "TuningValues", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
+    "routing_layout", "run_ranks", "tuned_values", *_errors,
 ]

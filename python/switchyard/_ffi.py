@@ -50,12 +50,18 @@ _SIGNATURES = {
     "sy_trace_span_begin": "piilp", "sy_trace_span_end": "p", "sy_trace_clear": "p", "sy_trace_lost": "pp", "sy_trace_clock_error": "pp",
     "sy_trace_write_json": "psi", "sy_trace_json": "pip", "sy_trace_serialize": "pip", "sy_trace_merge": "ppz",
     "sy_trace_summary_of": "pp",
+    "sy_ledger_combine_memory_required": "piip", "sy_ledger_combine_heap_bytes_for": "piip", "sy_ledger_combine_create": "ppp",
+    "sy_ledger_combine_destroy": "p", "sy_ledger_combine_prepare": "ppp", "sy_prepared_ledger_destroy": "p",
+    "sy_prepared_ledger_sizes": "pppp", "sy_ledger_combine_run": "pppppp", "sy_ledger_combine_last_call": "pp",
+    "sy_tuning_find": "spp",
     "sy_low_latency_receive": "p", "sy_low_latency_all_to_all": "ppppp", "sy_low_latency_last_call": "pp",
 }
 _LAYER_SIGNATURES = {
     "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
     "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp",
     "sy_moe_layer_implementation": "pp",
+    "sy_grouped_gemm_output": "ppp", "sy_grouped_gemm_create": "pppp", "sy_grouped_gemm_destroy": "p", "sy_grouped_gemm_run": "ppppp",
+    "sy_expert_rows_of_dispatched": "pp", "sy_expert_rows_of_low_latency": "pp",
 }
 _TYPES = {"p": c_void_p, "i": c_int32, "l": c_int64, "z": c_size_t, "s": c_char_p}
 

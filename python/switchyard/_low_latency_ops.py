@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 import torch
+from torch import Tensor
 
 from ._names import FP8
-from ._ops import DTYPES, Tensor, operator, tensor_of
+from ._ops import DTYPES, operator, tensor_of
 from ._registry import object_of
 from .low_latency import Received
 

@@ -19,6 +19,9 @@ ORDERS = {"per_rank": 0, "per_route": 1}
 SCALE_ORDERS = {"row_major": 0, "column_major": 1}
 SENDINGS = {"per_rank": 0, "per_route": 1}
 STORAGES = {"packed": 0, "view": 1}
+TUNING_MODES = {"normal": 0, "low_latency": 1, "flat": 2, "ledger": 3, "normal_expert_major": 4}
+WEIGHT_ORDERS = {"nk": 0, "kn": 1}
+EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
 MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
 MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ._arrays import I32, I64, U8, _Memory
 from ._names import BF16, F16, F32, FP8, PER_ROUTE, RANK_MAJOR, invalid
@@ -26,8 +27,6 @@ _tags = tuple(getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_
 DTYPES = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32, I32: torch.int32, I64: torch.int64, U8: torch.uint8}
 if hasattr(torch, "float8_e4m3fn"):
     DTYPES[FP8] = torch.float8_e4m3fn
-
-Tensor = torch.Tensor
 
 
 def operator(schema: str, kernel: Any, fake: Any) -> None:

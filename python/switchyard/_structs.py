@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, Dict
 
 
@@ -165,6 +165,51 @@ class AllToAllOptions(Struct):
     _fields_ = [("struct_size", c_size_t), ("weights", c_void_p), ("expert_scale", c_void_p), ("row_function", c_void_p),
                 ("row_function_user", c_void_p), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
                 ("reserved", c_int32)]
+
+
+class LedgerConfig(Struct):
+    name = "sy_ledger_config"
+    defaults = {"row_type": 1, "max_ledgers": 4}
+    _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("max_rows", c_int64), ("num_experts", c_int32),
+                ("topk", c_int32), ("row_type", c_int32), ("max_ledgers", c_int32)]
+
+
+class LedgerCombineOptions(Struct):
+    name = "sy_ledger_combine_options"
+    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
+
+
+class ExpertRows(Struct):
+    name = "sy_expert_rows"
+    _fields_ = [("struct_size", c_size_t), ("num_rows", c_void_p), ("num_rows_32", c_void_p), ("first_row", c_void_p),
+                ("rows_per_expert", c_int64), ("scale_rows", c_int64)]
+
+
+class GroupedGemmConfig(Struct):
+    name = "sy_grouped_gemm_config"
+    defaults = {"swiglu_limit": float("inf"), "swiglu_alpha": 1.0, "weight_scales": 1}
+    _fields_ = [("struct_size", c_size_t), ("n", c_int64), ("k", c_int64), ("num_experts", c_int32), ("type", c_int32),
+                ("order", c_int32), ("epilogue", c_int32), ("swiglu_limit", c_float), ("swiglu_alpha", c_float),
+                ("swiglu_up_shift", c_float), ("weight_scales", c_int32), ("quantize", c_int32), ("reserved", c_int32)]
+
+
+class GroupedGemmOptions(Struct):
+    name = "sy_grouped_gemm_options"
+    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
+
+
+class TuningKey(Struct):
+    name = "sy_tuning_key"
+    defaults = {"hidden": 1, "tokens": 1, "ranks": 1}
+    _fields_ = [("struct_size", c_size_t), ("device", c_char_p), ("hidden", c_int64), ("tokens", c_int64), ("ranks", c_int32),
+                ("mode", c_int32)]
+
+
+class TuningValues(Struct):
+    name = "sy_tuning_values"
+    _fields_ = [("struct_size", c_size_t), ("dispatch_sms", c_int32), ("combine_sms", c_int32), ("sms", c_int32),
+                ("dispatch_warps", c_int32), ("dispatch_stages", c_int32), ("combine_warps", c_int32), ("pieces", c_int32),
+                ("warps", c_int32), ("chunk_kib", c_int32), ("quantized_dispatch_sms", c_int32)]
 
 
 class TraceOptions(Struct):

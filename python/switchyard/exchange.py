@@ -455,4 +455,5 @@ def _needs_gradient(*tensors: Any) -> bool:
 def is_traced() -> bool:
     """Whether torch.compile makes a graph of what is called."""
     torch = _arrays.sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has one that tells
+    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

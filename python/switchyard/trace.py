@@ -24,7 +24,7 @@ class TracePhase(NamedTuple):
     category: str  #: "call", "plan", "move", "wait", "compute" or "user"
     unit: str  #: what `arg_sum` counts
     rank: int
-    count: int  #: spans
+    spans: int
     total_ms: float  #: sum over all workers
     max_ms: float  #: the longest span
     slowest_ms: float  #: the largest sum of one worker

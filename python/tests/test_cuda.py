@@ -281,6 +281,78 @@ def test_low_latency_of_the_caller():
     over_ranks(_low_latency_of_the_caller, sy.LowLatency.heap_bytes(WORLD, dtype="bf16", scales=None, **SHAPE))
 
 
+def _grouped_gemm(group, layout):
+    """Against torch, with the rows of a dispatch; row i of the result is of row i."""
+    inputs = inputs_of(9, torch.bfloat16)
+    x, ids, weights = on_gpu(inputs[group.rank], torch.bfloat16)
+    here, generator = len(group.experts_of(EXPERTS)), torch.Generator("cuda").manual_seed(group.rank)
+    w13 = torch.randn(here, 256, HIDDEN, device="cuda", generator=generator).bfloat16()
+    w2 = torch.randn(here, HIDDEN, 128, device="cuda", generator=generator).bfloat16()
+    up, down = sy.GroupedGemm(w13, epilogue="swiglu"), sy.GroupedGemm(w2)
+    assert (up.columns, down.columns) == (128, HIDDEN)
+    if layout == "low_latency":
+        ll = sy.LowLatency(group, dtype="bf16", scales=None, **SHAPE)
+        rows = ll.dispatch(x, ids, weights)
+        given, y = rows.x, ll.make_rows(rows)
+        extents = [(e, rows.x[e, :n], y[e, :n]) for e, n in enumerate(rows.rows.tolist())]
+    else:
+        exchange = sy.Exchange(group, dtype="bf16", layout="expert_major", align=8, **SHAPE)
+        given, rows = exchange.dispatch(x, ids, weights)
+        y, counts = exchange.allocate_rows(rows), rows.counts()
+        extents = [(e, given[f:f + n], y[f:f + n]) for e, (f, n) in enumerate(zip(counts.expert_first_row, counts.tokens_per_expert))]
+    assert down(up(given, rows), rows, out=y) is y
+    for e, of, got in extents:
+        both = of.float() @ w13[e].float().T
+        middle = (torch.nn.functional.silu(both[:, :128]) * both[:, 128:]).bfloat16()
+        torch.testing.assert_close(got.float(), middle.float() @ w2[e].float().T, rtol=0.05, atol=2.0)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "low_latency"])
+def test_grouped_gemm(layout):
+    try:
+        sy._ffi.layer_library()
+    except sy.LibraryNotFound:
+        pytest.skip("no library of the layer")
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="bf16", layout="expert_major", align=8, **SHAPE)
+    over_ranks(_grouped_gemm, heap + sy.LowLatency.heap_bytes(WORLD, dtype="bf16", scales=None, **SHAPE), layout)
+
+
+def _traced(group):
+    exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+    given = on_gpu(inputs_of(10)[group.rank])
+    exchange.dispatch(*given)
+    torch.cuda.current_stream().synchronize()
+    group.barrier()
+    trace = sy.Trace(group, events=256)
+    with trace:
+        rows, handle = exchange.dispatch(*given)
+        exchange.combine(rows, handle)
+        torch.cuda.current_stream().synchronize()
+        group.barrier()
+    trace.gather()
+    spans = {(p.name, p.rank): p.spans for p in trace.summary()}
+    assert all(spans[name, r] >= 1 for name in ("dispatch", "combine", "send_rows") for r in range(WORLD))
+
+
+def test_traces():
+    over_ranks(_traced, sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", **SHAPE))
+
+
+def _ledger(group):
+    exchange = sy.Exchange(group, dtype="f32", layout="expert_major", **SHAPE)
+    combine = sy.LedgerCombine(group, dtype="f32", **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(11)[group.rank])
+    rows, handle = exchange.dispatch(x, ids, weights)
+    prepared = combine.prepare(handle.ledger())
+    group.barrier()
+    assert torch.equal(combine.combine(rows * 2, prepared, weights), exchange.combine(rows * 2, handle, order="per_route"))
+
+
+def test_ledgers():
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", layout="expert_major", **SHAPE)
+    over_ranks(_ledger, heap + sy.LedgerCombine.heap_bytes(WORLD, backend="cuda", dtype="f32", **SHAPE))
+
+
 def _nccl(rank, world, path):
     import torch.distributed as dist
 

@@ -83,3 +83,10 @@ def test_drops_and_mistakes(ranks, layer):
             moe(x, ids, add=True)
 
     ranks(rank, 1)
+
+
+def test_a_grouped_gemm_is_for_gpus(layer):
+    with pytest.raises(sy.InvalidArgument, match="weights is on the CPU: must be on a GPU|weights is on cpu: must be on a GPU"):
+        sy.GroupedGemm(np.zeros((2, 16, 16), np.uint16))
+    with pytest.raises(sy.InvalidArgument, match=r"weights has the shape \[2, 16\]"):
+        sy.GroupedGemm(np.zeros((2, 16), np.uint16))

@@ -35,7 +35,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "switchyard/c/layer.h"', '#include "switchyard/c/low_latency.h"',
-             '#include "switchyard/c/trace.h"',
+             '#include "switchyard/c/trace.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/gemm.h"',
              "int main(void) {"]
     for struct in _structs.ALL:
         macro = f"SWITCHYARD_{struct.name[3:].upper()}_INIT"
@@ -88,7 +88,8 @@ def test_names_are_those_of_the_headers(headers):
                           (_names.STAGINGS, "STAGING"), (_names.SIZES, "SIZE"), (_names.OVERFLOWS, "OVERFLOW"),
                           (_names.PADDINGS, "PADDING"), (_names.ORDERS, "ORDER"), (_names.SCALE_ORDERS, "SCALES"),
                           (_names.SENDINGS, "SENDING"), (_names.STORAGES, "WEIGHTS"), (_names.MOE_EXCHANGES, "MOE_EXCHANGE"),
-                          (_names.MOE_FORMS, "MOE_FORM")]:
+                          (_names.MOE_FORMS, "MOE_FORM"), (_names.WEIGHT_ORDERS, "WEIGHTS"),
+                          (_names.EPILOGUES, "EPILOGUE"), (_names.TUNING_MODES, "TUNING")]:
         for word, number in table.items():
             assert values[f"{prefix}_{word.upper()}"] == number
     for code in sy.Code:

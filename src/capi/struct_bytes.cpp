@@ -9,6 +9,7 @@
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
 #include "switchyard/c/trace.h"
+#include "switchyard/c/tuning.h"
 
 using namespace switchyard::detail;
 
@@ -60,6 +61,8 @@ constexpr NamedSize kStructs[] = {
     SIZE_OF(sy_swiglu_gradient_config),
     SIZE_OF(sy_trace_options),
     SIZE_OF(sy_trace_summary),
+    SIZE_OF(sy_tuning_key),
+    SIZE_OF(sy_tuning_values),
     SIZE_OF(sy_wait_report),
     SIZE_OF(sy_wait_statistics),
     SIZE_OF(sy_weight_gradient_config),

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Traces through the C ABI. */
+/* Traces and tuned values through the C ABI. */
 #include "switchyard/c/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "c_check.h"
+#include "switchyard/c/tuning.h"
 
 enum { kHidden = 8, kTokens = 3, kTopk = 2, kExperts = 4 };
 
@@ -121,8 +122,24 @@ static void arguments(void) {
   CHECK_OK(sy_trace_destroy(NULL));
 }
 
+/* Tuned values: of a file, and of none. */
+static void tuned_values(void) {
+  sy_tuning_key key = SWITCHYARD_TUNING_KEY_INIT;
+  sy_tuning_values values = SWITCHYARD_TUNING_VALUES_INIT;
+  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SWITCHYARD_INVALID_ARGUMENT, "key->device");
+  key.device = "cpu";
+  CHECK_OK(sy_tuning_find(NULL, &key, &values));
+  CHECK(values.pieces == 0 && values.dispatch_sms == 0);
+  key.mode = 5;
+  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SWITCHYARD_INVALID_ARGUMENT, "key->mode = 5");
+  key.mode = SWITCHYARD_TUNING_FLAT;
+  CHECK_FAILS(sy_tuning_find("/nowhere/a.tuning", &key, &values), SWITCHYARD_INVALID_ARGUMENT, "/nowhere/a.tuning");
+  CHECK_FAILS(sy_tuning_find(NULL, &key, NULL), SWITCHYARD_INVALID_ARGUMENT, "values");
+}
+
 void run_trace_tests(void) {
   const sy_group_options options = patient_options(1 << 22);
   run_two_ranks(record, &options);
   arguments();
+  tuned_values();
 }

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// C ABI: tuned values, the twin of what switchyard/tuning.hpp has for looking them up. A group takes them by itself when it is
+/// formed; nothing here has to be called for that. docs/tuning.md describes the file and the look-up. No function needs a
+/// group.
+#pragma once
+
+#include "switchyard/c/switchyard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// What a value is for: a mode, and in normal mode the layout of its objects (NORMAL: rank-major).
+typedef int32_t sy_tuning_mode;
+enum {
+  SWITCHYARD_TUNING_NORMAL = 0,
+  SWITCHYARD_TUNING_LOW_LATENCY = 1,
+  SWITCHYARD_TUNING_FLAT = 2,
+  SWITCHYARD_TUNING_LEDGER = 3,
+  SWITCHYARD_TUNING_NORMAL_EXPERT_MAJOR = 4
+};
+
+/// What was measured.
+typedef struct sy_tuning_key {
+  size_t struct_size;
+  const char* device;  ///< "cpu", or the name of the GPU as the driver gives it
+  int64_t hidden;      ///< >= 1
+  int64_t tokens;      ///< max_tokens of the object, >= 1
+  int32_t ranks;       ///< >= 1
+  sy_tuning_mode mode;
+} sy_tuning_key;
+#define SWITCHYARD_TUNING_KEY_INIT \
+  { sizeof(sy_tuning_key), NULL, 1, 1, 1, SWITCHYARD_TUNING_NORMAL }
+
+/// The values of an entry; 0: it says nothing, and the library chooses. switchyard/tuning.hpp says which mode has which.
+typedef struct sy_tuning_values {
+  size_t struct_size;
+  int32_t dispatch_sms;
+  int32_t combine_sms;
+  int32_t sms;
+  int32_t dispatch_warps;
+  int32_t dispatch_stages;
+  int32_t combine_warps;
+  int32_t pieces;
+  int32_t warps;
+  int32_t chunk_kib;
+  int32_t quantized_dispatch_sms;
+} sy_tuning_values;
+#define SWITCHYARD_TUNING_VALUES_INIT \
+  { sizeof(sy_tuning_values), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/// Values of the nearest entry of `path`, or, if that is NULL, of what is in force: the file that SWITCHYARD_TUNING names, then
+/// what is built in. All 0 if there is none of this device and mode. Errors: invalid_argument naming file, line, what was given
+/// and what is allowed.
+switchyard_code_t sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values);
+
+#ifdef __cplusplus
+}
+#endif

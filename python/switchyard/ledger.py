@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combine by an explicit route ledger instead of a handle (docs/concepts/ledger.md)."""
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any, Optional, Type
+
+import numpy as np
+
+from . import _names
+from ._arrays import take
+from ._ffi import Owned, byref, check, library, structs
+from ._names import BF16, F16, F32, invalid, value_of
+from .exchange import CallStatistics, MemoryRequirement, statistics_of
+from .group import Group
+from .handle import Ledger
+
+__all__ = ["LedgerCombine", "PreparedLedger"]
+
+
+def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
+        -> structs.LedgerConfig:
+    """The struct of the keywords of :class:`LedgerCombine`."""
+    return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=experts, topk=topk,
+                                row_type=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
+
+
+_config.__qualname__ = "LedgerCombine"  # which errors of wrong keywords name
+
+
+class PreparedLedger:
+    """A checked ledger, for any number of calls of the operator that prepared it."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+        sizes = [ctypes.c_int64() for _ in range(3)]
+        check(library().functions.sy_prepared_ledger_sizes(owned.pointer, *map(byref, sizes)))
+        self.tokens: int = sizes[0].value  #: M
+        self.rows: int = sizes[1].value  #: least number of rows of the expert output
+        self.returned_rows: int = sizes[2].value  #: rows that come back to this rank
+
+
+class LedgerCombine:
+    """The operator over a group. Creation is collective: all ranks give the same keywords.
+
+    hidden: H, any. experts: E, in all. topk: K, at most 32. max_tokens: most tokens of any rank. dtype: "f16", "bf16" or "f32".
+    max_rows: most rows of expert output that a ledger speaks of; 0: any number. max_ledgers: CUDA, prepared at a time.
+    """
+
+    def __init__(self, group: Group, **config: Any) -> None:
+        self.group = group
+        self._config = _config(**config)
+        self._functions = library().functions
+        made = ctypes.c_void_p()
+        with group._call:
+            check(self._functions.sy_ledger_combine_create(group.pointer, byref(self._config), byref(made)))
+        self._owned = Owned(made.value, self._functions.sy_ledger_combine_destroy, group._owned, lock=group._lock)
+        self._x, self._options = structs.RowView(), structs.LedgerCombineOptions()
+
+    @staticmethod
+    def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
+        """Symmetric memory that an operator with these keywords takes from each rank's heap. Needs no group."""
+        r, number = structs.MemoryRequirement(), value_of(_names.BACKENDS, "backend", backend)
+        check(library().functions.sy_ledger_combine_memory_required(byref(_config(**config)), world, number, byref(r)))
+        return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
+
+    @staticmethod
+    def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
+        """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
+        size, number = ctypes.c_size_t(), value_of(_names.BACKENDS, "backend", backend)
+        check(library().functions.sy_ledger_combine_heap_bytes_for(byref(_config(**config)), world, number, byref(size)))
+        return size.value
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_ledger_combine*``, for code that calls the C interface."""
+        if not self._owned.pointer:
+            invalid("the operator is closed")
+        return self._owned.pointer
+
+    def prepare(self, ledger: Ledger) -> PreparedLedger:
+        """Local. Checks the tables, those of ``Handle.ledger()`` or your own, int32 in host memory, and makes them ready. CUDA: waits for
+        the calls so far."""
+        c, world = self._config, self.group.size
+        padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
+        routes = len(ledger.expanded_row_idx)
+        shapes = {"peer_token_per_expert": (world, padded), "expanded_row_idx": (routes,), "cumsum_per_expert": (world, padded),
+                  "dispatch_offset": (here,), "prev_sum_before_rank": (world, here)}
+        arrays = {name: np.ascontiguousarray(getattr(ledger, name), np.int32) for name in shapes}
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                invalid(f"ledger.{name} has the shape {list(arrays[name].shape)}: must be {list(shape)}")
+        g = structs.Ledger(world=world, num_experts=c.num_experts, num_experts_padded=padded, experts_here=here, num_routes=routes,
+                           **{name: array.ctypes.data for name, array in arrays.items()})
+        made = ctypes.c_void_p()
+        with self.group._lock:
+            check(self._functions.sy_ledger_combine_prepare(self.pointer, byref(g), byref(made)))
+        return PreparedLedger(Owned(made.value, self._functions.sy_prepared_ledger_destroy, self._owned, lock=self.group._lock))
+
+    def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
+        """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out [M, H].
+        probs: float32 [M, K]; None: rows are added as they are. The sum is float32, k ascending, rounded once."""
+        c, backend = self._config, self.group._backend
+        with self.group._call:
+            taken = take(y, "y", ("rows", c.hidden), (BF16, F16, F32), backend)
+            v, o = self._x, self._options
+            v.data, v.rows, v.cols, v.dtype = taken.pointer, taken.shape[0], c.hidden, taken.code
+            o.stream, o.num_sms = taken.arrays.stream(taken.array), num_sms
+            factors = None if probs is None else take(probs, "probs", (prepared.tokens, c.topk), (F32,), backend).pointer or None
+            if out is None:
+                out = taken.arrays.empty((prepared.tokens, c.hidden), taken.code, taken.array)
+            result = take(out, "out", (prepared.tokens, c.hidden), (taken.code,), backend)
+            check(self._functions.sy_ledger_combine_run(self.pointer, byref(v), factors, prepared._owned.pointer, result.pointer, byref(o)))
+            return out
+
+    def last_call(self) -> CallStatistics:
+        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        s = structs.CallStatistics()
+        check(self._functions.sy_ledger_combine_last_call(self.pointer, byref(s)))
+        return statistics_of(s)
+
+    def close(self) -> None:
+        """Gives the operator back. May be called twice."""
+        self._owned.close()
+
+    def __enter__(self) -> "LedgerCombine":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()

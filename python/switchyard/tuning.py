@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that were measured, as groups take them when they are formed (docs/tuning.md)."""
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Optional, Union
+
+from ._ffi import byref, check, library, structs
+from ._names import TUNING_MODES, value_of
+
+__all__ = ["TuningValues", "tuned_values"]
+
+
+class TuningValues(NamedTuple):
+    """0: nothing was said, and the library chooses."""
+
+    dispatch_sms: int
+    combine_sms: int
+    sms: int
+    dispatch_warps: int
+    dispatch_stages: int
+    combine_warps: int
+    pieces: int
+    warps: int
+    chunk_kib: int
+    quantized_dispatch_sms: int
+
+
+def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens: int,
+                 path: Union[str, "os.PathLike[str]", None] = None) -> TuningValues:
+    """The values of the nearest entry of a tuning file, or without `path` of what is in force: the file that SWITCHYARD_TUNING names,
+    then what is built in. device: "cpu", or a GPU's name. mode: "normal" (rank-major), "normal_expert_major", "low_latency", "flat" or
+    "ledger". InvalidArgument names file and line of what is wrong in it."""
+    v = structs.TuningValues()
+    encoded = device.encode()
+    key = structs.TuningKey(device=encoded, hidden=hidden, tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))
+    where: Optional[bytes] = None if path is None else os.fspath(path).encode()
+    check(library().functions.sy_tuning_find(where, byref(key), byref(v)))
+    return TuningValues(*(getattr(v, name) for name in TuningValues._fields))
