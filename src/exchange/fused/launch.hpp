@@ -36,8 +36,8 @@ struct FusedParams {
   const float* weights = nullptr;      ///< [T, K], or null: all 1
   std::byte* out = nullptr;            ///< [T, H]
   bool add = false;                    ///< sums begin with what `out` holds
-  RowWay pulled, returned;  ///< of a token, and of an output; of fp8, the last piece of a token holds all its scales
-  bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
+  RowWay pulled, returned;             ///< of a token, and of an output; of fp8, the last piece of a token holds all its scales
+  bool ue8m0 = false;                  ///< fp8: a token's scales are powers of two
   FusedFp8Scales up_scales, down_scales;  ///< fp8
 };
 
