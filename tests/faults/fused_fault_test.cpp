@@ -75,6 +75,24 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// A rank whose plan is in time and whose products are not: the others' statistics name it.
+TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
+  const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+    FusedMoeRig rig(group);
+    rig.round();
+    if (group.rank() == kBad) rig.products->on_tile = [] { std::this_thread::sleep_for(200ms); };
+    group.barrier();
+    const auto before = group.wait_statistics();
+    rig.round();
+    const auto after = group.wait_statistics();
+    if (group.rank() == kBad) return;
+    EXPECT_GT(after[kBad].waits, before[kBad].waits);
+    for (size_t r = 0; r < kWorld; ++r)
+      EXPECT_GE(after[kBad].total_ms - before[kBad].total_ms, after[r].total_ms - before[r].total_ms) << "rank " << r;
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
 TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
   expect_mismatch(outcomes(kWorld, options_with(600s), [&](Group& group) {
     FusedMoeRig rig(group);

@@ -6,26 +6,18 @@
 #include <optional>
 #include <string>
 
-#include "arch/gpu_tensor_map.hpp"
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/launch.hpp"
 #include "exchange/gpu/call_order.hpp"
 #include "exchange/normal/launch.hpp"
+#include "gemm/product_maps.hpp"
 #include "heap/gpu/device_guard.hpp"
 
 namespace switchyard::detail {
 
 namespace {
 
-using gpu::Swizzle;
-
-constexpr uint64_t kOutElement = 2;
-
-void make_map(CUtensorMap* map, const void* data, gpu::ElementType type, std::initializer_list<gpu::Dimension> dimensions,
-              Swizzle swizzle) {
-  if (gpu::make_tensor_map(map, data, type, dimensions, swizzle)) return;
-  throw Error(ErrorCode::system, "FusedMoe: the driver makes no tensor map");
-}
+constexpr const char* kObject = "FusedMoe";
 
 /// One of the two products: `n` weights of `k` elements for each expert, rows from `in` to `out`, `rows` of both.
 struct Product {
@@ -53,55 +45,45 @@ gemm::GroupedParams unmapped_params(const Product& d, const Tables& tables, int6
   return g;
 }
 
-/// The narrow boxes are those of the interleaved outputs of gated tiles: gemm/gpu/gpu_gemm.cpp.
+gemm::ProductMaps maps_of(const Product& d, DType type) {
+  return {kObject, type, DType::bf16, d.experts, d.n, d.k, d.gated, false};
+}
+
 gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
-  constexpr uint64_t kElement = 2;
-  constexpr auto kType = gpu::ElementType::bf16;
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kInner);
   g.inner_blocks = std::max(3, g.inner_blocks);
   g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
-  const auto n = static_cast<uint64_t>(d.n), k = static_cast<uint64_t>(d.k), e = static_cast<uint64_t>(d.experts),
-             rows = static_cast<uint64_t>(d.rows), row = k * kElement, columns = static_cast<uint64_t>(g.columns);
-  constexpr uint32_t kStage = gemm::kInner;
-  if (d.gated)
-    make_map(&g.weights, d.weights, kType,
-             {{k, 0, kStage}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, n * row, 1}}, Swizzle::bytes_128);
-  else
-    make_map(&g.weights, d.weights, kType, {{k, 0, kStage}, {n, row, gemm::kTileColumns}, {e, n * row, 1}}, Swizzle::bytes_128);
-  for (uint32_t step = 1; step <= kFusedRows / kRowStep; ++step)
-    make_map(&g.rows[step - 1], d.in, kType, {{k, 0, kStage}, {rows, row, step * kRowStep}}, Swizzle::bytes_128);
-  const uint32_t box = d.gated ? 32 : 64;
-  const Swizzle swizzle = d.gated ? Swizzle::bytes_64 : Swizzle::bytes_128;
-  make_map(&g.out_64, d.out, kType, {{columns, 0, box}, {rows, columns * kOutElement, 64}}, swizzle);
-  make_map(&g.out_16, d.out, kType, {{columns, 0, box}, {rows, columns * kOutElement, 16}}, swizzle);
+  const gemm::ProductMaps maps = maps_of(d, DType::bf16);
+  maps.set_weights(g, d.weights);
+  maps.set_rows(g, d.in, d.rows, kFusedRows);
+  maps.set_outputs(g, d.out, d.rows);
   return g;
 }
 
-/// The boxes are those of gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
+/// Rows come by halves of a unit, as in gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
 gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
-  constexpr auto kType = gpu::ElementType::bytes;
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
   if (d.gated)
     g.quantised = {d.out, reinterpret_cast<std::byte*>(m.h_scales), 4, m.scale_pitch * 4, false};
   else
     g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
-  const auto n = static_cast<uint64_t>(d.n), k = static_cast<uint64_t>(d.k), e = static_cast<uint64_t>(d.experts),
-             rows = static_cast<uint64_t>(d.rows), halves = d.gated ? uint64_t{2} : uint64_t{1};
-  constexpr uint32_t kStage = gemm::kFp8Inner, kHalfUnit = gemm::kUnitRows / 2;
-  make_map(&g.many_weights, d.weights, kType, {{k, 0, kStage}, {n / halves, k, 64}, {halves, n / halves * k, 1}, {e, n * k, 1}},
-           Swizzle::bytes_128);
-  make_map(&g.rows[kHalfUnit / kRowStep - 1], d.in, kType, {{k, 0, kStage}, {rows, k, kHalfUnit}}, Swizzle::bytes_128);
+  const gemm::ProductMaps maps = maps_of(d, DType::fp8_e4m3);
+  maps.set_many_weights(g, d.weights);
+  maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2);
   return g;
 }
 /// Of a product's rows.
 CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, int blocks) {
   CUtensorMap map;
-  make_map(&map, scales, gpu::ElementType::f32,
-           {{static_cast<uint64_t>(rows), 0, kFusedScaleBox},
-            {static_cast<uint64_t>(blocks), static_cast<uint64_t>(m.scale_pitch) * 4, 1}},
-           Swizzle::none);
+  gemm::make_map(&map,
+                 {scales,
+                  gpu::ElementType::f32,
+                  {{static_cast<uint64_t>(rows), 0, kFusedScaleBox},
+                   {static_cast<uint64_t>(blocks), static_cast<uint64_t>(m.scale_pitch) * 4, 1}},
+                  gpu::Swizzle::none},
+                 kObject, "scales");
   return map;
 }
 

@@ -166,22 +166,51 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
   return true;
 }
 
+/// One lane: accounts the time since `begin` to a rank that this warp has waited for, unless that is this rank. Reductions in
+/// memory, because warps of another kernel may have the same counters at the same time.
+__device__ __forceinline__ void charge_wait(const CallContext& call, int rank, uint64_t begin) {
+  if (rank == call.rank()) return;
+  const uint64_t spent = ptx::global_timer() - begin;
+  const auto warp = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> 5) + (threadIdx.x >> 5);
+  WaitCounter& counter = call.waits[warp * call.world() + rank];
+  ptx::reduce_add(&counter.total_ns, spent);
+  ptx::reduce_add(&counter.waits, 1);
+  ptx::reduce_max(&counter.max_ns, spent);
+}
+
+/// Whose flags a warp waits for.
+enum class Awaited { this_rank, ranks };
+
 /// All lanes of a warp: until ready() holds in every lane; a lane waits for `rank`. False after a fault (recorded): what was
-/// waited for may not be there.
-template <class A, class Ready>
+/// waited for may not be there. A wait for ranks is accounted to the other rank that was waited for last.
+template <class A, Awaited kAwaited = Awaited::ranks, class Ready>
 __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;
   const RoleSpan<A> span(event);
   const uint64_t begin = ptx::global_timer();
+  int slowest = c.p.call.rank();  // of the lanes that have waited longest
+  const auto charge = [&] {
+    if constexpr (kAwaited == Awaited::ranks)
+      if (lane() == 0) charge_wait(c.p.call, slowest, begin);
+  };
   for (uint32_t polls = 1;; ++polls) {
-    const uint32_t waiting = __ballot_sync(~0u, !ready());
+    const bool waits = !ready();
+    const uint32_t waiting = __ballot_sync(~0u, waits);
     if (waiting == 0) {
       span.end(rank);
+      charge();
       return true;
+    }
+    if constexpr (kAwaited == Awaited::ranks) {
+      const uint32_t others = __ballot_sync(~0u, waits && rank != c.p.call.rank());
+      if (others != 0) slowest = __shfl_sync(~0u, rank, __ffs(static_cast<int>(others)) - 1);
     }
     if ((polls & 63) != 0) continue;
     const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
-    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) return false;
+    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) {
+      charge();
+      return false;
+    }
   }
 }
 /// Until `count` flags, of this rank and this GPU, say that they are of this call. A lane's loads are under way at the same
@@ -190,7 +219,7 @@ template <class A>
 __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
   constexpr int kAtOnce = 6;
   static_assert(kAtOnce * 32 >= Fp8Layer::kRows);
-  return wait_until<A>(c, site, event, c.p.call.rank(), [&] {
+  return wait_until<A, Awaited::this_rank>(c, site, event, c.p.call.rank(), [&] {
     bool all = true;
     for (int first = lane(); first < count; first += kAtOnce * 32) {
       uint64_t seen[kAtOnce];

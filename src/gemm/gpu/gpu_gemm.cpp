@@ -5,17 +5,14 @@
 #include <string>
 
 #include "arch/gpu_runtime.hpp"
-#include "arch/gpu_tensor_map.hpp"
 #include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 #include "gemm/gpu/kernels.hpp"
 #include "gemm/gpu/usable_gpu.hpp"
+#include "gemm/product_maps.hpp"
 
 namespace switchyard::detail::gemm {
 namespace {
-
-using gpu::Dimension;
-using gpu::Swizzle;
 
 static_assert(kMostExperts == kMostGemmExperts);
 
@@ -56,11 +53,11 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.scales.weights_ue8m0 = c.weight_scales == ScaleKind::ue8m0;
     params_.scales.weight_rows = static_cast<int>(gated ? 2 * num_scales(c.n / 2) : num_scales(c.n));
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
-    map_weights(weights);
+    maps().set_weights(params_, weights);
     if (!fp8_) return;
     many_kernel_ = kernel_fp8_many(finish_of(c));
     check(many_kernel_.prepare(traits_.shared_bytes), "kernel");
-    map_many_weights(weights);
+    maps().set_many_weights(params_, weights);
   }
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
@@ -99,68 +96,31 @@ class GpuGemm final : public GroupedGemm::Impl {
       part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMostManyRows);
   }
 
-  static constexpr uint64_t kOutElement = 2;               // bytes of an output that has a map
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
-  uint64_t element() const { return dtype_bytes(config.type); }
   /// Of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
   int most_rows() const { return fp8_ ? kMostFp8Rows : kMostRows; }
   /// Elements of the sum in a stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 
-  void make(CUtensorMap* map, const void* data, DType type, std::initializer_list<Dimension> dimensions, Swizzle swizzle,
-            const char* what) const {
-    const auto elements = type == DType::bf16  ? gpu::ElementType::bf16
-                          : type == DType::f16 ? gpu::ElementType::f16
-                                               : gpu::ElementType::bytes;
-    if (gpu::make_tensor_map(map, data, elements, dimensions, swizzle)) return;
-    throw Error(ErrorCode::system, std::string("GroupedGemm: the driver makes no tensor map of ") + what);
-  }
-
-  void map_weights(const void* weights) {
-    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k),
-               e = static_cast<uint64_t>(config.num_experts);
-    const uint64_t expert = n * k * element(), row = k * element();
-    const DType type = config.type;
-    CUtensorMap* map = &params_.weights;
-    if (config.order == WeightOrder::kn) {
-      make(map, weights, type, {{n, 0, 64}, {k, n * element(), inner()}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
-    } else if (config.epilogue == Epilogue::swiglu) {
-      make(map, weights, type, {{k, 0, inner()}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, expert, 1}},
-           Swizzle::bytes_128, "the weights");
-    } else {
-      make(map, weights, type, {{k, 0, inner()}, {n, row, kTileColumns}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
-    }
-  }
-  void map_many_weights(const void* weights) {
-    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), row = k * element(),
-               halves = config.epilogue == Epilogue::swiglu ? uint64_t{2} : uint64_t{1};
-    make(&params_.many_weights, weights, config.type,
-         {{k, 0, inner()},
-          {n / halves, row, 64},
-          {halves, n / halves * row, 1},
-          {static_cast<uint64_t>(config.num_experts), n * row, 1}},
-         Swizzle::bytes_128, "the weights");
+  ProductMaps maps() const {
+    return {kClass,
+            config.type,
+            config.out_type(),
+            config.num_experts,
+            config.n,
+            config.k,
+            config.epilogue == Epilogue::swiglu,
+            config.order == WeightOrder::kn};
   }
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are there
-    const auto k = static_cast<uint64_t>(config.k), rows = static_cast<uint64_t>(x.rows);
-    for (uint32_t step = 1; step <= static_cast<uint32_t>(most_rows() / kRowStep); ++step) {
-      make(&params_.rows[step - 1], x.data, config.type, {{k, 0, inner()}, {rows, k * element(), step * kRowStep}},
-           Swizzle::bytes_128, "the rows");
-    }
+    maps().set_rows(params_, x.data, x.rows, most_rows());
     x_ = x;
   }
   void map_outputs(const Rows& out) {
     out_ = {};  // until all maps are there
-    const bool narrow = config.epilogue == Epilogue::swiglu && config.order == WeightOrder::nk;
-    const uint32_t columns = narrow ? 32 : 64;
-    const Swizzle swizzle = narrow ? Swizzle::bytes_64 : Swizzle::bytes_128;
-    const auto width = static_cast<uint64_t>(config.columns()), rows = static_cast<uint64_t>(out.rows);
-    const DType type = config.out_type();
-    make(&params_.out_64, out.data, type, {{width, 0, columns}, {rows, width * kOutElement, 64}}, swizzle, "the outputs");
-    make(&params_.out_16, out.data, type, {{width, 0, columns}, {rows, width * kOutElement, 16}}, swizzle, "the outputs");
-    params_.out = static_cast<uint16_t*>(out.data);
+    maps().set_outputs(params_, out.data, out.rows);
     out_ = out;
   }
 

@@ -28,14 +28,6 @@ void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   });
 }
 
-/// The rank for which this one waited longest since it began.
-int slowest(const Group& group) {
-  const auto waits = group.wait_statistics();
-  const auto longest =
-      std::max_element(waits.begin(), waits.end(), [](const auto& a, const auto& b) { return a.total_ms < b.total_ms; });
-  return static_cast<int>(longest - waits.begin());
-}
-
 /// Rank r lives on GPU r modulo their number.
 bool shares_its_gpu(const Station& me) {
   int gpus = 0;

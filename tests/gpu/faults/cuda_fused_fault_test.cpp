@@ -192,6 +192,7 @@ enum class Stuck { until_the_deadline, until_it_aborts };
 void expect_told_of(Station& me, Stuck how, int stuck) {
   me.f.check(idle_within(me.stream(), 10s), "the call does not end");
   const Outcome o = outcome_of([&] { me.group.check(); });
+  me.f.equal(stuck, slowest(me.group), "slowest rank by wait_statistics");
   if (how == Stuck::until_the_deadline) return expect_report(me, o, {"MoE layer", "layer_told", 2}, stuck);
   me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code, " + shown(o));
   me.f.equal(stuck, o.failed_rank, "failed rank");
@@ -251,6 +252,39 @@ INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_d
                          [](const auto& p) {
                            return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
                          });
+
+/// Late, but within the deadline: no fault, and the statistics of the other rank name it, although its plan was in time.
+TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
+  constexpr int kSlow = 1;
+  const MoeCase m = two_ranks();
+  on_gpus(kWorld, heap_of(m), 20s, [&](Station& me) {
+    GpuRig rig(me);
+    MoeGpuRank rank(rig, me.group, m);
+    run_call(me, rank, 0, false, [&] { rank.forward(); });
+    std::optional<StuckCall> call;
+    if (me.rank() == kSlow) call.emplace(me, rank);
+    const auto slow = [&] {
+      call->launch();
+      me.gather();  // the other one has called
+      std::this_thread::sleep_for(200ms);
+      call->go_on();
+    };
+    const auto waiting = [&] {
+      const auto before = me.group.wait_statistics();
+      rank.forward();
+      me.gather();
+      me.synchronize();
+      const auto after = me.group.wait_statistics();
+      me.f.check(after[kSlow].waits > before[kSlow].waits, "nothing was counted");
+      me.f.check(after[kSlow].max_ms > 50, "longest wait " + std::to_string(after[kSlow].max_ms));
+      me.f.equal(kSlow, slowest(me.group), "slowest rank");
+    };
+    run_call(me, rank, 1, false, [&] { call ? slow() : waiting(); });
+    me.group.check();
+    if (call) call->destroy();
+    me.meet();
+  });
+}
 
 // ---- a rank that refuses its call
 

@@ -2,6 +2,7 @@
 // What every story of a fault on GPUs finds at its end, in all modes. Each is checked on all ranks when the calls are done.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "gpu/harness/object_rig.hpp"
@@ -11,6 +12,14 @@ namespace harness {
 /// The GPU can be used afterwards, and no error was left behind.
 inline void expect_context_works(Station& me) {
   me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+}
+
+/// The rank for which this one waited longest since it began.
+inline int slowest(const Group& group) {
+  const auto waits = group.wait_statistics();
+  const auto longest =
+      std::max_element(waits.begin(), waits.end(), [](const auto& a, const auto& b) { return a.total_ms < b.total_ms; });
+  return static_cast<int>(longest - waits.begin());
 }
 
 /// What a call says in which `awaited` was missing, by a deadline of 1000 ms.

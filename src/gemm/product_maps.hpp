@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensor maps of a grouped product: of its weights, rows and outputs, in the boxes that its kernels copy. Host code, for
+// whoever launches these kernels or their roles.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "arch/gpu_tensor_map.hpp"
+#include "gemm/gpu/grouped_params.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// What of a tensor a map is made of; see gpu::make_tensor_map().
+struct MappedTensor {
+  const void* data = nullptr;
+  gpu::ElementType type = gpu::ElementType::bytes;
+  std::initializer_list<gpu::Dimension> dimensions;
+  gpu::Swizzle swizzle = gpu::Swizzle::none;
+};
+/// Throws Error(system) in the name of `object`; `what` says which of its tensors it is.
+inline void make_map(CUtensorMap* map, const MappedTensor& of, const char* object, const char* what) {
+  if (gpu::make_tensor_map(map, of.data, of.type, of.dimensions, of.swizzle)) return;
+  throw Error(ErrorCode::system, std::string(object) + ": the driver makes no tensor map of " + what);
+}
+
+inline gpu::ElementType map_element(DType type) {
+  return type == DType::bf16 ? gpu::ElementType::bf16 : type == DType::f16 ? gpu::ElementType::f16 : gpu::ElementType::bytes;
+}
+
+/// A product of `n` weights of `k` elements for each expert, and the maps that it sets in a kernel's parameters. Every function
+/// throws as make_map().
+struct ProductMaps {
+  const char* object;  ///< whose product it is
+  DType type;          ///< of rows and weights: bf16, f16 or fp8_e4m3
+  DType out_type;      ///< of outputs that have a map: bf16 or f16
+  int64_t experts, n, k;
+  bool gated;          ///< the first half of the weights are gates: n / 2 outputs
+  bool inner_outside;  ///< weights are [experts, k, n] instead of [experts, n, k]
+
+  uint64_t element() const { return dtype_bytes(type); }
+  /// Elements of the sum in a stage.
+  uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
+  uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
+
+  /// Gated weights of [n, k] come interleaved, eight of the gate and eight of the up half in turn.
+  void set_weights(GroupedParams& to, const void* data) const {
+    const auto of_n = static_cast<uint64_t>(n), of_k = static_cast<uint64_t>(k), e = static_cast<uint64_t>(experts);
+    const uint64_t row = row_bytes(), expert = of_n * row;
+    const auto make = [&](std::initializer_list<gpu::Dimension> dimensions) {
+      make_map(&to.weights, {data, map_element(type), dimensions, gpu::Swizzle::bytes_128}, object, "the weights");
+    };
+    if (inner_outside)
+      make({{of_n, 0, 64}, {of_k, of_n * element(), inner()}, {e, expert, 1}});
+    else if (gated)
+      make({{of_k, 0, inner()}, {8, row, 8}, {2, of_n / 2 * row, 2}, {of_n / 16, 8 * row, 16}, {e, expert, 1}});
+    else
+      make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
+  }
+  /// For the kernel of many rows, of fp8.
+  void set_many_weights(GroupedParams& to, const void* data) const {
+    const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
+    const uint64_t row = row_bytes();
+    make_map(&to.many_weights,
+             {data,
+              map_element(type),
+              {{static_cast<uint64_t>(k), 0, inner()},
+               {of_n / halves, row, 64},
+               {halves, of_n / halves * row, 1},
+               {static_cast<uint64_t>(experts), of_n * row, 1}},
+              gpu::Swizzle::bytes_128},
+             object, "the weights");
+  }
+  /// In boxes of up to `most` rows of a tile, a multiple of kRowStep.
+  void set_rows(GroupedParams& to, const void* data, int64_t rows, int most) const {
+    for (uint32_t step = 1; step <= static_cast<uint32_t>(most / kRowStep); ++step) {
+      make_map(&to.rows[step - 1],
+               {data,
+                map_element(type),
+                {{static_cast<uint64_t>(k), 0, inner()}, {static_cast<uint64_t>(rows), row_bytes(), step * kRowStep}},
+                gpu::Swizzle::bytes_128},
+               object, "the rows");
+    }
+  }
+  /// Boxes are narrow where gated outputs come interleaved.
+  void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
+    const bool narrow = gated && !inner_outside;
+    const uint32_t box = narrow ? 32 : 64;
+    const auto columns = static_cast<uint64_t>(gated ? n / 2 : n), of_rows = static_cast<uint64_t>(rows);
+    const auto make = [&](CUtensorMap* map, uint32_t box_rows) {
+      make_map(map,
+               {data,
+                map_element(out_type),
+                {{columns, 0, box}, {of_rows, columns * dtype_bytes(out_type), box_rows}},
+                narrow ? gpu::Swizzle::bytes_64 : gpu::Swizzle::bytes_128},
+               object, "the outputs");
+    };
+    make(&to.out_64, 64);
+    make(&to.out_16, 16);
+    to.out = static_cast<uint16_t*>(data);
+  }
+};
+
+}  // namespace switchyard::detail::gemm
