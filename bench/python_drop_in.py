@@ -5,16 +5,22 @@ normal mode at the size of a prefill. Ranks are processes, of torchrun or starte
 
     PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
+    PYTHONPATH=python python3 bench/python_drop_in.py --parts graph,normal --tool build/cuda/bin/switchyard
+
+With --tool the same calls are measured by `switchyard bench` in the same run, on the same GPUs, and stand beside the figures, with the
+ratio and how large it may be.
 
 Host times are medians of single calls of one rank that has a group to itself and one token, between two looks at the clock; the GPU is
 waited for every few calls, so that a full launch queue is not measured. GPU times are between CUDA events, the slowest rank's of each
 repetition, median of all; before each the L2 cache is overwritten and a call of one token lets the ranks begin together. What calls
-compute is checked before it is timed.
+compute is checked before it is timed. A pair beside which the tool's stands is measured as the tool measures: in a graph, by events
+inside it, behind a cold L2 cache and a meeting of the ranks.
 """
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 
@@ -39,10 +45,29 @@ def arguments():
     parser.add_argument("--hidden", type=int, default=7168, help="columns of a row, bf16 (7168)")
     parser.add_argument("--experts", type=int, default=256, help="experts in all (256)")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
-    parser.add_argument("--num-sms", type=int, default=24, help="multiprocessors of a call of normal mode (24)")
+    parser.add_argument("--num-sms", type=int, default=0, help="multiprocessors of a call of normal mode; 0: nobody names a number (0)")
+    parser.add_argument("--tool", metavar="FILE", help="the command line tool, which measures the same beside")
     parser.add_argument("--repetitions", type=int, default=50, help="of each GPU time; host times take 20 times as many (50)")
     parser.add_argument("--json", metavar="FILE", help="where rank 0 writes the figures and what they were taken on")
     return parser.parse_args()
+
+
+#: How many times as long as in C++ a call may take.
+PAIR_BAR, NORMAL_BAR = 1.03, 1.05
+
+
+def measure_by_tool(given, world, *options):
+    """The only run of `switchyard bench` with these options, as it writes it."""
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    environment = {name: value for name, value in os.environ.items() if name not in launcher}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tool.json")
+        shape = {"ranks": world, "hidden": given.hidden, "experts": given.experts, "topk": given.topk}
+        words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+        subprocess.run([given.tool, "bench", "--backend", "cuda", *words, *options, "--json", path], env=environment, check=True,
+                       stdout=subprocess.DEVNULL)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["runs"][0]
 
 
 class Bench:
@@ -60,6 +85,9 @@ class Bench:
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, self.given.hidden, group.size(), self.given.experts)
         return deep_ep.Buffer(group, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=self.given.backend)
 
+    def config(self):
+        return deep_ep.Config(self.given.num_sms) if self.given.num_sms else None
+
     def inputs(self, tokens):
         """x, ids that differ within a token, weights."""
         generator = torch.Generator().manual_seed(self.rank)
@@ -70,6 +98,21 @@ class Bench:
     def synchronize(self):
         if self.cuda:
             torch.cuda.synchronize()
+
+    def by_tool(self, *options):
+        """What the tool measures with these options, on all ranks; None without a tool."""
+        if not self.given.tool or not self.cuda:
+            return None
+        self.synchronize()
+        found = [measure_by_tool(self.given, self.world, *options) if self.rank == 0 else None]
+        dist.broadcast_object_list(found, 0)
+        return found[0]
+
+    def tell_beside(self, part, name, microseconds, in_cpp, bar, **more):
+        """Beside what the tool measured, in microseconds; None: it did not."""
+        if in_cpp is not None:
+            more = {**more, "C++": round(in_cpp, 2), "ratio": round(microseconds / in_cpp, 3), "at most": bar}
+        self.tell(part, name, microseconds, **more)
 
     def tell(self, part, name, microseconds, **more):
         figure = {"part": part, "name": name, "us": round(microseconds, 2), **more}
@@ -107,7 +150,7 @@ class Bench:
 
     def host_of_drop_in(self, buffer):
         x, ids, weights = self.inputs(1)
-        config = deep_ep.Config(self.given.num_sms)
+        config = self.config()
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, self.given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, config=config, **counted)
         self.host_time("dispatch(handle=...)", lambda: buffer.dispatch(x, handle=handle, config=config), 15)
@@ -203,12 +246,46 @@ class Bench:
             self.tell("graph", name + ", eager", self.gpu_time(pair, pair))
             dist.barrier()
             del graph
+            self.pair_beside_tool(name, pair, self.aligned(buffer), fp8)
         self.synchronize()
         buffer.destroy()
 
+    def pair_beside_tool(self, name, pair, align, fp8):
+        """A pair as the tool measures it: by events inside a graph, behind a cold L2 cache and a meeting."""
+        try:
+            begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+        except TypeError:
+            if self.rank == 0:
+                print(f"graph    {name}, one, cold: this torch has no events inside graphs", flush=True)
+            return
+        graph, taken = torch.cuda.CUDAGraph(), []
+        align()
+        align()  # both results of its shape
+        self.synchronize()
+        dist.barrier()
+        with torch.cuda.graph(graph):
+            self.flushed.fill_(1)
+            align()
+            begin.record()
+            pair()
+            end.record()
+        for _ in range(self.given.repetitions + 5):
+            self.synchronize()
+            dist.barrier()
+            graph.replay()
+            torch.cuda.synchronize()
+            taken.append(begin.elapsed_time(end) * 1e3)
+        dist.barrier()
+        del graph
+        rows = ("--quantize", "f32", "--scale-order", "column_major") if fp8 else ()
+        tool = self.by_tool("--mode", "low_latency", "--tokens", str(self.given.decode_tokens), *rows)
+        self.tell_beside("graph", name + ", one, cold", self.slowest(taken[5:]), tool and tool["both_per_route"]["p50_us"], PAIR_BAR)
+
     def normal(self):
         tokens, experts, world = self.given.tokens, self.given.experts, self.world
-        buffer, config = self.buffer(dist.group.WORLD, 16), deep_ep.Config(self.given.num_sms)
+        sms = ("--sms", str(self.given.num_sms)) if self.given.num_sms else ()
+        tool = self.by_tool("--tokens", str(tokens), *sms)
+        buffer, config = self.buffer(dist.group.WORLD, 16), self.config()
         align = self.aligned(buffer)
         x, ids, weights = self.inputs(tokens)
         keywords = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, experts)))
@@ -222,15 +299,20 @@ class Bench:
         sent = int(where.sum()) - int(where[:, self.rank].sum())
         more = {"rows": rows.shape[0], "sent": sent}
 
-        calls = {
-            "dispatch(handle=...)": lambda: buffer.dispatch(x, handle=handle, config=config),
-            "combine": lambda: buffer.combine(rows, handle, config=config),
-            "dispatch(num_worst_tokens=...)": lambda: buffer.dispatch(x, num_worst_tokens=most, **keywords),
-            "dispatch, exact, with its wait for the host": lambda: buffer.dispatch(x, **keywords),
+        calls = {  # with the name that it has in the tool's results
+            "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
+            "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
+            "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=most, **keywords)),
+            "dispatch, exact, with its wait for the host": ("dispatch", lambda: buffer.dispatch(x, **keywords)),
         }
-        for name, call in calls.items():
-            taken = self.gpu_time(align, call)
-            self.tell("normal", name, taken, **more, **{"GB/s": round(sent * self.given.hidden * 2 / taken / 1e3, 1)})
+        taken = {}
+        for name, (there, call) in calls.items():
+            taken[name] = self.gpu_time(align, call), tool and tool[there]["p50_us"]
+            rate = round(sent * self.given.hidden * 2 / taken[name][0] / 1e3, 1)
+            self.tell_beside("normal", name, *taken[name], NORMAL_BAR, **more, **{"GB/s": rate})
+        for name in ("dispatch(handle=...)", "dispatch(num_worst_tokens=...)"):
+            both, in_cpp = zip(taken[name], taken["combine"])
+            self.tell_beside("normal", name + " + combine", sum(both), tool and sum(in_cpp), NORMAL_BAR)
         self.tell("normal", "get_dispatch_layout", self.gpu_time(align, lambda: buffer.get_dispatch_layout(ids, experts)))
         self.tell("normal", "copy of the received rows, part of dispatch", self.gpu_time(align, rows.clone))
         del rows, handle

@@ -111,6 +111,8 @@ class TorchArrays:
         return self.raw_stream(tensor.get_device()) if tensor.is_cuda else 0
 
     def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
+        if self.codes.get(like.dtype) == code:
+            return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
 
     def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Any) -> Any:

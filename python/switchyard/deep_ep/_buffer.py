@@ -148,7 +148,8 @@ class Buffer:
             -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event. topk_idx: int64
         [T, K], -1: none."""
-        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if allocate_on_comm_stream:
+            check_events(previous_event, async_finish)
         self._check_device(topk_idx, "topk_idx")
         (per_rank, per_expert, where), event = self._streams.run(
             lambda: _normal.layout_of(topk_idx, num_experts, self.group_size), (topk_idx,), previous_event, async_finish)
@@ -164,7 +165,8 @@ class Buffer:
         """Collective. recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert (aligned; empty with
         num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of packed int32. With a handle:
         the same routing again, and None for all but x and the event."""
-        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if allocate_on_comm_stream:
+            check_events(previous_event, async_finish)
         self._check_device(x[0] if isinstance(x, tuple) else x, "x")
         sms = self._sms(config)
         if handle is not None:
@@ -189,7 +191,8 @@ class Buffer:
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Collective. Sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None; event."""
-        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if allocate_on_comm_stream:
+            check_events(previous_event, async_finish)
         self._check_device(x, "x")
         known, sms = _normal.handle_of(handle), self._sms(config)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)

@@ -50,8 +50,7 @@ class EventOverlap:
             self.event.current_stream_wait()
 
 
-def check_events(previous_event: Optional[EventOverlap], async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    """The combination that DeepEP forbids."""
-    if allocate_on_comm_stream:
-        assert getattr(previous_event, "event", None) is not None and async_finish, \
-            "allocate_on_comm_stream needs a previous_event and async_finish=True"
+def check_events(previous_event: Optional[EventOverlap], async_finish: bool) -> None:
+    """What DeepEP demands of a call with allocate_on_comm_stream."""
+    assert getattr(previous_event, "event", None) is not None and async_finish, \
+        "allocate_on_comm_stream needs a previous_event and async_finish=True"

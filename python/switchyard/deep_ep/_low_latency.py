@@ -41,14 +41,16 @@ class Object:
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
+        functions = self.exchange._functions
+        self.send_rows, self.send_sums = functions.sy_low_latency_dispatch, functions.sy_low_latency_combine
         self._told = (config["max_tokens"], config["hidden"], config["experts"])
         self._outputs: List[Output] = []
         self._turn = 0
         self.rows: Optional[torch.Tensor] = None
 
     def next_output(self, x: torch.Tensor) -> Output:
-        while len(self._outputs) < 2:
-            self._outputs.append(Output(self.exchange.make_output(x), *self._told))
+        if len(self._outputs) < 2:
+            self._outputs = [Output(self.exchange.make_output(x), *self._told) for _ in range(2)]
         self._turn ^= 1
         return self._outputs[self._turn]
 
@@ -63,15 +65,17 @@ class LowLatencyMode:
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
-        if key not in self._made:
+        made = self._made.get(key)
+        if made is None:
             config = {"hidden": hidden, "experts": experts, "topk": topk, "max_tokens": most, "scales": scales, "dtype": "bf16",
                       "scale_order": "column_major"}
             try:
-                self._made[key] = Object(self.group, **config)
+                made = Object(self.group, **config)
             except HeapExhausted:  # on all ranks: shapes that were used before make room
                 self.close()
-                self._made[key] = Object(self.group, **config)
-        return self._made[key]
+                made = Object(self.group, **config)
+            self._made[key] = made
+        return made
 
     def finish(self) -> None:
         """Ends a call whose hook was not called yet: an object has one at a time."""
@@ -113,28 +117,31 @@ class Sending(NamedTuple):
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
     """recv_x, or a pair with scales; recv_count; handle; hook or None. Nothing of it is memory of torch's allocator."""
-    mode.finish()
-    if x.shape[0] > most:
-        raise InvalidArgument(f"x has {x.shape[0]} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
-    it = mode.object(x.shape[1], experts, topk_idx.shape[1], most, sending.scales)
+    if mode._pending is not None:
+        mode.finish()
+    tokens, hidden = x.shape
+    if tokens > most:
+        raise InvalidArgument(f"x has {tokens} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
+    it = mode.object(hidden, experts, topk_idx.shape[1], most, sending.scales)
     output, ids = it.next_output(x), topk_idx.contiguous()
     received, packed = output.received, output.packed
-    expanded = output.powers(x.shape[1]) if sending.powers_as_f32 else None
-    if expanded is not None:
-        packed = (received.x, expanded.transpose(1, 2))
-
-    def told() -> None:
+    after = None
+    if stats is not None or sending.powers_as_f32:
+        expanded = output.powers(hidden) if sending.powers_as_f32 else None
         if expanded is not None:
-            _expand(received.scales, expanded)
-        if stats is not None:
-            stats.add_(received.rows.to(stats.dtype))
+            packed = (received.x, expanded.transpose(1, 2))
 
-    after = told if expanded is not None or stats is not None else None
+        def after() -> None:
+            if expanded is not None:
+                _expand(received.scales, expanded)
+            if stats is not None:
+                stats.add_(received.rows.to(stats.dtype))
+
     hook = None
     if hooked:
         hook = mode.hook(it.exchange.dispatch_async(x, ids, output=received), after)
     else:
-        it.exchange.dispatch(x, ids, output=received)
+        it.exchange._dispatch(it.send_rows, x, ids, None, received, 0)
         if after is not None:
             after()
     handle = LowLatencyHandle(output.handle)
@@ -153,7 +160,8 @@ def _expand(packed: Any, into: torch.Tensor) -> None:
 def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, zero_copy: bool, hooked: bool,
             out: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[Callable[[], None]]]:
     """The sums, and a hook or None."""
-    mode.finish()
+    if mode._pending is not None:
+        mode.finish()
     handle = handle_of(handle)
     exchange = handle.object.exchange
     if zero_copy:
@@ -161,7 +169,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
     if hooked:
         pending = exchange.combine_async(x, handle.received, weights=topk_weights, out=out)
         return pending._result, mode.hook(pending, None)
-    return exchange.combine(x, handle.received, weights=topk_weights, out=out), None
+    return exchange._combine(handle.object.send_sums, x, handle.received, topk_weights, None, "per_route", out, 0)[0], None
 
 
 def rows_of(handle: Any) -> torch.Tensor:

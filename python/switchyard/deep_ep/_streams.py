@@ -67,8 +67,10 @@ class Streams:
             async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
         """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's. `held`: the same, if it may
         be memory of the library, of which torch's allocator knows nothing: the event keeps it."""
-        event = getattr(previous_event, "event", None)
+        event = None if previous_event is None else previous_event.event
         if event is None and not async_finish:
+            if not self._comm_in_use and raw_stream(self._device) == self._raw:
+                return work(), EventOverlap()  # most calls
             return self.here(work), EventOverlap()
         return self._on_comm(work, given, event, async_finish, held)
 

@@ -24,8 +24,11 @@ CallStream CallOrder::begin(gpu::Stream stream) {
     gpu_.note_capture(call.capture);
     return call;
   }
-  gpu_.check_stream(stream);
-  call.id = stream_id(stream);
+  if (gpu::id_of(stream, &call.id) != gpu::kOk || call.id != checked_stream_) {
+    gpu::forget_error();
+    gpu_.check_stream(stream);
+    call.id = checked_stream_ = stream_id(stream);
+  }
   if (last_) StreamPoints::order(stream, call.id, *last_);
   return call;
 }

@@ -45,6 +45,7 @@ class CallOrder {
   DeviceMemory moved_;
   Point last_;
   int last_warps_ = 0;
+  unsigned long long checked_stream_ = ~0ull;  ///< the last stream that was found to be one of this GPU
 };
 
 }  // namespace switchyard::detail

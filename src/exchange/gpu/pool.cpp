@@ -160,6 +160,10 @@ void CudaPool::free(CudaBlock& block) noexcept {
 }
 
 bool CudaPool::settle(Freed& freed) try {
+  if (freed.users.empty()) {  // nobody but calls has used it
+    ranges_.give(freed.offset, std::move(freed.uses));
+    return true;
+  }
   const std::thread::id here = std::this_thread::get_id();
   const DeviceGuard guard(device_);
   for (const CudaBlock::User& user : freed.users)

@@ -238,7 +238,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
 }
 
 bool NormalImpl::copies_first(const ConstRows& y, const HandleData& h) const {
-  if (through_rings() || h.layout != Layout::rank_major || group_.heap->view().contains(y.data)) return false;
+  if (through_rings() || h.layout != Layout::rank_major || alone(h) || group_.heap->view().contains(y.data)) return false;
   const int64_t row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
   return group_.registration_of(y.data, static_cast<size_t>(extent_of(h).rows * row_bytes)) == nullptr;
 }
@@ -255,7 +255,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   const bool reduces = expert_major && !per_route;
   const Registration* const registered =
       reduces ? nullptr : group_.registration_of(shape.y, static_cast<size_t>(extent.rows * shape.row_bytes));
-  const bool in_place = !reduces && (call.context.heap.contains(shape.y) || registered);
+  const bool in_place = !reduces && (call.context.heap.contains(shape.y) || registered || alone(h));
   const bool pushes = per_route && (!in_place || call.pushes_anyway);
   const int64_t staged_rows = reduces ? extent.records : in_place || per_route ? 0 : extent.rows;
   const auto take = [&](int64_t bytes, uint64_t& offset) {

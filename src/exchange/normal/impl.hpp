@@ -247,6 +247,8 @@ class NormalImpl : protected ExchangeBase {
   /// Moves what is offered, ends the call and delivers, or throws on all ranks alike.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
+  /// Whether nobody but this rank reads rows of a combine, wherever they lie.
+  bool alone(const HandleData& h) const { return world() == 1 && h.layout == Layout::rank_major; }
   /// Whether combine of rank-major rows copies them to symmetric memory, where peers read them: stage() does.
   bool copies_first(const ConstRows& y, const HandleData& h) const;
   /// What is read where it lies and what is staged: the one decision for all combines. `held`: memory until the call ends.
