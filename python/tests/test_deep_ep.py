@@ -468,3 +468,17 @@ def test_install():
         deep_ep.uninstall()
     with pytest.raises(ImportError):
         importlib.import_module("deep_ep")
+
+
+def test_multiprocessors_that_nobody_has_chosen(monkeypatch):
+    """Are the library's choice; a number that somebody names is taken, be it DeepEP's own."""
+    from switchyard.deep_ep._config import UNCHOSEN
+
+    buffer = object.__new__(deep_ep.Buffer)
+    buffer._most_sms = 16
+    monkeypatch.setattr(deep_ep.Buffer, "num_sms", UNCHOSEN)
+    usual = deep_ep.Buffer.get_combine_config(8)
+    assert (usual.num_sms, deep_ep.Config().num_sms, deep_ep.Buffer.num_sms) == (20, 20, 20)
+    assert [buffer._sms(config) for config in (None, usual, deep_ep.Config(), deep_ep.Config(20), deep_ep.Config(8))] == [0, 0, 0, 16, 8]
+    deep_ep.Buffer.set_num_sms(20)
+    assert [buffer._sms(config) for config in (None, deep_ep.Buffer.get_dispatch_config(8))] == [16, 16]

@@ -69,6 +69,7 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
         self.runtime: Optional[Group] = made
         self._device = torch.device("cuda", options["device"]) if on_gpu else torch.device("cpu")
+        self._index = options["device"] if on_gpu else -1
         self._most_sms = _most_sms(made, options["device"]) if on_gpu else 1 << 30
         self._streams: Union[Streams, NoStreams] = Streams(options["device"]) if on_gpu else NoStreams()
         self._normal = _normal.Normal(made, int(num_nvl_bytes), _copies.Generations(made, int(num_nvl_bytes), options) if on_gpu
@@ -124,7 +125,7 @@ class Buffer:
         return stream
 
     def _check_device(self, x: torch.Tensor, name: str) -> None:
-        if x.device != self._device:
+        if x.get_device() != self._index if x.is_cuda else not x.is_cpu or self._index >= 0:
             raise InvalidArgument(f"{name} is on {x.device}: this Buffer is for tensors on {self._device} (Buffer(backend=...) or "
                                   f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
 
@@ -225,9 +226,7 @@ class Buffer:
             raise InvalidArgument("low_latency_dispatch: use_ue8m0 needs round_scale")
         if async_finish and return_recv_hook:
             raise InvalidArgument("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
-        sending = _low_latency.Sending(("ue8m0" if round_scale else "f32") if use_fp8 else None,
-                                       use_fp8 and round_scale and not use_ue8m0)
-        stats = cumulative_local_expert_recv_stats
+        sending, stats = _low_latency.sending_of(use_fp8, round_scale, use_ue8m0), cumulative_local_expert_recv_stats
         (received, count, handle, hook), event = self._streams.run(
             lambda: _low_latency.dispatch(self._low_latency, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, sending, stats,
                                           return_recv_hook), (x, topk_idx, stats), None, async_finish)

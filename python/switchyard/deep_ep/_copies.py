@@ -60,7 +60,7 @@ class CopyingExchange(Exchange):
         functions, view, delivered = self._functions, self._view, self._out.value
         try:
             check(functions.sy_dispatched_get(delivered, self._by_view))
-            rows = self._pool_rows(view, x).clone()
+            rows = self._pool_rows(view, x).clone() if out is None else out[:view.x_rows]
             scales = None
             if view.x_scale_kind:
                 scales = self._scales(view, self._owned, x.arrays, x.array).clone(memory_format=torch.contiguous_format)
@@ -71,6 +71,11 @@ class CopyingExchange(Exchange):
             return rows, scales, handle
         finally:
             functions.sy_dispatched_destroy(delivered)
+
+    def room_for(self, x: Any, number: int) -> Optional[Any]:
+        """A fresh tensor for `number` rows, which the library fills itself, and only as far as rows come; None: rows with scales, which
+        :meth:`_deliver` copies."""
+        return None if isinstance(x, tuple) else x.new_empty((min(number, self._most_rows), self.hidden))
 
     def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
         """The delivered rows where they lie. The pool hands the same places out again, so their tensors are kept: to make one takes

@@ -114,6 +114,15 @@ class Sending(NamedTuple):
     powers_as_f32: bool  #: scales that are powers of two are told as float32
 
 
+_PLAIN, _F32, _POWERS, _PACKED_POWERS = Sending(None, False), Sending("f32", False), Sending("ue8m0", True), Sending("ue8m0", False)
+
+
+def sending_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Sending:
+    if not use_fp8:
+        return _PLAIN
+    return _F32 if not round_scale else _PACKED_POWERS if use_ue8m0 else _POWERS
+
+
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
     """recv_x, or a pair with scales; recv_count; handle; hook or None. Nothing of it is memory of torch's allocator."""

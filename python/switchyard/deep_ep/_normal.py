@@ -157,8 +157,11 @@ def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[t
     else:
         shape, ids = Shape(given.shape[1], experts, call.topk_idx.shape[1]), call.topk_idx.contiguous()
     exchange, generation = normal.choose(shape, tokens, call.num_worst_tokens)
-    size = _CAPACITY if call.num_worst_tokens > 0 else _EXACT
-    rows, scales, handle = exchange._dispatch(x, ids, call.topk_weights, None, (0, size, 0, 0, call.num_worst_tokens, call.num_sms))
+    size, out = _CAPACITY if call.num_worst_tokens > 0 else _EXACT, None
+    if call.num_worst_tokens > 0 and isinstance(exchange, CopyingExchange):
+        out = exchange.room_for(x, call.num_worst_tokens)
+    options = (0, size, 0, 0, call.num_worst_tokens, call.num_sms)
+    rows, scales, handle = exchange._dispatch(x, ids, call.topk_weights, None, options, out)
     received_ids = received_weights = None
     if call.topk_idx is not None:
         received_ids = handle.topk_ids.long()

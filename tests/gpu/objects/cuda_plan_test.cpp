@@ -12,6 +12,7 @@
 namespace harness {
 namespace {
 
+using switchyard::ExpertIds;
 using switchyard::detail::HandleData;
 using switchyard::detail::SendEntry;
 
