@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps of a Mixture-of-Experts layer; on GPUs a step is a CUDA graph, on the CPU the same calls:
 
-    torchrun --nproc-per-node 2 examples/08_serving.py
+    torchrun --nproc-per-node 2 examples/08_serving.py          # cuda where torch has it; or say so: cpu, cuda
 
 A step is router, layer and norm of the rank's tokens, one of each sequence that it serves. The layer is computed in two ways: by
 low-latency dispatch, products of torch and combine, and by `MoeLayer`, if there is the library switchyard_layer. The last step of each is
 compared with all experts in torch. Needs the package (docs/python.md), and Hopper GPUs or none.
 """
 import os
+import sys
 import time
 from typing import Callable, Tuple
 
@@ -43,7 +44,8 @@ def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Laye
 
     def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         received = exchange.dispatch(x, ids, weights)
-        rows.extend([] if rows else [exchange.make_rows(received)])
+        if not rows:
+            rows.append(exchange.make_rows(received))
         gate, up = torch.bmm(received.x, w13.transpose(1, 2)).chunk(2, dim=-1)
         rows[0].copy_(torch.bmm(torch.nn.functional.silu(gate) * up, w2.transpose(1, 2)))
         return exchange.combine(rows[0], received)
@@ -104,7 +106,8 @@ def layers_of(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor, with_layer: 
 
 
 def main() -> None:
-    backend, world = "cuda" if torch.cuda.is_available() else "cpu", int(os.environ["WORLD_SIZE"])
+    backend = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    world = int(os.environ["WORLD_SIZE"])
     if backend == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_stream(torch.cuda.Stream())

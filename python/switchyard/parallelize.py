@@ -124,6 +124,7 @@ def _way(module: Any, experts: str, backend: str) -> str:
         return "grouped" if reason is None else "module"
     if reason is not None:
         raise InvalidArgument(f"experts is {experts!r}, but {reason}")
+    layer_library()  # LibraryNotFound here, not in the first pass
     return experts
 
 
@@ -237,13 +238,9 @@ class _Share:
 
     def _made_layer(self) -> MoeLayer:
         """Collective where weights have moved: the layer is made anew in the heap of the one before, when no rank reads that any more."""
-        import torch
-
         w13, w2, moved = self._weights()
         if moved or self._layer is None:
             if self._layer is not None:
-                if w13.is_cuda:
-                    torch.cuda.synchronize(w13.device)
                 self._group.barrier()
                 self._layer.close()
                 self._layer = None
@@ -251,9 +248,14 @@ class _Share:
         return self._layer
 
     def _weights(self) -> Tuple[Any, Any, bool]:
-        """Both weights, and whether they lie elsewhere than in the call before. What reads them keeps their memory, so no other has its
-        identity meanwhile; ranks without experts see a move too."""
+        """Both weights, and whether they lie elsewhere than in the call before; then calls that read them there are over. What reads them
+        keeps their memory, so no other has its identity meanwhile; ranks without experts see a move too."""
+        import torch
+
         both = [self._module.gate_up_proj.detach(), self._module.down_proj.detach()]
         places = [(each.untyped_storage()._cdata, each.storage_offset(), each.dtype) for each in both]
-        moved, self._places = places != self._places, places
+        moved = places != self._places
+        if moved and self._places is not None and both[0].is_cuda:
+            torch.cuda.synchronize(both[0].device)
+        self._places = places
         return both[0], both[1], moved

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import switchyard as sy
-from switchyard import _ffi
+from switchyard import _ffi, parallelize
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -123,6 +123,53 @@ def test_layers(name, world):
 
     for errors in sy.run_ranks(rank, world, heap_bytes=heap, timeout=60):
         assert max(errors) <= 1e-2, errors
+
+
+class _Products:
+    """Stands for GroupedGemm, which is for GPUs: the same calls on the CPU by torch, and no rows but those of experts."""
+
+    made = 0
+
+    def __init__(self, weights, *, epilogue="none"):
+        self._weights, self._gated = weights, epilogue == "swiglu"
+        _Products.made += 1
+
+    def __call__(self, x, handle, *, out=None):
+        counts = handle.counts()
+        columns = self._weights.shape[1] // (2 if self._gated else 1)
+        out = x.new_full((x.shape[0], columns), float("nan")) if out is None else out
+        for e, (first, rows) in enumerate(zip(counts.expert_first_row, counts.tokens_per_expert)):
+            made = x[first:first + rows].float() @ self._weights[e].float().T
+            if self._gated:
+                gate, up = made.chunk(2, dim=-1)
+                made = torch.nn.functional.silu(gate) * up
+            out[first:first + rows] = made.to(x.dtype)
+        return out
+
+
+def test_the_calls_of_grouped_products(monkeypatch):
+    """What "grouped" makes of the products, and that they are made anew when weights have moved, and only then."""
+    monkeypatch.setattr(parallelize, "GroupedGemm", _Products)
+    monkeypatch.setattr(parallelize, "_way", lambda *_: "grouped")
+    monkeypatch.setattr(_Products, "made", 0)
+    whole = in_bf16("qwen3")
+    model, ids = copy.deepcopy(whole), tokens_of(0)
+
+    def rank(group):
+        names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH)
+        own = [model.get_submodule(each).forward.__self__ for each in names]
+        for share in own:
+            share._by_module = None  # a pass that came to the module would fail
+        errors = [distance(model, whole, ids), distance(model, whole, ids)]
+        assert _Products.made == 2 * len(names)
+        change_experts(model, whole, names, group.experts_of(EXPERTS), 1.5)
+        errors.append(distance(model, whole, ids))
+        assert _Products.made == 2 * len(names)
+        move_experts([model, whole], names, 0.5)
+        errors.append(distance(model, whole, ids))
+        assert _Products.made == 4 * len(names) and max(errors) <= 1e-2, errors
+
+    sy.run_ranks(rank, 1, timeout=60)
 
 
 def test_an_optimizer_step_is_seen():
