@@ -2,6 +2,10 @@
 """Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that go round the GPUs, because a
 call of CUDA that waits for a whole GPU may wait for the kernel of another rank of the same process. Needs a GPU that the library
 supports, and a library with CUDA."""
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -404,3 +408,13 @@ def test_routing_layout_refuses():
             sy.routing_layout(ids, **wrong)
     with pytest.raises(sy.InvalidArgument, match="not dense"):
         sy.routing_layout(ids.t(), experts=4, world=1)
+
+
+def test_the_example_of_serving(environment):
+    """Its steps are replays of a graph; it compares the last one itself."""
+    program = Path(__file__).resolve().parents[2] / "examples" / "08_serving.py"
+    if not program.is_file():
+        pytest.skip("the tests are not in a clone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD), str(program), "cuda"]
+    done = subprocess.run(command, check=True, timeout=300, env=environment, capture_output=True, text=True)
+    assert f"tokens/s on {WORLD} ranks, cuda" in done.stdout

@@ -173,6 +173,16 @@ def test_the_example_of_training(environment):
     assert "on 3 ranks" in done.stdout
 
 
+def test_the_example_of_serving(environment):
+    """The program itself compares its last step; on the CPU its steps are no graphs."""
+    program = Path(__file__).resolve().parents[2] / "examples" / "08_serving.py"
+    if not program.is_file():
+        pytest.skip("the tests are not in a clone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(program), "cpu"]
+    done = subprocess.run(command, check=True, timeout=180, env=environment, capture_output=True, text=True)
+    assert "low latency: " in done.stdout and "tokens/s on 3 ranks" in done.stdout
+
+
 def test_errors_cross_torch_multiprocessing():
     import torch.multiprocessing as mp
 

@@ -1,39 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers, from random configurations, against the same models unconverted."""
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import switchyard as sy
+from switchyard import _ffi, parallelize
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-EXPERTS, LENGTH, BATCH = 6, 5, 2
-COMMON = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 32, "pad_token_id": 0}
+from models import (EXPERTS, MODELS, WORDS, change_experts, deepseek, distance, in_bf16, logits_of, mixtral, move_experts,  # noqa: E402
+                    qwen3)
 
-
-def mixtral():
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(num_local_experts=EXPERTS, **COMMON))
-
-
-def qwen3():
-    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(num_experts=EXPERTS, moe_intermediate_size=24, head_dim=8,
-                                                                        **COMMON))
-
-
-def deepseek():
-    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
-        n_routed_experts=EXPERTS, n_group=2, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1, q_lora_rank=16,
-        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_shared_experts=1,
-        **{**COMMON, "num_key_value_heads": 4}))
+LENGTH, BATCH = 5, 2
 
 
 def tokens_of(rank):
     """Different texts, and on the last rank a shorter one."""
     generator = torch.Generator().manual_seed(rank)
-    return torch.randint(0, 50, (BATCH, LENGTH if rank != 1 else 3), generator=generator)
+    return torch.randint(0, WORDS, (BATCH, LENGTH if rank != 1 else 3), generator=generator)
 
 
 def loss_of(model, ids):
@@ -93,6 +82,171 @@ def test_bf16():
         with torch.no_grad():
             want = whole(input_ids=tokens_of(r)).logits.float()
         assert (logits.float() - want).norm() / want.norm() < 1e-2
+
+
+def _needs_the_layer():
+    try:
+        _ffi.layer_library()
+    except sy.LibraryNotFound as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])  # of 8 ranks two have no experts
+@pytest.mark.parametrize("name", list(MODELS))
+def test_layers(name, world):
+    """experts="layer" in passes without gradients, by the layer alone; weights that changed in place or moved; passes with gradients."""
+    _needs_the_layer()
+    made = in_bf16(name)
+    heap = sy.moe_heap_bytes(made, world, max_tokens=BATCH * LENGTH, experts="layer")
+    assert heap > sy.moe_heap_bytes(made, world, max_tokens=BATCH * LENGTH)
+    wholes, models = ([copy.deepcopy(made) for _ in range(world)] for _ in range(2))
+
+    def rank(group):
+        model, whole, ids, errors = models[group.rank], wholes[group.rank], tokens_of(group.rank), []
+        names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts="layer")
+        mine, shares = group.experts_of(EXPERTS), [model.get_submodule(each).forward.__self__ for each in names]
+        own = [share._experts for share in shares]
+        for share in shares:
+            share._experts = None  # a pass that came to the module would fail
+        errors.append(distance(model, whole, ids))
+        change_experts(model, whole, names, mine, 1.5)
+        errors.append(distance(model, whole, ids))
+        move_experts([model, whole], names, 0.5)
+        errors.append(distance(model, whole, ids))
+        for share, experts in zip(shares, own):
+            share._experts = experts
+        loss_of(model, ids).backward()
+        grads = [model.get_submodule(each).down_proj.grad for each in names]
+        assert not len(mine) or all(each is not None and each.abs().sum() > 0 for each in grads)
+        errors.append(distance(model, whole, ids))
+        return errors
+
+    for errors in sy.run_ranks(rank, world, heap_bytes=heap, timeout=60):
+        assert max(errors) <= 1e-2, errors
+
+
+class _Products:
+    """Stands for GroupedGemm, which is for GPUs: the same calls on the CPU by torch, and no rows but those of experts."""
+
+    made = 0
+
+    def __init__(self, weights, *, epilogue="none"):
+        self._weights, self._gated = weights, epilogue == "swiglu"
+        _Products.made += 1
+
+    def __call__(self, x, handle, *, out=None):
+        counts = handle.counts()
+        columns = self._weights.shape[1] // (2 if self._gated else 1)
+        out = x.new_full((x.shape[0], columns), float("nan")) if out is None else out
+        for e, (first, rows) in enumerate(zip(counts.expert_first_row, counts.tokens_per_expert)):
+            made = x[first:first + rows].float() @ self._weights[e].float().T
+            if self._gated:
+                gate, up = made.chunk(2, dim=-1)
+                made = torch.nn.functional.silu(gate) * up
+            out[first:first + rows] = made.to(x.dtype)
+        return out
+
+
+def test_the_calls_of_grouped_products(monkeypatch):
+    """What "grouped" makes of the products, and that they are made anew when weights have moved, and only then."""
+    monkeypatch.setattr(parallelize, "GroupedGemm", _Products)
+    monkeypatch.setattr(parallelize, "_way", lambda *_: "grouped")
+    monkeypatch.setattr(_Products, "made", 0)
+    whole = in_bf16("qwen3")
+    model, ids = copy.deepcopy(whole), tokens_of(0)
+
+    def rank(group):
+        names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH)
+        own = [model.get_submodule(each).forward.__self__ for each in names]
+        for share in own:
+            share._by_module = None  # a pass that came to the module would fail
+        errors = [distance(model, whole, ids), distance(model, whole, ids)]
+        assert _Products.made == 2 * len(names)
+        change_experts(model, whole, names, group.experts_of(EXPERTS), 1.5)
+        errors.append(distance(model, whole, ids))
+        assert _Products.made == 2 * len(names)
+        move_experts([model, whole], names, 0.5)
+        errors.append(distance(model, whole, ids))
+        assert _Products.made == 4 * len(names) and max(errors) <= 1e-2, errors
+
+    sy.run_ranks(rank, 1, timeout=60)
+
+
+def test_an_optimizer_step_is_seen():
+    """The layer gives what the module's own forward gives with the weights after the step."""
+    _needs_the_layer()
+    models = [in_bf16("mixtral") for _ in range(2)]
+
+    def rank(group):
+        model, ids = models[group.rank], tokens_of(group.rank)
+        names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts="layer")
+        with torch.no_grad():
+            before, _ = logits_of(model, ids)
+        experts = [parameter for name in names for parameter in model.get_submodule(name).parameters()]
+        loss_of(model, ids).backward()
+        torch.optim.SGD(experts, lr=0.1 / max(each.grad.abs().max().item() for each in experts)).step()
+        recorded, chosen = logits_of(model, ids)
+        with torch.no_grad():
+            after, _ = logits_of(model, ids, chosen)
+        recorded = recorded.detach()
+        return [((after - each).norm() / each.norm()).item() for each in (recorded, before)]
+
+    for wrong, changed in sy.run_ranks(rank, 2, timeout=60):
+        assert wrong <= 1e-2 < changed, (wrong, changed)
+
+
+def _of_gelu():
+    return mixtral(hidden_act="gelu")
+
+
+def _limited():
+    """The same parameters and activation as Mixtral's, and a limit."""
+    model = mixtral()
+    for module in list(model.modules()):
+        if type(module).__name__ == "MixtralExperts":
+            module.__class__ = type("LimitedExperts", (type(module),), {"forward": _limited_forward})
+    return model
+
+
+def _limited_forward(self, hidden_states, top_k_index, top_k_weights):
+    out = torch.zeros_like(hidden_states)
+    for e in range(self.num_experts):
+        tokens, positions = torch.where(top_k_index == e)
+        gate, up = (hidden_states[tokens] @ self.gate_up_proj[e].T).chunk(2, dim=-1)
+        made = (torch.nn.functional.silu(gate.clamp(max=7)) * up.clamp(-7, 7)) @ self.down_proj[e].T
+        out.index_add_(0, tokens, made * top_k_weights[tokens, positions, None])
+    return out
+
+
+@pytest.mark.parametrize("make, kind, text", [(mixtral, torch.float32, "allowed: torch.bfloat16"),
+                                              (_of_gelu, torch.bfloat16, "MixtralExperts does not compute SwiGLU"),
+                                              (_limited, torch.bfloat16, "LimitedExperts does not compute SwiGLU")])
+def test_what_a_layer_refuses(make, kind, text):
+    model = make().to(kind)
+    with pytest.raises(sy.InvalidArgument, match=text):
+        sy.moe_heap_bytes(model, 1, max_tokens=4, experts="layer")
+
+    def rank(group):
+        with pytest.raises(sy.InvalidArgument, match=text):
+            sy.parallelize_moe(model, group, max_tokens=4, experts="layer")
+        with pytest.raises(sy.InvalidArgument, match="allowed there: automatic, module, layer"):
+            sy.parallelize_moe(model, group, max_tokens=4, experts="grouped")
+        with pytest.raises(sy.InvalidArgument, match="experts is 'all'; allowed: automatic, module, grouped, layer"):
+            sy.parallelize_moe(model, group, max_tokens=4, experts="all")
+        assert len(sy.parallelize_moe(model, group, max_tokens=4)) == 2  # automatic takes the module
+
+    sy.run_ranks(rank, 1)
+
+
+def test_the_example_of_recording(environment, tmp_path):
+    """The program itself reads back what it recorded."""
+    program, to = Path(__file__).resolve().parents[2] / "examples" / "07_record_routing.py", tmp_path / "routing.safetensors"
+    if not program.is_file():
+        pytest.skip("the tests are not in a clone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(to)]
+    done = subprocess.run(command, check=True, timeout=180, env=environment, capture_output=True, text=True)
+    assert "192 tokens of each of 2 ranks in 2 layers" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == [to.name]
 
 
 def test_what_has_no_experts():
