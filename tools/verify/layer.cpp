@@ -25,7 +25,8 @@ bool fuses_if_it_can(const VerifyCase& c) {
 /// can be.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
-  const LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize, false, c.sms};
+  LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
+  normal.fused_sms = c.sms;
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
   std::vector<LayerSpec> all{normal, normal};
   all.front().fused = fuses_if_it_can(c) && why_not_fused(normal).empty();
