@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arrays, _names
-from ._arrays import I32, I64, U8, take
+from ._arrays import I32, I64, U8, TorchArrays, take
 from ._ffi import byref, check, library, structs
 from .handle import RoutingLayout, stored
 
@@ -29,6 +29,7 @@ def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
 def _on_gpu(ids: Any, experts: int, world: int) -> RoutingLayout:
     taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CUDA)
     arrays, (tokens, topk) = taken.arrays, taken.shape
+    assert isinstance(arrays, TorchArrays)  # only tensors are on GPUs
     torch, device = arrays.torch, ids.device
     per_rank = torch.empty(max(world, 0), dtype=torch.int32, device=device)
     per_expert = torch.empty(max(experts, 0), dtype=torch.int32, device=device)

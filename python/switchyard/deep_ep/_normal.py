@@ -106,8 +106,9 @@ class Normal:
 
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
-    layout = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
-    return layout if topk_idx.is_cuda else tuple(map(torch.from_numpy, layout))
+    layout: Any = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
+    per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
+    return per_rank, per_expert, where
 
 
 def rows_in(x: Rows) -> Rows:
