@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What routing asks for, counted on a GPU into memory of the caller. One cluster of blocks counts in shared memory and sums
 // what its blocks have counted, so that nothing needs to be zero before, no scratch memory is needed, and the result does not
-// depend on timing.
+// depend on timing. GPUs before compute capability 9.0 have no clusters: there it is one block.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <string>
 
 #include "arch/cuda/cluster.cuh"
@@ -28,6 +30,22 @@ struct RoutingLayoutParams {
 
 /// Blocks of the cluster: the most that every GPU with clusters takes.
 constexpr int kCountBlocks = 8;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define SWITCHYARD_COUNTING_BLOCKS
+__device__ uint32_t counting_block() { return 0; }
+__device__ void all_counted() { __syncthreads(); }
+__device__ uint32_t counted_by(uint32_t, const uint32_t* mine) { return *mine; }
+#else
+#define SWITCHYARD_COUNTING_BLOCKS __cluster_dims__(kCountBlocks, 1, 1)
+/// This block's number.
+__device__ uint32_t counting_block() { return ptx::cluster_rank(); }
+/// All threads of all blocks.
+__device__ void all_counted() { ptx::cluster_barrier(); }
+/// What `block` has where this one has `mine`, in shared memory.
+__device__ uint32_t counted_by(uint32_t block, const uint32_t* mine) {
+  return ptx::load_of_block(ptx::shared_of_block(static_cast<uint32_t>(__cvta_generic_to_shared(mine)), block));
+}
+#endif
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kWarpLanes = 32;
 /// Tokens that a warp counts at a time, a lane's each.
 constexpr int kTileTokens = kWarpLanes;
@@ -89,7 +107,7 @@ __device__ void write_rows_of_tile(const RoutingLayoutParams& p, int64_t first, 
 __device__ void count_tiles(const RoutingLayoutParams& p, uint32_t* counts, unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, world = p.map.world;
   for (int64_t tile = int64_t{blockIdx.x} * kCountWarps + warp; tile * kTileTokens < p.tokens;
-       tile += kCountBlocks * kCountWarps) {
+       tile += int64_t{gridDim.x} * kCountWarps) {
     const int64_t first = tile * kTileTokens;
     const int tokens = static_cast<int>(min(int64_t{kTileTokens}, p.tokens - first));
     masks[lane] = 0;
@@ -110,7 +128,7 @@ __device__ void count_tiles(const RoutingLayoutParams& p, uint32_t* counts, unsi
 
 namespace normal {
 
-__global__ void __launch_bounds__(kCountThreads) __cluster_dims__(kCountBlocks, 1, 1)
+__global__ void __launch_bounds__(kCountThreads) SWITCHYARD_COUNTING_BLOCKS
     routing_layout_kernel(const __grid_constant__ RoutingLayoutParams p) {
   extern __shared__ uint32_t counted[];
   __shared__ unsigned long long masks[kCountWarps][kTileTokens];
@@ -119,21 +137,32 @@ __global__ void __launch_bounds__(kCountThreads) __cluster_dims__(kCountBlocks, 
   for (int c = static_cast<int>(threadIdx.x); c < columns; c += kCountThreads) counted[c] = 0;
   __syncthreads();
   count_tiles(p, counted, masks[threadIdx.x / kWarpLanes]);
-  ptx::cluster_barrier();
-  const auto mine = static_cast<uint32_t>(__cvta_generic_to_shared(counted));
-  for (int c = static_cast<int>(ptx::cluster_rank() * kCountThreads + threadIdx.x); c < columns;
-       c += kCountBlocks * kCountThreads) {
+  all_counted();
+  for (int c = static_cast<int>(counting_block() * kCountThreads + threadIdx.x); c < columns;
+       c += static_cast<int>(gridDim.x) * kCountThreads) {
     uint32_t sum = 0;
-    for (uint32_t block = 0; block < kCountBlocks; ++block)
-      sum += ptx::load_of_block(ptx::shared_of_block(mine + static_cast<uint32_t>(c) * 4, block));
+    for (uint32_t block = 0; block < gridDim.x; ++block) sum += counted_by(block, counted + c);
     (c < p.map.world ? p.per_rank[c] : p.per_expert[c - p.map.world]) = static_cast<int32_t>(sum);
   }
-  ptx::cluster_barrier();  // no block ends while others read what it has counted
+  all_counted();  // no block ends while others read what it has counted
 }
 
 }  // namespace normal
 
 namespace {
+
+/// Blocks of the kernel on a GPU. Its properties are asked for once: that takes longer than the kernel.
+int blocks_on(int device) {
+  static std::array<std::atomic<int>, 64> known = {};
+  std::atomic<int>* const here = device < static_cast<int>(known.size()) ? &known[static_cast<size_t>(device)] : nullptr;
+  if (here != nullptr && here->load(std::memory_order_relaxed) != 0) return here->load(std::memory_order_relaxed);
+  gpu::DeviceTraits traits;
+  if (gpu::traits_of(&traits, device) != gpu::kOk)
+    throw Error(ErrorCode::system, "routing_layout_on: properties of GPU " + std::to_string(device));
+  const int blocks = traits.generation >= 9 ? kCountBlocks : 1;
+  if (here != nullptr) here->store(blocks, std::memory_order_relaxed);
+  return blocks;
+}
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
 /// Up to here a kernel needs no permission: 48 KiB, with what the kernel has besides.
@@ -185,7 +214,8 @@ void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayo
   p.where = out.is_token_in_rank;
   const int shared = shared_bytes_of(map.world + map.experts);
   if (shared > kSharedUnasked) routing_layout_of.prepare({});  // groups have done so on their devices
-  routing_layout_of.launch({kCountBlocks, kCountThreads, static_cast<uint32_t>(shared)}, static_cast<gpu::Stream>(stream), p);
+  routing_layout_of.launch({blocks_on(device), kCountThreads, static_cast<uint32_t>(shared)}, static_cast<gpu::Stream>(stream),
+                           p);
 }
 
 }  // namespace switchyard::detail
