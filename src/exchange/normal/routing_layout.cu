@@ -7,7 +7,7 @@
 #include <atomic>
 #include <string>
 
-#include "arch/cuda/cluster.cuh"
+#include "arch/cuda/one_cluster.cuh"
 #include "exchange/normal/impl.hpp"
 #include "exchange/normal/launch.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -30,22 +30,6 @@ struct RoutingLayoutParams {
 
 /// Blocks of the cluster: the most that every GPU with clusters takes.
 constexpr int kCountBlocks = 8;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define SWITCHYARD_COUNTING_BLOCKS
-__device__ uint32_t counting_block() { return 0; }
-__device__ void all_counted() { __syncthreads(); }
-__device__ uint32_t counted_by(uint32_t, const uint32_t* mine) { return *mine; }
-#else
-#define SWITCHYARD_COUNTING_BLOCKS __cluster_dims__(kCountBlocks, 1, 1)
-/// This block's number.
-__device__ uint32_t counting_block() { return ptx::cluster_rank(); }
-/// All threads of all blocks.
-__device__ void all_counted() { ptx::cluster_barrier(); }
-/// What `block` has where this one has `mine`, in shared memory.
-__device__ uint32_t counted_by(uint32_t block, const uint32_t* mine) {
-  return ptx::load_of_block(ptx::shared_of_block(static_cast<uint32_t>(__cvta_generic_to_shared(mine)), block));
-}
-#endif
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kWarpLanes = 32;
 /// Tokens that a warp counts at a time, a lane's each.
 constexpr int kTileTokens = kWarpLanes;
@@ -128,7 +112,7 @@ __device__ void count_tiles(const RoutingLayoutParams& p, uint32_t* counts, unsi
 
 namespace normal {
 
-__global__ void __launch_bounds__(kCountThreads) SWITCHYARD_COUNTING_BLOCKS
+__global__ void __launch_bounds__(kCountThreads) SWITCHYARD_ONE_CLUSTER(kCountBlocks)
     routing_layout_kernel(const __grid_constant__ RoutingLayoutParams p) {
   extern __shared__ uint32_t counted[];
   __shared__ unsigned long long masks[kCountWarps][kTileTokens];
@@ -137,14 +121,14 @@ __global__ void __launch_bounds__(kCountThreads) SWITCHYARD_COUNTING_BLOCKS
   for (int c = static_cast<int>(threadIdx.x); c < columns; c += kCountThreads) counted[c] = 0;
   __syncthreads();
   count_tiles(p, counted, masks[threadIdx.x / kWarpLanes]);
-  all_counted();
-  for (int c = static_cast<int>(counting_block() * kCountThreads + threadIdx.x); c < columns;
+  ptx::one_cluster_barrier();
+  for (int c = static_cast<int>(ptx::block_of_one_cluster() * kCountThreads + threadIdx.x); c < columns;
        c += static_cast<int>(gridDim.x) * kCountThreads) {
     uint32_t sum = 0;
-    for (uint32_t block = 0; block < gridDim.x; ++block) sum += counted_by(block, counted + c);
+    for (uint32_t block = 0; block < gridDim.x; ++block) sum += ptx::load_of_one_cluster(counted + c, block);
     (c < p.map.world ? p.per_rank[c] : p.per_expert[c - p.map.world]) = static_cast<int32_t>(sum);
   }
-  all_counted();  // no block ends while others read what it has counted
+  ptx::one_cluster_barrier();  // no block ends while others read what it has counted
 }
 
 }  // namespace normal
@@ -159,7 +143,7 @@ int blocks_on(int device) {
   gpu::DeviceTraits traits;
   if (gpu::traits_of(&traits, device) != gpu::kOk)
     throw Error(ErrorCode::system, "routing_layout_on: properties of GPU " + std::to_string(device));
-  const int blocks = traits.generation >= 9 ? kCountBlocks : 1;
+  const int blocks = one_cluster_blocks(traits.generation, kCountBlocks);
   if (here != nullptr) here->store(blocks, std::memory_order_relaxed);
   return blocks;
 }

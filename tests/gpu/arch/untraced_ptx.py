@@ -19,7 +19,7 @@ TRACED = "TracedArch"
 # Files of users of the library.
 USERS = ("tests/gpu/kernels/flat_function.cu",)
 # Kernels that are no part of a call.
-NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "spread_kernel")
+NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "spread_kernel")
 
 
 def functions(ptx):
