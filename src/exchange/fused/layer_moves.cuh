@@ -237,6 +237,8 @@ __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces&
     }
   }
   ptx::bulk_commit();
+  // Scales were read by ordinary loads where the next round's copies write.
+  if constexpr (L::kFp8) ptx::fence_proxy_async();
 }
 /// Tells that the row that each lane names has come, when it has: the lane has stored it.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
