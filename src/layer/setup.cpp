@@ -79,6 +79,16 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   return c;
 }
 
+/// Whether the fused form has room for these sizes.
+bool fused_takes(const FusedMoeConfig& config, int world) {
+  try {
+    (void)FusedMoe::memory_required(config, world, Backend::cuda);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 int LayerSetup::experts_of(int rank) const {
@@ -185,16 +195,6 @@ uint64_t LayerSetup::hash() const {
         static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
     hash = mix_hash(hash, static_cast<uint64_t>(v));
   return hash;
-}
-
-/// Whether the fused form has room for these sizes.
-bool fused_takes(const FusedMoeConfig& config, int world) {
-  try {
-    (void)FusedMoe::memory_required(config, world, Backend::cuda);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {

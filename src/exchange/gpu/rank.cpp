@@ -24,8 +24,6 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Memory of other kinds and of other GPUs does not share such a page with memory of this GPU.
-constexpr uintptr_t kPageBytes = uintptr_t{2} << 20;
 constexpr size_t kControlBytes = size_t{64} << 10;
 constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024;
 constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt = 200, kNumbersAt = 208, kDistancesAt = 256;
@@ -302,9 +300,6 @@ void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) 
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
   if (heap_.view().contains(p)) return;
-  const uintptr_t page = reinterpret_cast<uintptr_t>(p) / kPageBytes;
-  std::atomic<uintptr_t>& known = own_pages_[page % own_pages_.size()];
-  if (known.load(std::memory_order_relaxed) == page) return;
   gpu::MemoryPlace place;
   if (gpu::look_up(&place, p) != gpu::kOk) {
     gpu::forget_error();
@@ -316,7 +311,6 @@ void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) 
   if (place.device != device())
     invalid(std::string(name) + " lies on GPU " + std::to_string(place.device) + ", this rank's GPU is " +
             std::to_string(device()));
-  known.store(page, std::memory_order_relaxed);
 }
 
 namespace {

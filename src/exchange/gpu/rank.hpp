@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <future>
 #include <memory>
@@ -124,9 +123,6 @@ class CudaRank final : public DeviceRank {
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
   const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
-  /// Pages in which memory of this GPU was found: asking the driver takes longer than most of a call. Of memory that is freed
-  /// and comes back as memory of another kind nobody is told any more.
-  mutable std::array<std::atomic<uintptr_t>, 64> own_pages_ = {};
   std::mutex registering_;
   uint64_t registered_ = 0;  ///< as in CallContext
 };
