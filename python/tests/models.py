@@ -84,3 +84,24 @@ def move_experts(models, names, factor):
         for name in names:
             module = model.get_submodule(name)
             module.down_proj.data = module.down_proj.data.clone().mul_(factor)
+
+
+def check_products(group, model, whole, ids, names):
+    """A converted model against `whole`, where the library computes experts in passes without gradients: as it is, with weights that
+    change in place and that move, and behind a pass with gradients, which is the module's."""
+    mine, shares, errors = group.experts_of(EXPERTS), [model.get_submodule(each).forward.__self__ for each in names], []
+    own = [share._experts for share in shares]
+    for share in shares:
+        share._experts = None  # a pass that came to the module would fail
+    errors.append(distance(model, whole, ids))
+    change_experts(model, whole, names, mine, 1.5)
+    errors.append(distance(model, whole, ids))
+    move_experts([model, whole], names, 0.5)
+    errors.append(distance(model, whole, ids))
+    for share, experts in zip(shares, own):
+        share._experts = experts
+    model(input_ids=ids).logits.square().mean().backward()
+    grads = [model.get_submodule(each).down_proj.grad for each in names]
+    assert not len(mine) or all(each is not None and each.abs().sum() > 0 for each in grads)
+    errors.append(distance(model, whole, ids))
+    assert max(errors) <= 1e-2, errors

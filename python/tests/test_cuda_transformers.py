@@ -10,7 +10,7 @@ from switchyard import _ffi
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from models import EXPERTS, MODELS, WORDS, change_experts, distance, in_bf16, move_experts  # noqa: E402
+from models import MODELS, WORDS, check_products, in_bf16  # noqa: E402
 
 WORLD, BATCH, LENGTH, SCALE = 2, 2, 16, 4
 
@@ -32,24 +32,10 @@ def tokens_of(rank):
 
 def _scenario(group, name, experts, way):
     """As python/tests/test_transformers.py has it on the CPU: weights change in place and move, gradients are recorded and are not."""
-    whole, model, ids, errors = in_bf16(name, SCALE).cuda(), in_bf16(name, SCALE).cuda(), tokens_of(group.rank), []
-    names, mine = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts=experts), group.experts_of(EXPERTS)
-    shares = [model.get_submodule(each).forward.__self__ for each in names]
-    assert [share._way for share in shares] == [way] * len(shares)
-    own = [share._experts for share in shares]
-    for share in shares:
-        share._experts = None  # a pass that came to the module would fail
-    errors.append(distance(model, whole, ids))
-    change_experts(model, whole, names, mine, 1.5)
-    errors.append(distance(model, whole, ids))
-    move_experts([model, whole], names, 0.5)
-    errors.append(distance(model, whole, ids))
-    for share, each in zip(shares, own):
-        share._experts = each
-    model(input_ids=ids).logits.square().mean().backward()
-    assert all(model.get_submodule(each).down_proj.grad.abs().sum() > 0 for each in names)
-    errors.append(distance(model, whole, ids))
-    assert max(errors) <= 1e-2, errors
+    whole, model, ids = in_bf16(name, SCALE).cuda(), in_bf16(name, SCALE).cuda(), tokens_of(group.rank)
+    names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts=experts)
+    assert [model.get_submodule(each).forward.__self__._way for each in names] == [way] * len(names)
+    check_products(group, model, whole, ids, names)
 
 
 def _process(rank, world, store, heap_bytes, arguments):

@@ -13,7 +13,7 @@ from switchyard import _ffi, parallelize
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from models import (EXPERTS, MODELS, WORDS, change_experts, deepseek, distance, in_bf16, logits_of, mixtral, move_experts,  # noqa: E402
+from models import (EXPERTS, MODELS, WORDS, change_experts, check_products, deepseek, distance, in_bf16, logits_of, mixtral, move_experts,  # noqa: E402
                     qwen3)
 
 LENGTH, BATCH = 5, 2
@@ -102,27 +102,11 @@ def test_layers(name, world):
     wholes, models = ([copy.deepcopy(made) for _ in range(world)] for _ in range(2))
 
     def rank(group):
-        model, whole, ids, errors = models[group.rank], wholes[group.rank], tokens_of(group.rank), []
+        model, whole, ids = models[group.rank], wholes[group.rank], tokens_of(group.rank)
         names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts="layer")
-        mine, shares = group.experts_of(EXPERTS), [model.get_submodule(each).forward.__self__ for each in names]
-        own = [share._experts for share in shares]
-        for share in shares:
-            share._experts = None  # a pass that came to the module would fail
-        errors.append(distance(model, whole, ids))
-        change_experts(model, whole, names, mine, 1.5)
-        errors.append(distance(model, whole, ids))
-        move_experts([model, whole], names, 0.5)
-        errors.append(distance(model, whole, ids))
-        for share, experts in zip(shares, own):
-            share._experts = experts
-        loss_of(model, ids).backward()
-        grads = [model.get_submodule(each).down_proj.grad for each in names]
-        assert not len(mine) or all(each is not None and each.abs().sum() > 0 for each in grads)
-        errors.append(distance(model, whole, ids))
-        return errors
+        check_products(group, model, whole, ids, names)
 
-    for errors in sy.run_ranks(rank, world, heap_bytes=heap, timeout=60):
-        assert max(errors) <= 1e-2, errors
+    sy.run_ranks(rank, world, heap_bytes=heap, timeout=60)
 
 
 class _Products:
