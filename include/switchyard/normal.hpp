@@ -106,8 +106,9 @@ struct DispatchOptions {
   /// Where the rows go instead of to the object's pool; null: they stay there. Rows of training, of which every layer keeps its
   /// own, need no pool for them. Of the type and with the scales that are delivered, and with room for the rows that are
   /// allocated (worst_case, capacity, cached: invalid_argument if there is less; exact: pool_exhausted). Any memory that
-  /// combine takes, at the cost of one local copy, behind the exchange and of the delivered rows only (CUDA, rank-major rows
-  /// without scales: of those of other ranks' tokens); the pool has its room back when the copy is done. Rows without scales
+  /// combine takes, at the cost of one local copy of the delivered rows only (CUDA, rank-major rows without scales: of those of
+  /// other ranks' tokens): rank-major under direct staging as they come, else behind the exchange; the pool has its room back
+  /// when the call is done. Rows without scales
   /// reach a RowBuffer of direct staging without a copy. Dispatched::x is then in *out and Dispatched::block empty. The struct
   /// is read during the call only.
   const Rows* out = nullptr;
@@ -130,8 +131,8 @@ inline constexpr int kDefaultSms = 24;
 inline constexpr int kDefaultQuantizingSms = 64;
 
 /// Multiprocessors that a rank-major combine under direct staging uses, unless told otherwise or tuned to more, if its rows are
-/// in memory that peers cannot read and are copied first, and the copy to DispatchOptions::out; at most those that the rank
-/// has. docs/design/0053 says why.
+/// in memory that peers cannot read and are copied, and a dispatch to DispatchOptions::out with those that copy; at most those
+/// that the rank has. docs/design/0053 says why.
 inline constexpr int kDefaultCopyingSms = 64;
 
 /// Options of one combine; equal on all ranks (pointers aside).

@@ -16,7 +16,8 @@ struct DispatchOffer {
   uint64_t records;  ///< byte offset into the rank's segment
   int64_t rows_allocated;
   int64_t records_allocated;
-  uint64_t sends_weights;  ///< CPU: 1 if this rank's records carry weights (CUDA says it with its counts)
+  uint32_t sends_weights;  ///< CPU: 1 if this rank's records carry weights (CUDA says it with its counts)
+  uint32_t copies_out;     ///< 1 if this rank copies rows as they come, so that sources tell of them in chunks
 };
 /// Combine of rank-major rows, and of expert-major rows per_rank, whose sums are staged: owners read rows one per record.
 struct PullOffer {

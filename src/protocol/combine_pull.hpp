@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine by pulling, of rank-major rows: each token's owner reads the rows of its experts where they lie and sums them.
-// Expert-major rows: combine_sums.hpp (per_rank) and combine_routes.hpp (per_route).
+// Combine by pulling, of rank-major rows: each token's owner reads the rows of its experts where they lie and sums them. A rank
+// whose rows do not lie where peers can read them runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
+// (per_rank) and combine_routes.hpp (per_route).
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once | all owners      | release/acquire | system | epoch, never reset |
-// | outputs   | expert's last warp, unless its rows lie ready | all owners | release/acquire | system | epoch, never reset |
+// | outputs   | ranks that copy, each chunk | all owners   | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp        | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when
-// the call returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
+// Buffers: rows of a rank are read by peers until their `pulled`, so they may change again when the call returns. Progress: a
+// rank that runs this waits for `outputs` of others, who wait for nothing before they publish them, and for `pulled` at the
+// end.
 #pragma once
 
 #include "plan/plan.hpp"
@@ -22,7 +24,6 @@ namespace switchyard::detail {
 struct SumStart {
   CallContext call;
   int64_t tokens = 0;
-  int64_t rows = 0;
   int64_t num_records = 0;
   const float* record_weight = nullptr;  ///< [records * K] or null: expert-major per_rank, if the dispatch carried weights
   const float* weights = nullptr;        ///< [T * K] or null: expert-major per_route, as given or as the dispatch had them
@@ -74,12 +75,11 @@ struct SumStaging {
 
 /// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's sum.
 struct SumWork {
-  int sum_blocks = 0;  ///< expert-major: the first blocks make the sums or push rows; 0: all, before anything else
-  uint64_t* outputs_done = nullptr;  ///< warps
-  uint64_t* sums_done = nullptr;     ///< [kSumChunks] warps
-  uint64_t* pulls_done = nullptr;    ///< warps
-  uint64_t* sums_next = nullptr;     ///< next record to be summed or pushed
-  uint64_t* pulls_next = nullptr;    ///< next token to be summed
+  int sum_blocks = 0;              ///< the first blocks make the sums, push or copy rows; 0: all, before anything else
+  uint64_t* sums_done = nullptr;   ///< [kSumChunks] warps
+  uint64_t* pulls_done = nullptr;  ///< warps
+  uint64_t* sums_next = nullptr;   ///< next record to be summed, pushed or copied
+  uint64_t* pulls_next = nullptr;  ///< next token to be summed
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
@@ -119,28 +119,6 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
       [&](int k) -> const void* { return route[k] >= 0 ? p.shape.y + route[k] * p.shape.row_bytes : nullptr; },
       [&](int k) { return p.record_weight[record * p.shape.topk + k]; });
   return true;
-}
-
-/// Expert side: this warp's share of the copy to symmetric memory, of the rows that other ranks read. Settled on return.
-template <class A>
-SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  if (p.staging.staged) {
-    const int64_t own = p.tables.record_begin[p.call.rank()];
-    const int64_t left_out = p.staging.own_in_place ? p.tables.record_begin[p.call.rank() + 1] - own : 0;
-    for (int64_t i = w.index(); i < p.rows - left_out; i += w.total()) {
-      const int64_t r = i < own ? i : i + left_out;
-      A::copy(w, p.staging.staged + r * p.shape.row_bytes, p.shape.y + r * p.shape.row_bytes,
-              static_cast<size_t>(p.shape.row_bytes));
-      moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);
-    }
-  }
-  if (p.staging.weights_staged) {
-    const int64_t bytes = 4 * p.shape.topk;
-    for (int64_t r = w.index(); r < p.num_records; r += w.total())
-      A::copy(w, p.staging.weights_staged + r * p.shape.topk, p.shape.weights_in + r * p.shape.topk,
-              static_cast<size_t>(bytes));
-  }
-  A::settle(w);
 }
 
 /// Where the rows of one token come from, in the order of the sum.
@@ -265,13 +243,11 @@ struct PullParts {
   }
 };
 
-/// Owner side: sums this warp's share of all tokens. Settled on return; call.moved has what the warp moved here, and `moved`
-/// before.
+/// Owner side: sums this warp's share of the tokens that are taken in parts, of which `items` hands out the first after the
+/// whole ones. Settled on return; call.moved has what the warp moved here, and `moved` before.
 template <class A>
-SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
-  const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
-  WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
-  if (share.whole > 0) pull_and_reduce<A>(w, p, items, share.whole, moved);
+SWITCHYARD_FN void pull_rest(typename A::Warp& w, const CombineParams& p, const PullItems& share, WorkQueue<A>& items,
+                             const MoveCounter& moved) {
   p.call.moved[w.index()] = moved;
   if (share.parts > 1) {
     const bool queued = share.whole > 0;  // else no warp has more than one part, which it need not ask for
@@ -279,6 +255,16 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
     A::out_of_line(w, PullParts<A>{}, &p, first, queued ? items.left() : 0);
   }
   A::settle(w);
+}
+
+/// Owner side: sums this warp's share of all tokens. Settled on return; call.moved has what the warp moved here, and `moved`
+/// before.
+template <class A>
+SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
+  const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
+  WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
+  if (share.whole > 0) pull_and_reduce<A>(w, p, items, share.whole, moved);
+  pull_rest<A>(w, p, share, items, moved);
 }
 
 /// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
@@ -308,9 +294,9 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
       Site::pulled, reader, &span);
 }
 
-/// Owner side, after all placements have come: waits for the rows that did not lie ready.
+/// Owner side, after all placements have come: waits for chunk c, and all before it, of the rows that did not lie ready.
 template <class A>
-SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
+SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
   const uint64_t late = A::lanes_where(
       w, call.world(), [&](int r) { return call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0; });
@@ -318,7 +304,7 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
   WarpSpan<A> span(w, call, Event::wait_outputs, -1);
   const auto writer = [&](int i) { return nth_bit(late, i); };
   return wait_for<A>(
-      w, call, bits(late), [&](int i) { return call.heap.local(p.shape.control.flag(Site::outputs, writer(i))); }, call.word(),
+      w, call, bits(late), [&](int i) { return call.heap.local(p.shape.control.outputs_flag(writer(i), c)); }, call.word(),
       Site::outputs, writer, &span);
 }
 
@@ -328,29 +314,19 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
-  MoveCounter moved;
-  if (w.index() == 0)
-    publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances,
-                         p.staging.own_in_place ? &p.staging.own_rows : nullptr);
-  if (p.staging.place.pull.ready == 0) {
-    {
-      const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
-      prepare_outputs<A>(w, p, moved);
-    }
-    if (arrive_is_last<A>(w, p.work.outputs_done)) publish_all<A>(w, call, p.shape.control, Site::outputs);
-  }
+  if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
   {
     WarpSpan<A> span(w, call, Event::wait_placement, -1);
     if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
   }
   if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature)) {
-    if (!wait_outputs<A>(w, p)) return false;
+    if (!wait_outputs<A>(w, p, kSumChunks - 1)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
-    pull_all<A>(w, p, moved);
+    pull_all<A>(w, p, MoveCounter{});
     span.set_arg(static_cast<int64_t>(call.moved[w.index()].payload_rows));
     span.set_bytes(call.moved[w.index()].remote_bytes);
   } else {
-    call.moved[w.index()] = moved;
+    call.moved[w.index()] = MoveCounter{};
   }
   return end_pulls<A>(w, p);
 }

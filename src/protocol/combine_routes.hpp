@@ -16,7 +16,7 @@
 // placements only; a warp sums chunk c after `outputs` of all ranks that push.
 #pragma once
 
-#include "protocol/combine_sums.hpp"
+#include "protocol/combine_copies.hpp"
 
 namespace switchyard::detail {
 
@@ -156,7 +156,8 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
 /// Kernel body of combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
-  if (p.shape.layout == Layout::rank_major) return combine_pull<A>(w, p);
+  if (p.shape.layout == Layout::rank_major)
+    return p.staging.place.pull.ready == 0 ? combine_copies<A>(w, p) : combine_pull<A>(w, p);
   return p.shape.order == CombineOrder::per_route ? combine_routes<A>(w, p) : combine_sums<A>(w, p);
 }
 

@@ -5,14 +5,14 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens (expert-major: kRowChunks, else one); its value is the number of the
+// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, else one); its value is the number of the
 // source's records here up to the end of the chunk.
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
-// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed, are assigned
-// to the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only after it has sent its own chunk
-// c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only for placements, which wait for
-// nothing in this kernel.
+// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed or whose rows
+// are to be copied, are assigned to the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only
+// after it has sent its own chunk c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only
+// for placements, which wait for nothing in this kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -54,16 +54,24 @@ struct MoveTables {
   const int32_t* route_row = nullptr;      ///< [T * K]
   const int64_t* record_begin = nullptr;   ///< [W + 1] records by source
   const int32_t* record_route = nullptr;   ///< cached dispatch: [records * K] from the handle; else null: read from the block
-  const int32_t* chunk_records = nullptr;  ///< expert-major: records_by_chunk
+  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; null: rows are not told of in chunks
   const int64_t* padding = nullptr;        ///< [num_padding, 2] row ranges to zero
   int num_padding = 0;
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
   float* row_weight = nullptr;    ///< expert-major: [rows] weight of each row, or null like row_source
 };
 
+/// Rank-major rows for memory of the caller: they come to symmetric memory and are copied from there as they come.
+struct MoveCopies {
+  const std::byte* rows = nullptr;  ///< where they come, [rows] as the placement says to others; null: they stay there
+  std::byte* to_rows = nullptr;
+  std::byte* to_scales = nullptr;
+  bool own_too = true;  ///< false: this rank's own rows come to to_rows at once
+};
+
 /// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's move.
 struct MoveWork {
-  int send_blocks = 0;  ///< expert-major: the first blocks send, the others place what comes meanwhile; 0: all do both in turn
+  int send_blocks = 0;  ///< the first blocks send, the others place or copy what comes meanwhile; 0: all do both in turn
   uint64_t* sends_done = nullptr;   ///< [kRowChunks] warps that have sent a chunk
   uint64_t* sends_next = nullptr;   ///< tokens assigned
   uint64_t* places_next = nullptr;  ///< records assigned
@@ -74,8 +82,19 @@ struct MoveWork {
 struct DispatchParams : MoveStart {
   MoveShape shape;
   MoveTables tables;
+  MoveCopies copies;
   MoveWork work;
 };
+
+/// Whether the sources tell of their rows in chunks, because receivers have work with them. Known when all placements have
+/// come.
+template <class A>
+SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p) {
+  const auto copies = [&](int r) {
+    return p.call.heap.local(p.shape.control.placement(p.call.epoch, r))->dispatch.copies_out != 0;
+  };
+  return p.shape.layout == Layout::expert_major || A::lanes_where(w, p.call.world(), copies) != 0;
+}
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
 struct Destination {
@@ -232,27 +251,43 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
-/// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are assigned several
-/// at a time, because most have nothing to copy.
+/// Records that a warp has to do with when they have come, in the order in which they come: by chunk, then source.
 template <class A>
 struct PlaceQueue {
-  static constexpr int kBatch = 4;
+  static constexpr int kBatch = 4;  ///< expert-major: at a time, because most have nothing to copy
   WorkQueue<A> records;
   int64_t base = 0;  ///< records of earlier chunks
 };
 
-/// Expert-major: places the repeated routes of chunk c of all sources, of the records assigned to this warp. False after a
-/// fault.
+/// Rank-major: copies row and scales of record r, which came from `source`, to the caller's memory.
 template <class A>
-SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
-                               PlaceQueue<A>& queue, MoveCounter& moved) {
+SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
+                                   MoveCounter& moved) {
+  const auto copy = [&](std::byte* to, const std::byte* from, int64_t bytes) {
+    A::multicast_to(
+        w, 1, [&](int) -> void* { return to + r * bytes; }, from + r * bytes, static_cast<size_t>(bytes));
+    moved.copied_bytes += static_cast<uint64_t>(bytes);
+  };
+  if (p.copies.own_too || source != p.call.rank()) copy(p.copies.to_rows, p.copies.rows, p.shape.row_bytes);
+  if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
+}
+
+/// What is to be done with the records of chunk c of all sources, of those assigned to this warp: expert-major, their repeated
+/// routes are placed; rank-major, their rows are copied to the caller's memory. False after a fault.
+template <class A>
+SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
+                              PlaceQueue<A>& queue, MoveCounter& moved) {
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
-  WarpSpan<A> span(w, call, Event::place_aliases);
+  const bool copies = p.shape.layout == Layout::rank_major;
+  WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;
   // The flags were acquired: a plain load will do.
   const auto come = [&](int source, int chunk) {
-    return static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
+    const auto sent = static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
+    if (!copies) return sent;
+    const int64_t kept = p.tables.record_begin[source + 1] - p.tables.record_begin[source];  // the last may have been dropped
+    return sent < kept ? sent : kept;
   };
   const auto before = [&](int source) { return c > 0 ? come(source, c - 1) : 0; };
   for (;; queue.records.done(), ++placed) {
@@ -263,7 +298,11 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
       span.set_arg(placed);
       return true;
     }
-    place_aliases<A>(w, p, mine, at.segment, p.tables.record_begin[at.segment] + before(at.segment) + at.offset, moved);
+    const int64_t record = p.tables.record_begin[at.segment] + before(at.segment) + at.offset;
+    if (copies)
+      copy_record_out<A>(w, p, mine, at.segment, record, moved);
+    else
+      place_aliases<A>(w, p, mine, at.segment, record, moved);
   }
 }
 
@@ -273,46 +312,51 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
-  const bool expert_major = p.shape.layout == Layout::expert_major;
-  const int last = expert_major ? kRowChunks - 1 : 0, blocks = w.num_blocks();
+  const bool expert_major = p.shape.layout == Layout::expert_major, receives = expert_major || p.copies.rows != nullptr;
+  const int last = tells_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
+  const int senders = (split_roles ? p.work.send_blocks : blocks) * w.warps_per_block();
+  const bool one_step = last > 0 && !expert_major && p.tokens <= senders;  // steps would take longer than copies
+  const int first = one_step ? last : 0;                                   // chunk that is told of first, with all before it
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
-  PlaceQueue<A> placing{WorkQueue<A>(p.work.places_next, PlaceQueue<A>::kBatch)};
+  PlaceQueue<A> queue{WorkQueue<A>(p.work.places_next, expert_major ? PlaceQueue<A>::kBatch : 1)};
   MoveCounter moved;
   const auto zero = [&](const Share& share) {
     const WarpSpan<A> span(w, call, Event::zero_padding, p.tables.num_padding);
     zero_padding<A>(w, p, mine, share);
   };
   if (!split_roles || w.block() < p.work.send_blocks) {
-    const int senders = (split_roles ? p.work.send_blocks : blocks) * w.warps_per_block();
     WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
     for (int c = 0; c <= last; ++c) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);
         const MoveCounter before = moved;
-        send_rows<A>(w, p, tokens, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
+        send_rows<A>(w, p, tokens, last > 0 ? row_chunk_end(p.tokens, c) : p.tokens, moved);
         span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
+      if (c < first) continue;
       if (arrive_is_last<A>(w, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before chunk 0 has come
-        publish_rows<A>(w, p, c);
+        if (c == first) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
+        for (int told = c == first ? 0 : c; told <= c; ++told) publish_rows<A>(w, p, told);
       }
       if (split_roles) continue;
-      if (c == 0) zero(all);
-      if (c > 0 && !place_chunk<A>(w, p, mine, c - 1, placing, moved)) return false;
+      if (c == first) zero(all);
+      if (receives && c > first && !take_chunk<A>(w, p, mine, c - 1, queue, moved)) return false;
     }
   } else {
     zero(share_of_blocks(w, p.work.send_blocks, blocks));
   }
-  for (int c = !expert_major ? 1 : split_roles ? 0 : last; c <= last; ++c)
-    if (!place_chunk<A>(w, p, mine, c, placing, moved)) return false;
+  if (receives) {
+    for (int c = split_roles || one_step ? 0 : last; c <= last; ++c)
+      if (!take_chunk<A>(w, p, mine, c, queue, moved)) return false;
+  }
   A::settle(w);
   call.moved[w.index()] = moved;
-  if (expert_major || w.index() != 0) return true;
-  return wait_rows<A>(w, p, 0);  // nothing to do with what arrives: one warp waits for it
+  if (receives || w.index() != 0) return true;
+  return wait_rows<A>(w, p, last);  // nothing to do with what arrives: one warp waits for it
 }
 
 }  // namespace switchyard::detail

@@ -36,6 +36,7 @@ constexpr int kRaceReported = 66;
 
 enum class Phase {
   dispatch,
+  dispatch_out,
   cached,
   combine_in_place,
   combine_ordinary,
@@ -47,13 +48,12 @@ enum class Phase {
   flat,
   fused
 };
-constexpr Phase kPhases[] = {
-    Phase::dispatch,       Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::combine_sums,
-    Phase::combine_routes, Phase::ledger, Phase::ledger_sentinel,  Phase::low_latency,      Phase::flat,
-    Phase::fused};
-constexpr const char* kPhaseNames[] = {"dispatch",       "cached", "combine_in_place", "combine_ordinary", "combine_sums",
-                                       "combine_routes", "ledger", "ledger_sentinel",  "low_latency",      "flat",
-                                       "fused"};
+constexpr Phase kPhases[] = {Phase::dispatch,         Phase::dispatch_out, Phase::cached,         Phase::combine_in_place,
+                             Phase::combine_ordinary, Phase::combine_sums, Phase::combine_routes, Phase::ledger,
+                             Phase::ledger_sentinel,  Phase::low_latency,  Phase::flat,           Phase::fused};
+constexpr const char* kPhaseNames[] = {"dispatch",         "dispatch_out", "cached",         "combine_in_place",
+                                       "combine_ordinary", "combine_sums", "combine_routes", "ledger",
+                                       "ledger_sentinel",  "low_latency",  "flat",           "fused"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -82,6 +82,7 @@ constexpr Use kUses[] = {
     {Site::placement, Phase::dispatch, Staging::ring},
     {Site::rows, Phase::dispatch, Staging::direct},
     {Site::rows, Phase::cached, Staging::direct},
+    {Site::rows, Phase::dispatch_out, Staging::direct},  // rows are copied as they come
     {Site::local_sends, Phase::dispatch, Staging::direct},
     {Site::local_sends, Phase::cached, Staging::direct},
     {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
@@ -150,7 +151,7 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
-  const bool by_rank = phase == Phase::combine_in_place || phase == Phase::combine_ordinary;
+  const bool by_rank = phase == Phase::dispatch_out || phase == Phase::combine_in_place || phase == Phase::combine_ordinary;
   s.problem.layout = by_rank ? Layout::rank_major : Layout::expert_major;
   if (phase == Phase::combine_routes) s.order = CombineOrder::per_route;
   s.tokens = {17, 16, 15};
@@ -227,14 +228,19 @@ class PhaseRunner : StepRunner {
     for (int i = 0; i < 4; ++i) {
       RankData first(c_, group_.rank(), 2 * i), again(c_, group_.rank(), 2 * i + 1);
       switchyard::Dispatched d;
-      step(phase == Phase::dispatch, [&] {
-        d = exchange_.dispatch(first.x(), first.ids(), first.weights());
+      switchyard::DispatchOptions o;
+      const int64_t most = switchyard::most_rows(exchange_.config(), group_.size()), hidden = c_.scenario.hidden;
+      std::vector<std::byte> mine(static_cast<size_t>(most * hidden * 2));
+      const switchyard::Rows out{mine.data(), most, hidden, DType::bf16};
+      if (phase == Phase::dispatch_out) o.out = &out;
+      step(phase == Phase::dispatch || phase == Phase::dispatch_out, [&] {
+        d = exchange_.dispatch(first.x(), first.ids(), first.weights(), o);
         first.check_dispatched(d, f_);
       });
       if (phase == Phase::cached) {
         step(true, [&] { again.check_dispatched(exchange_.dispatch(again.x(), d.handle), f_); });
       }
-      if (phase == Phase::dispatch || phase == Phase::cached) continue;
+      if (phase == Phase::dispatch || phase == Phase::dispatch_out || phase == Phase::cached) continue;
       switchyard::RowBuffer buffer;
       std::vector<std::byte> memory(static_cast<size_t>(d.rows * c_.scenario.hidden * 2));
       switchyard::Rows y{memory.data(), d.rows, c_.scenario.hidden, DType::bf16};

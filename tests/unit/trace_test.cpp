@@ -59,8 +59,8 @@ TEST(TraceTable, NamesAreUniqueAndComplete) {
     EXPECT_NE(std::string(info.unit), "");
   }
   for (const char* needed : {"plan", "exchange_counts", "wait_counts", "wait_placement", "send_rows", "wait_rows",
-                             "place_aliases", "zero_padding", "reduce_local", "wait_outputs", "pull_reduce", "wait_pulled",
-                             "ring_send", "ring_receive", "wait_ring", "expert_mlp", "gate"}) {
+                             "place_aliases", "copy_out", "zero_padding", "reduce_local", "wait_outputs", "pull_reduce",
+                             "wait_pulled", "ring_send", "ring_receive", "wait_ring", "expert_mlp", "gate"}) {
     EXPECT_EQ(names.count(needed), 1u) << needed;
   }
 }

@@ -75,6 +75,9 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
                       config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
+    d.copied = out && !d.placed && !through_rings() && config.layout == Layout::rank_major && d.output().bytes() > 0;
+    const bool nothing_comes = call.own_placed && world() == 1;
+    d.place.dispatch.copies_out = d.copied && !nothing_comes ? 1 : 0;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::pool_exhausted) throw;
     d.error = std::current_exception();
@@ -158,7 +161,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
 
 Dispatched NormalImpl::finish(Call& call, Dispatch& d) {
   move(call, d, move_shape(d));
-  if (d.options.out && !d.placed && !d.error) copy_out(call, d);
+  if (d.options.out && !d.placed && !d.copied && !d.error) copy_out(call, d);
   end(call);
   if (d.error) rethrow_agreed(d.error);
   return deliver(d);

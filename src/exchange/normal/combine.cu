@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, combine_sums.hpp, combine_routes.hpp
-// or combine_ring.hpp.
+// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp,
+// combine_routes.hpp or combine_ring.hpp.
 //
 // Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
 // for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
@@ -18,7 +18,6 @@ namespace {
 /// One thread: what the host does not know, into `c`, a copy of given.c.
 __device__ void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
   c.tokens = header.tokens;
-  c.rows = header.rows;
   c.num_records = header.num_records;
   c.staging.place.signature = mix_hash(given.c.staging.place.signature, header.identity);
   c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
@@ -35,17 +34,18 @@ __device__ void end_combine(const CudaCombineParams& given, const CallContext& c
 }
 
 /// The bodies of combine with direct staging have a kernel each: together, all would keep less in registers.
-enum class Body { pull, sums, routes };
+enum class Body { pull, copies, sums, routes };
 
-Body body_of(const SumShape& shape) {
-  if (shape.layout == Layout::rank_major) return Body::pull;
-  return shape.order == CombineOrder::per_route ? Body::routes : Body::sums;
+Body body_of(const CombineParams& c) {
+  if (c.shape.layout == Layout::rank_major) return c.staging.place.pull.ready == 0 ? Body::copies : Body::pull;
+  return c.shape.order == CombineOrder::per_route ? Body::routes : Body::sums;
 }
 
 /// \returns false after a fault (recorded)
 template <class A, Body kBody>
 __device__ bool run(CudaWarp& w, const CombineParams& c) {
   if constexpr (kBody == Body::pull) return combine_pull<A>(w, c);
+  if constexpr (kBody == Body::copies) return combine_copies<A>(w, c);
   if constexpr (kBody == Body::sums) return combine_sums<A>(w, c);
   if constexpr (kBody == Body::routes) return combine_routes<A>(w, c);
 }
@@ -129,8 +129,9 @@ const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_
 // The kernels that record, if the call is traced.
 const auto& kernel_for(const CudaCombineParams& p) {
   const bool traced = p.c.call.device_trace.records != nullptr;
-  switch (body_of(p.c.shape)) {
+  switch (body_of(p.c)) {
     case Body::pull: return traced ? direct<CudaTraced, Body::pull> : direct<Cuda, Body::pull>;
+    case Body::copies: return traced ? direct<CudaTraced, Body::copies> : direct<Cuda, Body::copies>;
     case Body::sums: return traced ? direct<CudaTraced, Body::sums> : direct<Cuda, Body::sums>;
     case Body::routes: break;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a dispatch to memory of the caller. Which rows have come only the device knows, so the host need not wait and the
-// copy can be captured; it moves those and no more.
+// Rows of a dispatch to memory of the caller, where it did not copy them as they came. Which rows have come only the device
+// knows, so the host need not wait and the copy can be captured; it moves those and no more.
 #include "exchange/normal/launch.hpp"
 
 namespace switchyard::detail {
@@ -25,23 +25,12 @@ __device__ void copy_words(const uint4* from, uint4* to, int64_t words) {
   for (; i < words; i += threads) to[i] = from[i];
 }
 
-/// All threads of the grid: rows `begin` to `end`.
-__device__ void copy_rows(const CopyOut& p, int64_t begin, int64_t end) {
-  const int64_t at = begin * p.row_bytes;
-  copy_words(reinterpret_cast<const uint4*>(p.rows + at), reinterpret_cast<uint4*>(p.to_rows + at),
-             (end - begin) * p.row_bytes / 16);
-}
-
 __global__ void __launch_bounds__(kCopyThreads) copy_out_kernel(const __grid_constant__ CopyOut p) {
   if (p.header == nullptr || p.header->moved == 0) return;
   const int64_t rows = p.header->rows;
-  const int64_t placed = p.placed_by < 0 ? rows : p.header->record_begin[p.placed_by];
-  const int64_t after = p.placed_by < 0 ? rows : p.header->record_begin[p.placed_by + 1];
-  copy_rows(p, 0, placed);
-  copy_rows(p, after, rows);
+  copy_words(reinterpret_cast<const uint4*>(p.rows), reinterpret_cast<uint4*>(p.to_rows), rows * p.row_bytes / 16);
   copy_words(reinterpret_cast<const uint4*>(p.scales), reinterpret_cast<uint4*>(p.to_scales), rows * p.scale_bytes / 16);
-  if (blockIdx.x == 0 && threadIdx.x == 0)
-    p.moved->copied_bytes += static_cast<uint64_t>((rows - (after - placed)) * p.row_bytes + rows * p.scale_bytes);
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.moved->copied_bytes += static_cast<uint64_t>(rows * (p.row_bytes + p.scale_bytes));
 }
 
 }  // namespace normal

@@ -82,7 +82,9 @@ class CpuNormal final : public NormalImpl {
   /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
-  MoveWork move_work(Layout layout);
+  /// Whether a rank copies rows out as they come; after all placements.
+  bool anyone_copies(const CallContext& call) const;
+  MoveWork move_work(bool receives);
 
   void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
            const std::exception_ptr& error) override;
@@ -101,7 +103,7 @@ class CpuNormal final : public NormalImpl {
     uint64_t value = 0;
   };
   uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
-  Counter outputs_done_, pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
+  Counter pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
   std::vector<RingStream> ring_streams_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;

@@ -91,23 +91,29 @@ MoveTables CpuNormal<A>::move_tables(CpuCall& call, const Dispatch& d) const {
   const bool expert_major = h.layout == Layout::expert_major;
   call.record_begin = record_ranges(h);
   if (d.options.padding == Padding::zero) call.padding = padding_ranges(h);
-  if (expert_major) call.chunk_records = records_by_chunk(h);
+  if (expert_major || anyone_copies(call.context)) call.chunk_records = records_by_chunk(h);
   MoveTables t;
   t.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
   t.ids = h.ids.data();
   t.route_row = h.route_row.data();
   t.record_begin = call.record_begin.data();
   t.record_route = d.fresh ? nullptr : h.record_route.data();
-  t.chunk_records = expert_major ? call.chunk_records.data() : nullptr;
+  t.chunk_records = call.chunk_records.empty() ? nullptr : call.chunk_records.data();
   t.padding = call.padding.data();
   t.num_padding = static_cast<int>(call.padding.size() / 2);
   return t;
 }
 
 template <class A>
-MoveWork CpuNormal<A>::move_work(Layout layout) {
-  return {layout == Layout::expert_major ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value,
-          &places_next_.value};
+bool CpuNormal<A>::anyone_copies(const CallContext& call) const {
+  for (int r = 0; r < world(); ++r)
+    if (call.heap.local(control_.placement(call.epoch, r))->dispatch.copies_out != 0) return true;
+  return false;
+}
+
+template <class A>
+MoveWork CpuNormal<A>::move_work(bool receives) {
+  return {receives ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value, &places_next_.value};
 }
 
 template <class A>
@@ -115,7 +121,8 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CpuCall&>(given);
   exchange_placements(call, d.place, d.error);
   const bool any_weights = agree_on_weights(call.context, d.handle->counts);
-  const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), move_work(shape.layout)};
+  const MoveWork work = move_work(shape.layout == Layout::expert_major || d.copied);
+  const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), d.copies(call), work};
   const OutputLayout layout = d.output();
   std::byte* const records = d.rows->data + d.output_bytes();
   if (through_rings()) {
@@ -149,12 +156,7 @@ SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
 
 template <class A>
 SumWork CpuNormal<A>::sum_work() {
-  return {group_.options.num_blocks / 2,
-          &outputs_done_.value,
-          sums_done_,
-          &pulls_done_.value,
-          &sums_next_.value,
-          &pulls_next_.value};
+  return {group_.options.num_blocks / 2, sums_done_, &pulls_done_.value, &sums_next_.value, &pulls_next_.value};
 }
 
 template <class A>
@@ -162,8 +164,8 @@ void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, 
                        const SumStaging& staging, const std::exception_ptr& error) {
   auto& call = static_cast<CpuCall&>(given);
   const SumWeights weights = weights_of(h, o, data_or_null(h.record_weight), data_or_null(h.weights));
-  const SumStart start{call.context,  h.tokens,           h.rows,
-                       h.num_records, weights.of_records, weights.given ? weights.given : weights.of_routes};
+  const SumStart start{call.context, h.tokens, h.num_records, weights.of_records,
+                       weights.given ? weights.given : weights.of_routes};
   const CombineParams p{start, shape, sum_tables(call, h), staging, sum_work()};
   if (through_rings()) {
     exchange_placements(call, staging.place, error);

@@ -103,7 +103,7 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   if (frame.effort == Effort::copies) kind = NormalCall::copying_combine;
   if (frame.effort == Effort::quantises && !through_rings()) kind = NormalCall::quantising_dispatch;
   call->launch = normal_launch(tuned_, kind, frame.num_sms, gpu_.max_blocks());
-  call->copy_blocks = blocks_of_call(frame.num_sms, std::max(call->launch.blocks, kDefaultCopyingSms), 0, gpu_.max_blocks());
+  call->sms_named = frame.num_sms != 0;
   if (through_rings()) call->launch.warps = kMoveWarps;
   call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
   call->context.moved = order_->moved();

@@ -57,7 +57,8 @@ class CudaNormal final : public NormalImpl {
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
-    int copy_blocks = 0;  ///< of the copy to memory of the caller, behind the exchange
+    bool sms_named = false;  ///< the caller said how many multiprocessors
+    int send_blocks = 0;     ///< MoveWork::send_blocks, if rows are copied as they come
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
     // Set for a fresh dispatch only.
@@ -99,7 +100,7 @@ class CudaNormal final : public NormalImpl {
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
   /// The work of a launch of `blocks` blocks.
-  MoveWork move_work(const MoveShape& shape, int blocks) const;
+  MoveWork move_work(const MoveShape& shape, const CudaCall& call) const;
   CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);
 

@@ -49,9 +49,8 @@ void CudaNormal::take_output(Call& given, Dispatch& d) {
 void CudaNormal::copy_out(Call& given, const Dispatch& d) {
   const auto& call = static_cast<const CudaCall&>(given);
   const OutputLayout layout = d.output();
-  if (layout.bytes() == 0 || (call.own_placed && world() == 1)) return;
+  if (layout.bytes() == 0) return;
   CopyOut copy;
-  if (call.own_placed) copy.placed_by = rank();
   copy.header = tables_of(*d.handle).tables.header;
   copy.moved = call.context.moved;
   copy.rows = d.rows->data;
@@ -60,7 +59,8 @@ void CudaNormal::copy_out(Call& given, const Dispatch& d) {
   copy.to_scales = static_cast<std::byte*>(d.options.out->scales);
   copy.row_bytes = layout.row_bytes;
   copy.scale_bytes = layout.scale_bytes;
-  launch_copy_out(copy, call.copy_blocks, call.stream());
+  const int blocks = call.sms_named ? call.launch.blocks : std::max(call.launch.blocks, kDefaultCopyingSms);
+  launch_copy_out(copy, std::min(blocks, gpu_.max_blocks()), call.stream());
 }
 
 PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing, const Tables& tables,
@@ -131,7 +131,7 @@ MoveTables CudaNormal::move_tables(const CudaCall& call, const Dispatch& d) cons
   t.route_row = tables.route_row;
   t.record_begin = tables.header->record_begin;
   if (!d.fresh) t.record_route = reinterpret_cast<const int32_t*>(handle.received.records + handle.received.layout.route_at());
-  if (expert_major) t.chunk_records = tables.header->chunk_records;
+  t.chunk_records = tables.header->chunk_records;
   if (expert_major && d.options.padding == Padding::zero) {
     t.padding = tables.padding;
     t.num_padding = d.handle->map.count(rank());
@@ -141,9 +141,12 @@ MoveTables CudaNormal::move_tables(const CudaCall& call, const Dispatch& d) cons
   return t;
 }
 
-MoveWork CudaNormal::move_work(const MoveShape& shape, int blocks) const {
+MoveWork CudaNormal::move_work(const MoveShape& shape, const CudaCall& call) const {
   MoveWork w;
-  if (shape.layout == Layout::expert_major && blocks >= kMinSmsToSplitRoles)
+  const int blocks = call.launch.blocks;
+  if (call.send_blocks > 0)
+    w.send_blocks = call.send_blocks;
+  else if (shape.layout == Layout::expert_major && blocks >= kMinSmsToSplitRoles)
     w.send_blocks = shape.quantize == ScaleKind::none ? std::min(blocks / 2, kLinkSms) : blocks / 2;
   w.sends_done = state()->sends_done;
   w.sends_next = &state()->sends_next;
@@ -155,7 +158,7 @@ CudaDispatchParams CudaNormal::move_params(const CudaCall& call, const Dispatch&
                                            bool offers_place) const {
   const Tables& tables = tables_of(*d.handle).tables;
   CudaDispatchParams p;
-  p.d = DispatchParams{{call.context}, shape, move_tables(call, d), move_work(shape, call.launch.blocks)};
+  p.d = DispatchParams{{call.context}, shape, move_tables(call, d), d.copies(call), move_work(shape, call)};
   p.words = call.words;
   p.state = state();
   p.header = tables.header;
@@ -175,6 +178,11 @@ void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CudaCall&>(given);
   if (!through_rings() && !d.format.quantize && shape.layout == Layout::rank_major)
     call.launch.blocks = std::min(call.launch.blocks, kMaxSendSms);
+  if (d.copied && !call.sms_named) {  // those blocks send, and others copy what comes
+    const int send = call.launch.blocks;
+    call.launch.blocks = std::min(std::max(kDefaultCopyingSms, send + kMinSmsToSplitRoles), gpu_.max_blocks());
+    if (call.launch.blocks > send) call.send_blocks = send;
+  }
   const bool offered = d.fresh && call.plan.offers_place;  // with the plan
   const CudaDispatchParams p = move_params(call, d, shape, !offered);
   if (through_rings()) {
@@ -206,8 +214,10 @@ SumWork CudaNormal::sum_work(const SumShape& shape, int blocks) const {
   SumWork w;
   const bool per_route = shape.layout == Layout::expert_major && shape.order == CombineOrder::per_route;
   const int push = kPushSms * (world() - 1) / world();
-  if (blocks >= kMinSmsToSplitRoles) w.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
-  w.outputs_done = &state()->outputs_done;
+  if (blocks >= kMinSmsToSplitRoles) {
+    w.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
+    if (shape.layout == Layout::rank_major) w.sum_blocks = blocks / 2;  // if they copy
+  }
   w.sums_done = state()->sums_done;
   w.pulls_done = &state()->pulls_done;
   w.sums_next = &state()->sums_next;

@@ -132,11 +132,16 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
     Placement place{};                         ///< what this rank offers
     bool placed = false;                       ///< rows arrive where options.out says, and are not in `rows`
+    bool copied = false;                       ///< rows arrive in `rows` and are copied to options.out as they come
     std::exception_ptr error;                  ///< this rank cannot take part: all ranks' calls move nothing
 
     OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
     int64_t output_bytes() const { return placed ? 0 : output().bytes(); }  ///< of `rows`
     std::byte* out() const { return static_cast<std::byte*>(options.out->data); }
+    MoveCopies copies(const Call& call) const {
+      if (!copied || error) return {};
+      return {rows->data, out(), static_cast<std::byte*>(options.out->scales), !call.own_placed};
+    }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
   /// Arrays of a handle that a dispatch delivers, where the backend has them; null: it has none.
@@ -171,7 +176,7 @@ class NormalImpl : protected ExchangeBase {
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, of a fresh dispatch, what completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
-  /// Copies the rows that have come, and their scales, to d.options.out; but what own_placed says is there.
+  /// Copies the rows that have come, and their scales, to d.options.out, unless they were as they came.
   virtual void copy_out(Call& call, const Dispatch& d) = 0;
   /// Sums. `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,

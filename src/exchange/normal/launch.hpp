@@ -139,7 +139,6 @@ struct CopyOut {
   const std::byte *rows = nullptr, *scales = nullptr;
   std::byte *to_rows = nullptr, *to_scales = nullptr;
   int64_t row_bytes = 0, scale_bytes = 0;  ///< whole 16 bytes
-  int placed_by = -1;                      ///< rank-major: the rank whose rows are there already, or -1
 };
 /// Behind the dispatch on its stream.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);

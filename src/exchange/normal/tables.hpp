@@ -17,7 +17,7 @@ namespace switchyard::detail {
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
-  uint64_t sends_done[kRowChunks], sums_done[kSumChunks], outputs_done, pulls_done, exits;
+  uint64_t sends_done[kRowChunks], sums_done[kSumChunks], pulls_done, exits;
   uint64_t sends_next, places_next, sums_next, pulls_next;  ///< counters of protocol/work_queue.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
   // Another rank had no room in a call, which its host heard of at once. Until this rank's host has, calls do nothing here:

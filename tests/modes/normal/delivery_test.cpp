@@ -54,6 +54,36 @@ TEST_P(D, ScalesThatComeAndThatAreMade) {
   expect_exact(all);
 }
 
+// More tokens than a rank has warps: rows are told of, copied and summed in steps, also where only some ranks copy.
+TEST_P(D, ManyTokens) {
+  const int64_t tokens = kBackend == switchyard::Backend::cuda ? 1500 : 120;
+  std::vector<Scenario> all;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    for (const Delivery delivery : {Delivery::caller, Delivery::by_rank}) {
+      Scenario s = base("delivery of many tokens", 2 * world(), 3, tokens, layout);
+      s.tokens[static_cast<size_t>(world()) - 1] = 3;
+      s.delivery = delivery;
+      s.output_memory = delivery == Delivery::caller ? OutputMemory::ordinary : OutputMemory::by_rank;
+      s.cached = true;
+      s.repeats = 1;
+      all.push_back(s);
+      s.name += ", some dropped";
+      s.capacity_percent = 70;
+      s.problem.overflow = Overflow::drop_and_report;
+      all.push_back(s);
+    }
+  }
+  Scenario scales = base("delivery of many tokens that are quantised", 2 * world(), 3, tokens);
+  scales.quantize = ScaleKind::f32;
+  scales.hidden = 256;
+  scales.x_pattern = Pattern::random_values;
+  scales.delivery = Delivery::by_rank;
+  scales.output_memory = OutputMemory::by_rank;
+  scales.repeats = 1;
+  all.push_back(scales);
+  expect_exact(all);
+}
+
 TEST_P(D, NoTokensAndCapacities) {
   std::vector<Scenario> all;
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {

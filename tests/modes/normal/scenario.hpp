@@ -28,13 +28,15 @@ enum class OutputMemory {
   ordinary,    ///< the caller's own memory
   in_place,    ///< Dispatched::x, overwritten
   registered,  ///< the caller's own memory, registered for the call (not with CPU ranks as processes)
+  by_rank,     ///< ordinary on ranks of even number, row_buffer on the others
 };
 
 /// Where a dispatch delivers.
 enum class Delivery {
   pool,        ///< memory of the object
   caller,      ///< DispatchOptions::out: the caller's own memory, with room to spare
-  row_buffer,  ///< the same for dispatches that give no handle; of cached ones allocate_rows, if rows have no scales
+  by_rank,     ///< caller on ranks of even number, pool on the others
+  row_buffer,  ///< as caller for dispatches that give no handle; of cached ones allocate_rows, if rows have no scales
 };
 
 struct Scenario {

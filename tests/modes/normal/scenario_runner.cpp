@@ -83,7 +83,7 @@ class Rank : RankSteps {
     const Scenario& s = c_.scenario;
     options_.out = nullptr;
     buffer_ = {};
-    if (s.delivery == Delivery::pool) return options_;
+    if (s.delivery == Delivery::pool || (s.delivery == Delivery::by_rank && group_.rank() % 2 != 0)) return options_;
     const int64_t rows = switchyard::most_rows(exchange_.config(), group_.size()) + 3;
     const int64_t bytes = row_bytes(s, sent_type(s)), scales = switchyard::scale_row_bytes(s.hidden, sent_scales(s));
     in_buffer_ = handle && s.delivery == Delivery::row_buffer && scales == 0;
@@ -222,7 +222,10 @@ class Rank : RankSteps {
     switchyard::RegisteredMemory registered;
     std::vector<std::byte> own;
     Rows y{nullptr, rows, s.hidden, s.y_type};
-    switch (s.output_memory) {
+    OutputMemory memory = s.output_memory;
+    if (memory == OutputMemory::by_rank) memory = group_.rank() % 2 == 0 ? OutputMemory::ordinary : OutputMemory::row_buffer;
+    switch (memory) {
+      case OutputMemory::by_rank:  // no longer
       case OutputMemory::row_buffer:
         buffer = exchange_.allocate_rows(handle, s.y_type);
         y = buffer->rows();

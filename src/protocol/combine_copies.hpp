@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine of rank-major rows that lie in ordinary memory: the rank that holds them copies what other ranks read to symmetric
+// memory, and the owners pull from there (combine_pull.hpp). Both go on at once: copies are announced in chunks of their
+// owners' tokens. Some blocks copy first, the others pull from the beginning.
+//
+// | flag      | written by                        | read by         | order           | scope  | reuse              |
+// | placement | expert's warp 0, at once          | all owners      | release/acquire | system | epoch, never reset |
+// | outputs   | last of the warps that copy, a chunk | owner's warps | release/acquire | system | epoch, never reset |
+// | pulled    | owner's last warp                 | expert's warp 0 | release/acquire | system | epoch, never reset |
+//
+// Buffers: the copies of a rank are read by peers between its `outputs` and their `pulled`, so their memory may be used again
+// when the call returns. Progress: copies wait for nothing; a warp pulls chunk c after `outputs` of the ranks that copy, and
+// `pulled` is the end.
+#pragma once
+
+#include "protocol/combine_sums.hpp"
+
+namespace switchyard::detail {
+
+/// Expert side: copies row and weights of `record`, as far as they are staged, to symmetric memory. Pending.
+template <class A>
+SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, MoveCounter& moved) {
+  if (p.staging.staged && !(p.staging.own_in_place && owner == p.call.rank())) {
+    const int64_t at = record * p.shape.row_bytes;
+    A::copy(w, p.staging.staged + at, p.shape.y + at, static_cast<size_t>(p.shape.row_bytes));
+    moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);
+  }
+  if (p.staging.weights_staged) {
+    const int64_t at = record * p.shape.topk;
+    A::copy(w, p.staging.weights_staged + at, p.shape.weights_in + at, static_cast<size_t>(4 * p.shape.topk));
+  }
+}
+
+/// Expert side: the copies of all chunks that are assigned to this warp, of `warps` that copy. Whoever completes a chunk tells
+/// all ranks. No more records than warps are one step, after which all chunks are told: then steps take longer than copies.
+template <class A>
+SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
+  const int world = p.call.world();
+  const bool one_step = p.num_records <= warps;
+  WarpSpan<A> span(w, p.call, Event::reduce_local);
+  const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
+  const bool own_too = !p.staging.own_in_place || p.staging.weights_staged != nullptr;
+  WorkQueue<A> records(p.work.sums_next);
+  int64_t base = 0, made = 0;  // records of earlier chunks
+  for (int c = 0; c < kSumChunks; ++c) {
+    const int32_t *const begin = begins + c * world, *const end = begin + world;
+    const auto records_of = [&](int s) { return own_too || s != p.call.rank() ? int64_t{end[s]} - begin[s] : 0; };
+    for (;; records.done(), ++made) {
+      const int64_t i = records.item(w) - base;
+      const Located at = A::locate(w, i, world, records_of);
+      if (at.segment == world) {
+        base += i - at.offset;
+        break;
+      }
+      copy_record<A>(w, p, at.segment, begin[at.segment] + at.offset, moved);
+    }
+    if (one_step && c + 1 < kSumChunks) continue;
+    A::settle(w);
+    if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
+    if (c + 1 == kSumChunks) WorkQueue<A>::reset(w, p.work.sums_next);
+    for (int told = one_step ? 0 : c; told <= c; ++told) publish_chunk<A>(w, p, told);
+  }
+  span.set_arg(made);
+}
+
+/// Owner side: this warp's share of all tokens, chunk by chunk, of what ranks copy. False after a fault (recorded). Settled on
+/// return; call.moved has what the warp moved here, and `moved` before.
+template <class A>
+SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
+  const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
+  WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
+  for (int c = share.whole > 0 ? 0 : kSumChunks - 1; c < kSumChunks; ++c) {
+    if (!wait_outputs<A>(w, p, c)) return false;
+    const int64_t end = sum_chunk_end(p.tokens, c);
+    WarpSpan<A> span(w, p.call, Event::pull_reduce);
+    const MoveCounter before = moved;
+    if (share.whole > 0) pull_and_reduce<A>(w, p, items, end < share.whole ? end : share.whole, moved);
+    if (c + 1 == kSumChunks) {
+      pull_rest<A>(w, p, share, items, moved);
+      moved = p.call.moved[w.index()];
+    }
+    span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
+    span.set_bytes(moved.remote_bytes - before.remote_bytes);
+  }
+  return true;
+}
+
+/// Kernel body: as combine_pull, of a rank that stages rows or weights. All warps of a rank must be able to run at the same
+/// time.
+template <class A>
+SWITCHYARD_FN bool combine_copies(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  MoveCounter moved;
+  if (w.index() == 0)
+    publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances,
+                         p.staging.own_in_place ? &p.staging.own_rows : nullptr);
+  const int copiers = p.work.sum_blocks > 0 ? p.work.sum_blocks : w.num_blocks();
+  if (w.block() < copiers) make_copies<A>(w, p, copiers * w.warps_per_block(), moved);
+  {
+    WarpSpan<A> span(w, call, Event::wait_placement, -1);
+    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
+  }
+  if (!all_agree<A>(w, call, p.shape.control, p.staging.place.signature))
+    call.moved[w.index()] = moved;
+  else if (!pull_copies<A>(w, p, moved))
+    return false;
+  return end_pulls<A>(w, p);
+}
+
+}  // namespace switchyard::detail
