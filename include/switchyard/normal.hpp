@@ -108,9 +108,8 @@ struct DispatchOptions {
   /// allocated (worst_case, capacity, cached: invalid_argument if there is less; exact: pool_exhausted). Any memory that
   /// combine takes, at the cost of one local copy of the delivered rows only (CUDA, rank-major rows without scales: of those of
   /// other ranks' tokens): rank-major under direct staging as they come, else behind the exchange; the pool has its room back
-  /// when the call is done. Rows without scales
-  /// reach a RowBuffer of direct staging without a copy. Dispatched::x is then in *out and Dispatched::block empty. The struct
-  /// is read during the call only.
+  /// when the call is done. Rows without scales reach a RowBuffer of direct staging without a copy. Dispatched::x is then in
+  /// *out and Dispatched::block empty. The struct is read during the call only.
   const Rows* out = nullptr;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
