@@ -84,20 +84,63 @@ std::string half(const std::string& title, const std::vector<ChartLine>& lines) 
   return "<div><h3>" + escaped(title) + "</h3>" + chart(lines, ranks_axis(), "", false) + chart_keys(lines) + "</div>";
 }
 
+double both_us(const json& entry) { return entry.at("dispatch").at("us").get<double>() + entry.at("combine").at("us").get<double>(); }
+
+const json* entry_of(const json& point, const std::string& variant) {
+  for (const json& entry : point.at("variants"))
+    if (entry.at("variant") == variant) return &entry;
+  return nullptr;
+}
+
+/// How many times as fast as the first variant the others are; nothing without it.
+std::vector<ChartLine> gains_of(const json& points) {
+  const std::string first = kVariantLines[0].name;
+  if (entry_of(points.at(0), first) == nullptr) return {};
+  std::vector<ChartLine> lines;
+  for (const Known& line : kVariantLines) {
+    ChartLine one{line.title, line.color, line.name == first, {}};
+    for (const json& point : points)
+      if (const json* entry = entry_of(point, line.name))
+        one.points.push_back({point.at("ranks").get<double>(), both_us(*entry_of(point, first)) / both_us(*entry)});
+    if (!one.points.empty()) lines.push_back(std::move(one));
+  }
+  return lines;
+}
+
+std::string tile(const std::string& label, const std::string& value, const std::string& note) {
+  return fmt::format("<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div><p class=\"note\">{}</p></div>",
+                     escaped(label), escaped(value), escaped(note));
+}
+
+/// The largest group that there can be, or the smallest point.
+std::string tiles(const json& points) {
+  const json* shown = &points.at(0);
+  for (const json& point : points)
+    if (!point.at("variants").at(0).at("memory").at("continued").get<bool>() && point.at("ranks") > shown->at("ranks")) shown = &point;
+  std::string out = "<div class=\"tiles\">" + tile("on", counted(shown->at("ranks").get<int64_t>(), "rank"),
+                                                   "of " + counted(shown->at("hosts").get<int64_t>(), "host"));
+  for (const json& entry : shown->at("variants"))
+    out += tile(known(entry.at("variant")).title, duration(both_us(entry) * 1e-6),
+                fmt::format("dispatch and combine; {}, {}", entry.at("dispatch").at("bottleneck").get<std::string>(),
+                            entry.at("combine").at("bottleneck").get<std::string>()));
+  return out + "</div>";
+}
+
 std::string times_section(const json& points) {
   const auto us = [](const char* call) { return [call](const json& entry) { return entry.at(call).at("us").get<double>(); }; };
-  const auto both = [](const json& e) { return e.at("dispatch").at("us").get<double>() + e.at("combine").at("us").get<double>(); };
   const auto crossing = [](const json& e) {
     return (e.at("dispatch").at("bytes").at("network_out").get<double>() +
             e.at("combine").at("bytes").at("network_out").get<double>()) * 1e-6;
   };
   const auto memory = [](const json& e) { return e.at("memory").at("total_bytes").get<double>() / (1 << 30); };
   std::string out = "<section class=\"card\"><h2>Over the number of ranks</h2><div class=\"two\">" +
-                    half("Dispatch and combine, microseconds", lines_of(points, both)) +
+                    half("Dispatch and combine, microseconds", lines_of(points, both_us)) +
                     half("Out to the network, MB of a rank, both calls", positive(lines_of(points, crossing))) + "</div><div class=\"two\">" +
                     half("Dispatch, microseconds", lines_of(points, us("dispatch"))) +
                     half("Combine, microseconds", lines_of(points, us("combine"))) + "</div>";
-  out += "<div class=\"two\">" + half("Memory of a rank, GiB", lines_of(points, memory)) + "<div></div></div>";
+  const std::vector<ChartLine> gains = gains_of(points);
+  out += "<div class=\"two\">" + half("Memory of a rank, GiB", lines_of(points, memory)) +
+         (gains.empty() ? std::string("<div></div>") : half("Time of a flat exchange per route / time", gains)) + "</div>";
   return out + "<p class=\"note\">Up to the ranks of a host nothing crosses the network, and the last three variants are one.</p></section>\n";
 }
 
@@ -122,9 +165,9 @@ std::string row_of(const json& point, const json& entry, bool first) {
   const auto bytes = [](const json& call, const char* name) { return decimal_size(call.at("bytes").at(name).get<double>()); };
   std::string out = first ? fmt::format("<tr><td>{}</td><td>{}</td>", point.at("ranks").get<int>(), point.at("hosts").get<int>())
                           : std::string("<tr><td></td><td></td>");
-  out += fmt::format("<td>{}</td>", escaped(known(entry.at("variant")).title));
+  out += fmt::format("<td class=\"words\">{}</td>", escaped(known(entry.at("variant")).title));
   for (const json* call : {&dispatch, &combine})
-    out += fmt::format("<td>{}</td><td>{}</td><td>{}</td><td>{}</td>", time(*call), escaped((*call).at("bottleneck").get<std::string>()),
+    out += fmt::format("<td>{}</td><td class=\"words\">{}</td><td>{}</td><td>{}</td>", time(*call), escaped((*call).at("bottleneck").get<std::string>()),
                        bytes(*call, "network_out"), bytes(*call, "link_out"));
   return out + fmt::format("<td>{}{}</td></tr>", binary_size(memory.at("total_bytes").get<double>()),
                            memory.at("continued").get<bool>() ? " *" : "");
@@ -132,8 +175,9 @@ std::string row_of(const json& point, const json& entry, bool first) {
 
 std::string table_section(const json& points) {
   std::string out =
-      "<section class=\"card\"><h2>All figures</h2><div class=\"scroll\"><table><tr><th>ranks</th><th>hosts</th><th>variant</th>"
-      "<th>dispatch</th><th>bottleneck</th><th>network</th><th>links</th><th>combine</th><th>bottleneck</th><th>network</th>"
+      "<section class=\"card\"><h2>All figures</h2><div class=\"scroll\"><table><tr><th>ranks</th><th>hosts</th><th class=\"words\">variant</th>"
+      "<th>dispatch</th><th class=\"words\">bottleneck</th><th>network</th><th>links</th><th>combine</th>"
+      "<th class=\"words\">bottleneck</th><th>network</th>"
       "<th>links</th><th>memory</th></tr>";
   bool continued = false;
   for (const json& point : points) {
@@ -164,7 +208,7 @@ std::string notes_of(const json& document) {
 
 std::string plan_html(const json& document) {
   const json& points = document.at("points");
-  return page_head("Switchyard plan", escaped(document.at("what").get<std::string>()), document) + times_section(points) +
+  return page_head("Switchyard plan", escaped(document.at("what").get<std::string>()), document) + tiles(points) + times_section(points) +
          phases_section(points) + table_section(points) + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
 }
 
