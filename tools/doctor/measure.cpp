@@ -68,9 +68,10 @@ NetworkTopology measured_network(const Topology& t, const MeasureOptions& o, Pro
   const int workers = measure::this_machine().usable_cores();
   const measure::NetworkRates rates = measure::measure_loopback(workers, static_cast<double>(o.seconds) / 4);
   progress.finish(fmt::format("{:.2f} GB/s each way, {:.1f} us", rates.gbs, rates.us));
-  methods.push_back({"network", fmt::format("TCP over 127.0.0.1: two threads that send and receive {} at the same time; host_gbs: {} such "
-                                            "pairs, bytes sent by all",
-                                            binary_size(static_cast<double>(rates.chunk_bytes)), std::max(1, workers / 2))});
+  methods.push_back(
+      {"network", fmt::format("TCP over 127.0.0.1: two threads that send and receive {} at the same time; host_gbs: {} such "
+                              "pairs, bytes sent by all",
+                              binary_size(static_cast<double>(rates.chunk_bytes)), std::max(1, workers / 2))});
   NetworkTopology n;
   n.rails = t.host.ranks;
   n.gbs = rates.gbs;
@@ -93,9 +94,11 @@ void print(const Topology& t, const Methods& methods) {
   table.row({"quantise", fmt::format("{:.1f} GB/s read", h.quantize_gbs)});
   table.row({"link", fmt::format("{:.1f} GB/s written, {:.1f} read, {:.2f} us", h.link_gbs, h.link_read_gbs, h.link_us)});
   for (size_t i = 0; i < h.call_ranks.size(); ++i)
-    table.row({counted(h.call_ranks[i], "rank"), fmt::format("empty dispatch {:.1f} us, combine {:.1f} us", h.dispatch_us[i], h.combine_us[i])});
+    table.row({counted(h.call_ranks[i], "rank"),
+               fmt::format("empty dispatch {:.1f} us, combine {:.1f} us", h.dispatch_us[i], h.combine_us[i])});
   if (h.route_ns > 0) table.row({"planning", fmt::format("{:.1f} ns a route, {:.1f} ns a record", h.route_ns, h.record_ns)});
-  table.row({"network", fmt::format("{:.2f} GB/s each way, {:.1f} us, {:.1f} us a message", t.network.gbs, t.network.us, t.network.post_us)});
+  table.row({"network", fmt::format("{:.2f} GB/s each way, {:.1f} us, {:.1f} us a message", t.network.gbs, t.network.us,
+                                    t.network.post_us)});
   fmt::print("\n{}\n", table.text());
   for (const Method& method : methods) fmt::print("  {}: {}\n", dim(method.what), method.how);
 }
@@ -144,13 +147,16 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
   host.link_us = p.flag_us;
   host.route_ns = p.route_ns;
   host.record_ns = p.record_ns;
-  const std::string rows = fmt::format("rows of {} bytes that no cache holds, by the library's row functions; one pinned thread, and all {}",
-                                       p.row_bytes, p.workers);
+  const std::string rows =
+      fmt::format("rows of {} bytes that no cache holds, by the library's row functions; one pinned thread, and all {}",
+                  p.row_bytes, p.workers);
   methods.push_back({"copy", rows + "; read once and written to 1, 2 and 4 places, a line through the three times"});
   methods.push_back({"sum", rows + "; 1, 2 and 4 bf16 rows added up to one, likewise"});
   methods.push_back({"quantize", rows + "; the fp8 row stays in the cache"});
-  methods.push_back({"link", "copies of rows to memory that another thread touched first, all threads at once; link_us: two threads that "
-                             "answer each other's flags"});
+  methods.push_back(
+      {"link",
+       "copies of rows to memory that another thread touched first, all threads at once; link_us: two threads that "
+       "answer each other's flags"});
   methods.push_back({"planning", "the library's planning functions alone, 4096 tokens, top-8 of 256 experts, two ranks"});
 }
 
@@ -173,7 +179,9 @@ int run_measure(const MeasureOptions& o) {
     ranks = measured_ranks(t.host.ranks);
   }
   measure_calls(t.host, ranks, backend, progress);
-  methods.push_back({"calls", fmt::format("a dispatch and a combine of no tokens, median of {} on the slowest rank; ranks are threads", kEmptyCalls)});
+  methods.push_back(
+      {"calls",
+       fmt::format("a dispatch and a combine of no tokens, median of {} on the slowest rank; ranks are threads", kEmptyCalls)});
   t.hosts.assign(static_cast<size_t>(o.hosts), t.host.ranks);
   t.one_machine = true;
   t.has_network = true;

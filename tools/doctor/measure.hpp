@@ -12,10 +12,10 @@
 namespace switchyard::tool {
 
 struct MeasureOptions {
-  std::string path;              ///< the topology file
-  std::string backend = "cpu";   ///< cuda: the GPUs of this machine
-  int64_t hosts = 2;             ///< of the test bed that the file describes: all of them are this machine
-  int64_t seconds = 4;           ///< for the rates of memory and network, roughly
+  std::string path;             ///< the topology file
+  std::string backend = "cpu";  ///< cuda: the GPUs of this machine
+  int64_t hosts = 2;            ///< of the test bed that the file describes: all of them are this machine
+  int64_t seconds = 4;          ///< for the rates of memory and network, roughly
 };
 
 /// Measures, writes the file and says what is in it. \throws UsageError, Error, std::runtime_error \returns the exit status

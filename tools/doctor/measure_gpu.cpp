@@ -137,18 +137,23 @@ void measure_gpu_host(HostTopology& host, int gpus, const std::string& name, Pro
   if (gpus > 1) {
     const double bytes = static_cast<double>(kRowBytes) * (gpus - 1);
     const auto rate = [&](const char* what) {
-      return line_of(slowest(ranks, fmt::format("/others/0/{}", what)), slowest(ranks, fmt::format("/others/1/{}", what)), bytes).gbs;
+      return line_of(slowest(ranks, fmt::format("/others/0/{}", what)), slowest(ranks, fmt::format("/others/1/{}", what)),
+                     bytes)
+          .gbs;
     };
     host.link_gbs = rate("push");
     host.link_read_gbs = rate("pull");
   }
-  const std::string rows = fmt::format("bare kernels over 512 and 4096 tokens of {} bytes, L2 cold, the meeting of all GPUs at the end taken off; "
-                                       "slope and start of a line",
-                                       kRowBytes);
+  const std::string rows = fmt::format(
+      "bare kernels over 512 and 4096 tokens of {} bytes, L2 cold, the meeting of all GPUs at the end taken off; "
+      "slope and start of a line",
+      kRowBytes);
   methods.push_back({"copy", fmt::format("{}; each row to 1, 2 and 4 places of the GPU's own memory, {} SMs", rows, sms.copy)});
   methods.push_back({"sum", fmt::format("{}; 1, 2 and 4 bf16 rows of its own memory, {} SMs", rows, sms.sum)});
   methods.push_back({"quantize", fmt::format("the library's quantisation into shared memory, {} SMs, likewise", sms.quantize)});
-  methods.push_back({"link", fmt::format("{}; each row to all other GPUs at once, or one of each added up; link_us: half of a meeting", rows)});
+  methods.push_back(
+      {"link",
+       fmt::format("{}; each row to all other GPUs at once, or one of each added up; link_us: half of a meeting", rows)});
 }
 
 }  // namespace switchyard::tool

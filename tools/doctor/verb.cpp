@@ -16,9 +16,10 @@ namespace {
 void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
   add.json_output(o.json, "All findings as JSON on stdout");
   add.group("Numbers for `switchyard plan`");
-  add.file("--measure", m.path,
-           "Instead: measure copies, sums, links, planning, empty calls and the network of this machine to itself, and write them "
-           "as a topology file");
+  add.file(
+      "--measure", m.path,
+      "Instead: measure copies, sums, links, planning, empty calls and the network of this machine to itself, and write them "
+      "as a topology file");
   add.choice("--backend", m.backend, kBackends, "--measure: the CPU, or the GPUs of this machine");
   add.integer("--hosts", m.hosts, 1, 64, "--measure: hosts of the test bed in the file, all of them this machine");
   add.integer("--seconds", m.seconds, 1, 600, "--measure: for memory and network, roughly");
@@ -38,7 +39,8 @@ VerbRun add(Options& options) {
   return [o, m] {
     if (m->path.empty()) {
       const MeasureOptions usual;
-      for (const auto& [flag, changed] : {std::pair("--backend", m->backend != usual.backend), {"--hosts", m->hosts != usual.hosts},
+      for (const auto& [flag, changed] : {std::pair("--backend", m->backend != usual.backend),
+                                          {"--hosts", m->hosts != usual.hosts},
                                           {"--seconds", m->seconds != usual.seconds}})
         if (changed) throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
       return run_doctor(*o);

@@ -206,7 +206,8 @@ double flag_time(const Machine& machine, int workers) {
 
 RowRate rate_of_line(const double (&t)[3], bool many_read) {
   // t = once + each * places, over places 1, 2, 4: mean 7 / 3, squared deviations 14 / 3.
-  const double mean = (t[0] + t[1] + t[2]) / 3, each_fit = (t[0] * (1 - 7.0 / 3) + t[1] * (2 - 7.0 / 3) + t[2] * (4 - 7.0 / 3)) / (14.0 / 3);
+  const double mean = (t[0] + t[1] + t[2]) / 3,
+               each_fit = (t[0] * (1 - 7.0 / 3) + t[1] * (2 - 7.0 / 3) + t[2] * (4 - 7.0 / 3)) / (14.0 / 3);
   const double least = t[0] * 0.02;  // 50 times the rate of the whole is noise, not a rate
   const double each = std::clamp(each_fit, least, t[0] - least), once = std::max(mean - each * 7 / 3, least);
   return many_read ? RowRate{1 / each, 1 / once} : RowRate{1 / once, 1 / each};
@@ -217,8 +218,8 @@ HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions
   HostPrimitives out;
   out.workers = std::max(1, options.workers);
   out.row_bytes = kRowBytes;
-  const double wanted = std::min(options.llc_factor * static_cast<double>(machine.llc_bytes),
-                                 static_cast<double>(machine.memory_available) / 8);
+  const double wanted =
+      std::min(options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8);
   const auto rows = static_cast<size_t>(wanted / kRowBytes / out.workers);
   Crew crew(machine, out.workers, std::max<size_t>(64, rows / 4 * 4));
   const double share = options.seconds / 8;

@@ -24,11 +24,11 @@ struct RowRates {
 };
 
 struct HostPrimitives {
-  int workers = 1;             ///< threads that ran at once
-  size_t row_bytes = 0;        ///< of the rows
-  RowRates copy;               ///< rows copied to one place or several
-  RowRates sum;                ///< bf16 rows added up
-  double quantize_gbs = 0;     ///< bf16 bytes read, while their fp8 row stays in the cache: one worker
+  int workers = 1;              ///< threads that ran at once
+  size_t row_bytes = 0;         ///< of the rows
+  RowRates copy;                ///< rows copied to one place or several
+  RowRates sum;                 ///< bf16 rows added up
+  double quantize_gbs = 0;      ///< bf16 bytes read, while their fp8 row stays in the cache: one worker
   double all_quantize_gbs = 0;  ///< all workers
   double link_gbs = 0;          ///< bytes written to memory of another worker while all do so: one worker's
   double flag_us = 0;           ///< a flag from one thread to another, one way; 0 with one worker
@@ -37,9 +37,10 @@ struct HostPrimitives {
 };
 
 struct PrimitiveOptions {
-  int workers = 1;        ///< thread i is pinned to share_of_cpus(machine, i, workers)
-  double seconds = 3;     ///< for all of it, roughly
-  double llc_factor = 4;  ///< bytes read in a pass = factor * last-level cache, within an eighth of the memory that is available
+  int workers = 1;     ///< thread i is pinned to share_of_cpus(machine, i, workers)
+  double seconds = 3;  ///< for all of it, roughly
+  double llc_factor =
+      4;  ///< bytes read in a pass = factor * last-level cache, within an eighth of the memory that is available
 };
 
 /// \throws std::runtime_error without memory. `on_progress`, if given, gets the fraction that is done.

@@ -101,7 +101,8 @@ void return_from_host(CallLoads& loads, const PlanShape& shape, const Traffic& t
 }  // namespace
 
 CallLoads::CallLoads(int world) {
-  for (std::vector<double>* list : {&copy.read, &copy.write, &sum.read, &sum.write, &quantize, &link_out, &link_in, &net_out, &net_in})
+  for (std::vector<double>* list :
+       {&copy.read, &copy.write, &sum.read, &sum.write, &quantize, &link_out, &link_in, &net_out, &net_in})
     list->assign(idx(world), 0);
 }
 
@@ -114,7 +115,8 @@ PlanBytes CallLoads::bytes(const HostsOfRanks& where) const {
   for (size_t r = 0; r < net_out.size(); ++r)
     b.memory = std::max(b.memory, copy.read[r] + copy.write[r] + sum.read[r] + sum.write[r]);
   for (int h = 0; h < where.hosts(); ++h)
-    b.network_host = std::max(b.network_host, std::accumulate(net_out.begin() + where.first(h), net_out.begin() + where.first(h + 1), 0.0));
+    b.network_host =
+        std::max(b.network_host, std::accumulate(net_out.begin() + where.first(h), net_out.begin() + where.first(h + 1), 0.0));
   b.network_all = std::accumulate(net_out.begin(), net_out.end(), 0.0);
   return b;
 }

@@ -17,7 +17,7 @@ struct CallLoads {
   explicit CallLoads(int world);
 
   MemoryLoad copy, sum;
-  std::vector<double> quantize;         ///< [W] bytes of source rows
+  std::vector<double> quantize;           ///< [W] bytes of source rows
   std::vector<double> link_out, link_in;  ///< [W]
   std::vector<double> net_out, net_in;    ///< [W]
   double peers = 0;                       ///< ranks of other hosts that a rank sends to

@@ -11,10 +11,10 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr double kUsPerGb = 1e-3;        ///< microseconds of a byte at 1e9 bytes a second
-constexpr double kChunk = 4 << 20;       ///< bytes of crossing rows that travel together
-constexpr int kRoundsUnderWay = 3;       ///< slots of a ring of chunks
-constexpr double kCountsHead = 32;       ///< bytes of a row of counts besides the counts
+constexpr double kUsPerGb = 1e-3;   ///< microseconds of a byte at 1e9 bytes a second
+constexpr double kChunk = 4 << 20;  ///< bytes of crossing rows that travel together
+constexpr int kRoundsUnderWay = 3;  ///< slots of a ring of chunks
+constexpr double kCountsHead = 32;  ///< bytes of a row of counts besides the counts
 
 double padded(double bytes) { return std::ceil(bytes / 128) * 128; }
 
@@ -56,7 +56,9 @@ class Machines {
     return us > 0 ? us + rate.start_us : 0;
   }
   double rate_us(const std::vector<double>& bytes, double gbs, double host_gbs) const {
-    const auto at = [&](double rate) { return [&bytes, rate](int r) { return kUsPerGb * bytes[static_cast<size_t>(r)] / rate; }; };
+    const auto at = [&](double rate) {
+      return [&bytes, rate](int r) { return kUsPerGb * bytes[static_cast<size_t>(r)] / rate; };
+    };
     return host_gbs > 0 ? slowest(at(gbs), at(host_gbs)) : slowest(at(gbs));
   }
   double links_us(const CallLoads& loads, double gbs) const {
@@ -145,7 +147,8 @@ void finish(CallPrediction& call, const Topology& t, const Traffic& traffic, con
   add(call, "quantise", machines.rate_us(loads.quantize, t.host.quantize_gbs, t.host.host_quantize_gbs), overlaps);
   // On a CPU the same threads do all of it, and what they write to other ranks is counted as written already.
   add(call, "memory", overlaps || memory >= links ? memory : 0, overlaps);
-  add(call, "links", overlaps || links > memory ? links + (overlaps ? t.host.copy.start_us : 0) * (links > 0 ? 1 : 0) : 0, overlaps);
+  add(call, "links", overlaps || links > memory ? links + (overlaps ? t.host.copy.start_us : 0) * (links > 0 ? 1 : 0) : 0,
+      overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
   add(call, "fill", fill_us(t, loads, call.bytes), false);
   double longest = 0, most = 0;
@@ -179,7 +182,9 @@ double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant
                            : variant == Variant::flat_per_route ? shape.topk
                                                                 : std::min<double>(others, shape.topk);
   const double inbox = tokens * rows_back * row;
-  if (is_flat(variant)) return tokens * std::min<double>(shape.topk, variant == Variant::flat_per_route ? shape.topk : others) * shape.sent_row() + inbox;
+  if (is_flat(variant))
+    return tokens * std::min<double>(shape.topk, variant == Variant::flat_per_route ? shape.topk : others) * shape.sent_row() +
+           inbox;
   const double slot = shape.slot(where.most_here()), rows = std::clamp(std::floor(kChunk / slot), 1.0, std::max(1.0, tokens));
   return 2 * kRoundsUnderWay * hosts * rows * slot + inbox;
 }

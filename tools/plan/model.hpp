@@ -83,8 +83,8 @@ struct Prediction {
 /// \pre traffic was counted for hosts of the topology. \throws Error(invalid_argument) if the library does not take the shape
 Prediction predict(const Topology& topology, const PlanShape& shape, const Traffic& traffic, Variant variant);
 
-/// NormalExchange::memory_required for groups of any size. Beyond kMaxRanks ranks there are no groups: then the parabola through
-/// its values at a quarter, half and all of kMaxRanks, which is what its formulas are but for rounding.
+/// NormalExchange::memory_required for groups of any size. Beyond kMaxRanks ranks there are no groups: then the parabola
+/// through its values at a quarter, half and all of kMaxRanks, which is what its formulas are but for rounding.
 MemoryRequirement memory_for(const NormalConfig& config, int world, Backend backend);
 
 /// Time of a call that moves nothing with so many ranks on a host: between the numbers that were measured, a line over the

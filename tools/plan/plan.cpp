@@ -67,7 +67,8 @@ RoutingSource source_of(const PlanOptions& o, int world, bool more) {
 
 json call_json(const CallPrediction& call) {
   json phases = json::array();
-  for (const PlanPhase& phase : call.phases) phases.push_back({{"name", phase.name}, {"us", phase.us}, {"overlaps", phase.overlaps}});
+  for (const PlanPhase& phase : call.phases)
+    phases.push_back({{"name", phase.name}, {"us", phase.us}, {"overlaps", phase.overlaps}});
   const PlanBytes& b = call.bytes;
   return {{"us", call.us},
           {"bottleneck", call.bottleneck},
@@ -98,9 +99,16 @@ json prediction_json(const Prediction& p) {
 }
 
 json shape_json(const PlanOptions& o, const PlanShape& shape, const std::string& routing) {
-  return {{"tokens_per_rank", shape.tokens}, {"hidden", shape.hidden}, {"experts", shape.experts}, {"topk", shape.topk},
-          {"dtype", o.dtype},                {"quantize", o.quantize}, {"routing", routing},       {"seed", o.seed},
-          {"layout", "rank_major"},          {"staging", "direct"}};
+  return {{"tokens_per_rank", shape.tokens},
+          {"hidden", shape.hidden},
+          {"experts", shape.experts},
+          {"topk", shape.topk},
+          {"dtype", o.dtype},
+          {"quantize", o.quantize},
+          {"routing", routing},
+          {"seed", o.seed},
+          {"layout", "rank_major"},
+          {"staging", "direct"}};
 }
 
 /// What speaks against the figures.
@@ -109,7 +117,8 @@ std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsO
   int most = 0;
   for (const HostsOfRanks& group : groups) most = std::max(most, group.world());
   if (most > kMaxRanks)
-    notes.push_back(fmt::format("a group has at most {} ranks today; larger ones are predicted as if it could have more", kMaxRanks));
+    notes.push_back(
+        fmt::format("a group has at most {} ranks today; larger ones are predicted as if it could have more", kMaxRanks));
   if (most > shape.experts)
     notes.push_back(fmt::format("{} experts: ranks beyond that many have none, and send only", shape.experts));
   if (most * o.tokens > kMostCounted)
@@ -121,8 +130,8 @@ std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsO
 void print(const json& document, const std::vector<Prediction>& all, const std::vector<HostsOfRanks>& groups, size_t variants) {
   fmt::print("{}\n  {}\n  commit {}, {}\n\n", bold("switchyard plan"), document.at("what").get<std::string>(),
              document.at("commit").get<std::string>(), document.at("date").get<std::string>());
-  Table table({"ranks", "hosts", "variant", "dispatch", "bottleneck", "network", "links", "combine", "bottleneck", "network", "links",
-               "memory"});
+  Table table({"ranks", "hosts", "variant", "dispatch", "bottleneck", "network", "links", "combine", "bottleneck", "network",
+               "links", "memory"});
   for (size_t i = 0; i < all.size(); ++i) {
     const Prediction& p = all[i];
     const HostsOfRanks& where = groups[i / variants];
@@ -140,8 +149,8 @@ void print(const json& document, const std::vector<Prediction>& all, const std::
 json document_of(const PlanOptions& o, const Topology& t, const PlanShape& shape, const std::string& routing) {
   const std::string rows = scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + " rows that travel as fp8";
   return {{"schema", "switchyard.plan/1"},
-          {"what", fmt::format("{}: {} tokens a rank, hidden {}, {}, top-{} of {} experts, {} routing", t.name, grouped(shape.tokens),
-                               shape.hidden, rows, shape.topk, shape.experts, routing)},
+          {"what", fmt::format("{}: {} tokens a rank, hidden {}, {}, top-{} of {} experts, {} routing", t.name,
+                               grouped(shape.tokens), shape.hidden, rows, shape.topk, shape.experts, routing)},
           {"commit", o.commit.empty() ? source_commit() : o.commit},
           {"version", version()},
           {"date", measure::utc_now()},
@@ -172,7 +181,8 @@ int run_plan(const PlanOptions& o) {
   for (size_t g = 0; g < groups.size(); ++g) {
     json point = {{"ranks", groups[g].world()}, {"hosts", groups[g].hosts()}, {"ranks_per_host", groups[g].most_here()}};
     for (const std::string& word : o.variants) {
-      const auto* const variant = std::find_if(std::begin(kVariants), std::end(kVariants), [&](Variant v) { return word == to_string(v); });
+      const auto* const variant =
+          std::find_if(std::begin(kVariants), std::end(kVariants), [&](Variant v) { return word == to_string(v); });
       all.push_back(predict(topology, shape, traffic[g], *variant));
       point["variants"].push_back(prediction_json(all.back()));
     }

@@ -50,9 +50,7 @@ class Fields {
     if (!value.is_string() || value.get<std::string>().empty()) fail(name, fmt::format("is {}; allowed: a text", value.dump()));
     return value;
   }
-  int integer(const std::string& name, int least, int most) {
-    return integer_of(name, at(name), least, most);
-  }
+  int integer(const std::string& name, int least, int most) { return integer_of(name, at(name), least, most); }
   int integer_of(const std::string& name, const json& value, int least, int most) const {
     const bool whole = value.is_number_integer() && value.get<int64_t>() >= least && value.get<int64_t>() <= most;
     if (!whole) fail(name, fmt::format("is {}; allowed: {} to {}", value.dump(), least, most));
@@ -206,7 +204,8 @@ Topology topology_from(const json& document, const std::string& name) {
   t.hosts = hosts_from(f, t.host);
   t.has_network = f.has("network");
   if (t.has_network) t.network = network_from(f.inner("network"));
-  if (t.hosts.size() > 1 && !t.has_network) f.fail("network", fmt::format("is missing, and there are {} hosts", t.hosts.size()));
+  if (t.hosts.size() > 1 && !t.has_network)
+    f.fail("network", fmt::format("is missing, and there are {} hosts", t.hosts.size()));
   t.one_machine = f.has("one_machine") && f.truth("one_machine");
   (void)f.has("measured");  // how, for people
   f.refuse_others();
@@ -217,7 +216,8 @@ Topology read_topology(const std::string& path) {
   std::ifstream in(path);
   if (!in || std::filesystem::is_directory(path))
     throw UsageError(fmt::format(
-        "TOPOLOGY: '{}' given, which cannot be read; allowed: a file as `doctor --measure` writes, or one of data/topologies", path));
+        "TOPOLOGY: '{}' given, which cannot be read; allowed: a file as `doctor --measure` writes, or one of data/topologies",
+        path));
   json document;
   try {
     document = json::parse(in);

@@ -21,7 +21,8 @@ std::vector<std::string> variant_words() {
 void declare(Options& add, PlanOptions& o) {
   o.variants = variant_words();
   add.group("Where");
-  add.argument("TOPOLOGY", o.topology, "Hosts, links and network: a file as `doctor --measure` writes, or one of data/topologies");
+  add.argument("TOPOLOGY", o.topology,
+               "Hosts, links and network: a file as `doctor --measure` writes, or one of data/topologies");
   add.integers("--ranks", o.ranks, 1, kMostPlannedRanks,
                "Numbers of ranks, which fill one host after the other; without it 1, 2, 4, ... as many as the topology has");
   add.automatic("--ranks-per-host", o.ranks_per_host, 1, kMaxRanks, "Ranks of each host; auto: as the topology has them");
@@ -42,6 +43,7 @@ void declare(Options& add, PlanOptions& o) {
   add.footer(
       "\nNothing is measured. Rows are counted over the routes of all ranks; times follow from the topology's numbers, memory "
       "from the\nlibrary's own functions. Rows are rank-major, of normal mode. How: docs/concepts/prediction.md.\n"
+      "A topology of this machine: switchyard doctor --measure here.json\n"
       "\nVariants:\n"
       "  flat_per_route         a row for each route, from its source to the expert's rank\n"
       "  flat_per_rank          a row for each (token, rank)\n"
@@ -49,7 +51,6 @@ void declare(Options& add, PlanOptions& o) {
       "  per_host               the same, and one sum for each (token, host) comes back\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
-      "  switchyard doctor --measure here.json\n"
       "  switchyard plan here.json --tokens 512\n"
       "  switchyard plan data/topologies/h100_8_400g.json --html plan.html\n"
       "  switchyard plan data/topologies/h100_8_400g.json --ranks 16,64 --quantize f32 --routing recorded --json plan.json\n");

@@ -119,7 +119,8 @@ struct Horizontal {
   std::vector<std::string> words;
 };
 
-std::vector<ChartPoint> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line, double scale) {
+std::vector<ChartPoint> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line,
+                                  double scale) {
   std::vector<ChartPoint> out;
   for (const json* run : runs) {
     const json* at = run;
@@ -131,7 +132,7 @@ std::vector<ChartPoint> points_of(const std::vector<const json*>& runs, const Ho
 }
 
 std::vector<ChartLine> series_of(const std::vector<const json*>& runs, const Horizontal& over, const std::vector<Line>& lines,
-                              double scale) {
+                                 double scale) {
   std::vector<ChartLine> out;
   for (const Line& line : lines) {
     ChartLine s{line.name, line.color, line.dashed, points_of(runs, over, line, scale)};
@@ -340,9 +341,11 @@ std::string bench_html(const json& document) {
     const std::vector<ChartLine> times = series_of(group, over, kTimes, 1);
     const std::vector<ChartLine> shares = series_of(group, over, kShares, 100);
     page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
-                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", chart(times, over.chart_axis(), "", false), chart_keys(times));
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", chart(times, over.chart_axis(), "", false),
+                        chart_keys(times));
     if (!shares.empty())
-      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", chart(shares, over.chart_axis(), " %", true), chart_keys(shares));
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", chart(shares, over.chart_axis(), " %", true),
+                          chart_keys(shares));
     page += "</div></section>\n";
   }
   page += fused_section(runs, varied_in(runs));

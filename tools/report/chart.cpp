@@ -55,7 +55,8 @@ std::string axes(const Scale& x, const Scale& y, const std::set<double>& values,
   for (const double v : ticks_of(y)) {
     out +=
         fmt::format("<line class=\"axis\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft, kWidth - kRight, y(v));
-    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, chart_number(v), unit);
+    out +=
+        fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, chart_number(v), unit);
   }
   double last = -1e9;
   for (const double v : values) {  // the values that were measured, where there is room

@@ -22,7 +22,8 @@ std::string machine_of(const json& d) {
     out = fmt::format("{} x {}, ", names.size(), names.empty() ? "GPU" : names[0].get<std::string>());
   }
   const json& m = d.at("machine");
-  return out + m.value("cpu", std::string("CPU")) + fmt::format(", {}", counted(m.value("usable_cores", int64_t{0}), "core")) + "; ";
+  return out + m.value("cpu", std::string("CPU")) + fmt::format(", {}", counted(m.value("usable_cores", int64_t{0}), "core")) +
+         "; ";
 }
 
 }  // namespace

@@ -26,9 +26,10 @@ constexpr Known kVariantLines[] = {{"flat_per_route", "flat, a row per route", "
                                    {"flat_per_rank", "flat, a row per rank", "--plan"},
                                    {"hierarchical", "hierarchical, exact rows back", "--move"},
                                    {"per_host", "hierarchical, a sum per host back", "--compute"}};
-constexpr Known kPhaseLines[] = {{"network", "network", "--peak"}, {"links", "links", "--move"},  {"memory", "memory", "--compute"},
-                                 {"quantise", "quantise", "--user"}, {"call", "call", "--call"}, {"counts", "counts", "--plan"},
-                                 {"plan", "plan", "--bad"},          {"fill", "fill", "--ink"}};
+constexpr Known kPhaseLines[] = {{"network", "network", "--peak"},  {"links", "links", "--move"},
+                                 {"memory", "memory", "--compute"}, {"quantise", "quantise", "--user"},
+                                 {"call", "call", "--call"},        {"counts", "counts", "--plan"},
+                                 {"plan", "plan", "--bad"},         {"fill", "fill", "--ink"}};
 
 const Known& known(const std::string& variant) {
   for (const Known& line : kVariantLines)
@@ -84,7 +85,9 @@ std::string half(const std::string& title, const std::vector<ChartLine>& lines) 
   return "<div><h3>" + escaped(title) + "</h3>" + chart(lines, ranks_axis(), "", false) + chart_keys(lines) + "</div>";
 }
 
-double both_us(const json& entry) { return entry.at("dispatch").at("us").get<double>() + entry.at("combine").at("us").get<double>(); }
+double both_us(const json& entry) {
+  return entry.at("dispatch").at("us").get<double>() + entry.at("combine").at("us").get<double>();
+}
 
 const json* entry_of(const json& point, const std::string& variant) {
   for (const json& entry : point.at("variants"))
@@ -108,15 +111,17 @@ std::vector<ChartLine> gains_of(const json& points) {
 }
 
 std::string tile(const std::string& label, const std::string& value, const std::string& note) {
-  return fmt::format("<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div><p class=\"note\">{}</p></div>",
-                     escaped(label), escaped(value), escaped(note));
+  return fmt::format(
+      "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div><p class=\"note\">{}</p></div>",
+      escaped(label), escaped(value), escaped(note));
 }
 
 /// The largest group that there can be, or the smallest point.
 std::string tiles(const json& points) {
   const json* shown = &points.at(0);
   for (const json& point : points)
-    if (!point.at("variants").at(0).at("memory").at("continued").get<bool>() && point.at("ranks") > shown->at("ranks")) shown = &point;
+    if (!point.at("variants").at(0).at("memory").at("continued").get<bool>() && point.at("ranks") > shown->at("ranks"))
+      shown = &point;
   std::string out = "<div class=\"tiles\">" + tile("on", counted(shown->at("ranks").get<int64_t>(), "rank"),
                                                    "of " + counted(shown->at("hosts").get<int64_t>(), "host"));
   for (const json& entry : shown->at("variants"))
@@ -130,18 +135,21 @@ std::string times_section(const json& points) {
   const auto us = [](const char* call) { return [call](const json& entry) { return entry.at(call).at("us").get<double>(); }; };
   const auto crossing = [](const json& e) {
     return (e.at("dispatch").at("bytes").at("network_out").get<double>() +
-            e.at("combine").at("bytes").at("network_out").get<double>()) * 1e-6;
+            e.at("combine").at("bytes").at("network_out").get<double>()) *
+           1e-6;
   };
   const auto memory = [](const json& e) { return e.at("memory").at("total_bytes").get<double>() / (1 << 30); };
   std::string out = "<section class=\"card\"><h2>Over the number of ranks</h2><div class=\"two\">" +
                     half("Dispatch and combine, microseconds", lines_of(points, both_us)) +
-                    half("Out to the network, MB of a rank, both calls", positive(lines_of(points, crossing))) + "</div><div class=\"two\">" +
-                    half("Dispatch, microseconds", lines_of(points, us("dispatch"))) +
+                    half("Out to the network, MB of a rank, both calls", positive(lines_of(points, crossing))) +
+                    "</div><div class=\"two\">" + half("Dispatch, microseconds", lines_of(points, us("dispatch"))) +
                     half("Combine, microseconds", lines_of(points, us("combine"))) + "</div>";
   const std::vector<ChartLine> gains = gains_of(points);
   out += "<div class=\"two\">" + half("Memory of a rank, GiB", lines_of(points, memory)) +
          (gains.empty() ? std::string("<div></div>") : half("Time of a flat exchange per route / time", gains)) + "</div>";
-  return out + "<p class=\"note\">Up to the ranks of a host nothing crosses the network, and the last three variants are one.</p></section>\n";
+  return out +
+         "<p class=\"note\">Up to the ranks of a host nothing crosses the network, and the last three variants are "
+         "one.</p></section>\n";
 }
 
 std::vector<std::string> variants_of(const json& points) {
@@ -153,9 +161,10 @@ std::vector<std::string> variants_of(const json& points) {
 std::string phases_section(const json& points) {
   std::string out;
   for (const std::string& variant : variants_of(points))
-    out += fmt::format("<section class=\"card\"><h2>Where the time goes <small>{}</small></h2><div class=\"two\">{}{}</div></section>\n",
-                       escaped(known(variant).title), half("Dispatch, microseconds", phases_of(points, variant, "dispatch")),
-                       half("Combine, microseconds", phases_of(points, variant, "combine")));
+    out += fmt::format(
+        "<section class=\"card\"><h2>Where the time goes <small>{}</small></h2><div class=\"two\">{}{}</div></section>\n",
+        escaped(known(variant).title), half("Dispatch, microseconds", phases_of(points, variant, "dispatch")),
+        half("Combine, microseconds", phases_of(points, variant, "combine")));
   return out;
 }
 
@@ -163,19 +172,22 @@ std::string row_of(const json& point, const json& entry, bool first) {
   const json &dispatch = entry.at("dispatch"), &combine = entry.at("combine"), &memory = entry.at("memory");
   const auto time = [](const json& call) { return duration(call.at("us").get<double>() * 1e-6); };
   const auto bytes = [](const json& call, const char* name) { return decimal_size(call.at("bytes").at(name).get<double>()); };
-  std::string out = first ? fmt::format("<tr><td>{}</td><td>{}</td>", point.at("ranks").get<int>(), point.at("hosts").get<int>())
-                          : std::string("<tr><td></td><td></td>");
+  std::string out = first
+                        ? fmt::format("<tr><td>{}</td><td>{}</td>", point.at("ranks").get<int>(), point.at("hosts").get<int>())
+                        : std::string("<tr><td></td><td></td>");
   out += fmt::format("<td class=\"words\">{}</td>", escaped(known(entry.at("variant")).title));
   for (const json* call : {&dispatch, &combine})
-    out += fmt::format("<td>{}</td><td class=\"words\">{}</td><td>{}</td><td>{}</td>", time(*call), escaped((*call).at("bottleneck").get<std::string>()),
-                       bytes(*call, "network_out"), bytes(*call, "link_out"));
+    out += fmt::format("<td>{}</td><td class=\"words\">{}</td><td>{}</td><td>{}</td>", time(*call),
+                       escaped((*call).at("bottleneck").get<std::string>()), bytes(*call, "network_out"),
+                       bytes(*call, "link_out"));
   return out + fmt::format("<td>{}{}</td></tr>", binary_size(memory.at("total_bytes").get<double>()),
                            memory.at("continued").get<bool>() ? " *" : "");
 }
 
 std::string table_section(const json& points) {
   std::string out =
-      "<section class=\"card\"><h2>All figures</h2><div class=\"scroll\"><table><tr><th>ranks</th><th>hosts</th><th class=\"words\">variant</th>"
+      "<section class=\"card\"><h2>All figures</h2><div class=\"scroll\"><table><tr><th>ranks</th><th>hosts</th><th "
+      "class=\"words\">variant</th>"
       "<th>dispatch</th><th class=\"words\">bottleneck</th><th>network</th><th>links</th><th>combine</th>"
       "<th class=\"words\">bottleneck</th><th>network</th>"
       "<th>links</th><th>memory</th></tr>";
@@ -188,17 +200,22 @@ std::string table_section(const json& points) {
       first = false;
     }
   }
-  out += "</table></div><p class=\"note\">network, links: bytes out of the rank with most. memory: of a rank, as the library would "
-         "take it, and what crossing rows need besides.";
+  out +=
+      "</table></div><p class=\"note\">network, links: bytes out of the rank with most. memory: of a rank, as the library "
+      "would "
+      "take it, and what crossing rows need besides.";
   if (continued) out += " *: a group has at most 64 ranks; the library's numbers are continued.";
   return out + "</p>";
 }
 
 std::string notes_of(const json& document) {
   const json& topology = document.at("topology");
-  std::string out = "<p class=\"note\">Nothing of this was measured here: it follows from counted rows and the numbers of the topology, whose "
-                    "source is: " + escaped(topology.at("source").get<std::string>()) +
-                    ". A solid phase overlaps with the other solid ones, and the longest of them counts; dashed ones are added.</p>";
+  std::string out =
+      "<p class=\"note\">Nothing of this was measured here: it follows from counted rows and the numbers of the topology, "
+      "whose "
+      "source is: " +
+      escaped(topology.at("source").get<std::string>()) +
+      ". A solid phase overlaps with the other solid ones, and the longest of them counts; dashed ones are added.</p>";
   for (const json& note : document.value("notes", json::array()))
     out += "<p class=\"note\">Note: " + escaped(note.get<std::string>()) + ".</p>";
   return out;
@@ -208,8 +225,9 @@ std::string notes_of(const json& document) {
 
 std::string plan_html(const json& document) {
   const json& points = document.at("points");
-  return page_head("Switchyard plan", escaped(document.at("what").get<std::string>()), document) + tiles(points) + times_section(points) +
-         phases_section(points) + table_section(points) + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
+  return page_head("Switchyard plan", escaped(document.at("what").get<std::string>()), document) + tiles(points) +
+         times_section(points) + phases_section(points) + table_section(points) + notes_of(document) +
+         "</section>\n</main>\n</body>\n</html>\n";
 }
 
 }  // namespace switchyard::tool

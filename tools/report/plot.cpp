@@ -43,7 +43,8 @@ std::string page_of(const json& document, const std::string& path) {
   }
   throw UsageError(
       fmt::format("FILE: '{}' given, which does not say that its schema is switchyard.bench/1, switchyard.tune/1 or "
-                  "switchyard.plan/1", path));
+                  "switchyard.plan/1",
+                  path));
 }
 
 }  // namespace
