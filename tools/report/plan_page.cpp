@@ -116,6 +116,12 @@ std::string tile(const std::string& label, const std::string& value, const std::
       escaped(label), escaped(value), escaped(note));
 }
 
+/// What takes longest in both calls.
+std::string bounds_of(const json& entry) {
+  const std::string dispatch = entry.at("dispatch").at("bottleneck"), combine = entry.at("combine").at("bottleneck");
+  return dispatch == combine ? dispatch : dispatch + " and " + combine;
+}
+
 /// The largest group that there can be, or the smallest point.
 std::string tiles(const json& points) {
   const json* shown = &points.at(0);
@@ -126,8 +132,7 @@ std::string tiles(const json& points) {
                                                    "of " + counted(shown->at("hosts").get<int64_t>(), "host"));
   for (const json& entry : shown->at("variants"))
     out += tile(known(entry.at("variant")).title, duration(both_us(entry) * 1e-6),
-                fmt::format("dispatch and combine; {}, {}", entry.at("dispatch").at("bottleneck").get<std::string>(),
-                            entry.at("combine").at("bottleneck").get<std::string>()));
+                "dispatch and combine, bound by " + bounds_of(entry));
   return out + "</div>";
 }
 

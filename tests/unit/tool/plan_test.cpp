@@ -230,7 +230,8 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1.5e6, 1e-9);
   t.host.route_ns = 10;
   t.host.record_ns = 20;
-  EXPECT_NEAR(phase(predict(t, shape(4, 2), two, Variant::per_host).dispatch, "plan"), kTokens * 0.02 + 2 * kTokens * 0.02, 1e-9);
+  EXPECT_NEAR(phase(predict(t, shape(4, 2), two, Variant::per_host).dispatch, "plan"), kTokens * 0.02 + 2 * kTokens * 0.02,
+              1e-9);
   // Nothing overlaps on a CPU, and two hosts of a test bed share its threads and its network.
   const Prediction beds = [&] {
     Topology bed = cpu_topology(2);
@@ -351,12 +352,18 @@ TEST(PlanTopology, IsWrittenAsItIsRead) {
 
 json plan_document() {
   const auto call = [](double us) {
-    return json{{"us", us},
-                {"bottleneck", "links"},
-                {"phases", {{{"name", "links"}, {"us", us - 1}, {"overlaps", true}}, {{"name", "call"}, {"us", 1.0}, {"overlaps", false}}}},
-                {"bytes", {{"network_out", 0.0}, {"link_out", 5e6}}}};
+    return json{
+        {"us", us},
+        {"bottleneck", "links"},
+        {"phases",
+         {{{"name", "links"}, {"us", us - 1}, {"overlaps", true}}, {{"name", "call"}, {"us", 1.0}, {"overlaps", false}}}},
+        {"bytes", {{"network_out", 0.0}, {"link_out", 5e6}}}};
   };
-  json d = {{"what", "a <topology>"}, {"commit", "abc"}, {"date", "2026"}, {"topology", {{"source", "by hand"}}}, {"notes", {"one thing"}}};
+  json d = {{"what", "a <topology>"},
+            {"commit", "abc"},
+            {"date", "2026"},
+            {"topology", {{"source", "by hand"}}},
+            {"notes", {"one thing"}}};
   for (const int ranks : {1, 128})
     d["points"].push_back({{"ranks", ranks},
                            {"hosts", 1},
@@ -370,8 +377,9 @@ json plan_document() {
 
 TEST(PlanPage, ShowsCurvesPhasesAndNotes) {
   const std::string page = plan_html(plan_document());
-  for (const char* text : {"<title>Switchyard plan", "a &lt;topology>", "hierarchical, a sum per host back", ">300.0 us<", "1.00 GiB *",
-                           "links: 99 at 128 ranks", "Note: one thing.", "source is: by hand", "There is nothing to draw."})
+  for (const char* text :
+       {"<title>Switchyard plan", "a &lt;topology>", "hierarchical, a sum per host back", ">300.0 us<", "1.00 GiB *",
+        "links: 99 at 128 ranks", "Note: one thing.", "source is: by hand", "There is nothing to draw."})
     EXPECT_NE(page.find(text), std::string::npos) << text;
   EXPECT_EQ(page.find("flat, a row per route"), std::string::npos) << "it was not asked for";
   json wrong = plan_document();
