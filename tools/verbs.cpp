@@ -4,7 +4,7 @@
 #include "bench/driver.hpp"
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
-#include "plan/plan.hpp"
+#include "plan/run_plan.hpp"
 #include "report/plot.hpp"
 #include "trace/record.hpp"
 #include "tune/tune.hpp"

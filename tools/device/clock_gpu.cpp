@@ -65,6 +65,9 @@ class GpuClock final : public Clock {
     return limits(&GpuRank::pull, row_bytes, sms, warmup, n);
   }
 
+  std::vector<double> meeting_limit(int64_t warmup, int64_t n) override {
+    return time([&] { gpu_.meet(); }, warmup, n);
+  }
   std::vector<double> quantize_limit(int64_t rows, int64_t hidden, int sms, int64_t warmup, int64_t n) override {
     const void* const x = gpu_.allocate(static_cast<size_t>(rows * hidden) * 2);
     void* const sink = gpu_.allocate(4);

@@ -65,7 +65,7 @@ json moved(Group& group, const Sms& sms, int64_t tokens, int64_t places, bool to
   const measure::RowMoves moves = moves_of(group.rank(), world, tokens, places, to_others);
   const auto rows = static_cast<size_t>(tokens) * static_cast<size_t>(std::max<int64_t>(places, world));
   const auto clock = make_gpu_clock(group, Timing::enqueued, {&moves, nullptr, tokens, rows * kRowBytes});
-  const double meeting = median(clock->time([&] { clock->meet(); }, kWarmup, kMeasured));
+  const double meeting = median(clock->meeting_limit(kWarmup, kMeasured));
   const double push = best(clock->push_limits(kRowBytes, sms.copy, kWarmup, kMeasured));
   const double pull = best(clock->pull_limits(kRowBytes, sms.sum, kWarmup, kMeasured));
   group.barrier();

@@ -6,9 +6,11 @@
 
 namespace switchyard::measure {
 
+/// Nanoseconds. A record says of each of its token's K routes where it went.
 struct PlanningTimes {
-  double route_ns = 0;   ///< sender: one route of a token with eight
-  double record_ns = 0;  ///< sender and receiver: one record of eight routes, written and taken
+  double route_ns = 0;         ///< sender: planning a route
+  double record_write_ns = 0;  ///< sender: writing one of the K entries of a record, to memory that no cache holds
+  double record_read_ns = 0;   ///< receiver: taking one of them
 };
 
 /// On one pinned thread, for about so long.

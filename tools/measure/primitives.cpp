@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "arch/cpu/row_ops.hpp"
-#include "measure/planning.hpp"
 
 namespace switchyard::measure {
 namespace {
@@ -246,9 +245,7 @@ HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions
   step();
   out.flag_us = flag_time(machine, out.workers);
   step();
-  const PlanningTimes planning = measure_planning(machine, share);
-  out.route_ns = planning.route_ns;
-  out.record_ns = planning.record_ns;
+  out.planning = measure_planning(machine, share);
   step();
   return out;
 }

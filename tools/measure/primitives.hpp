@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "measure/machine.hpp"
+#include "measure/planning.hpp"
 
 namespace switchyard::measure {
 
@@ -32,8 +33,7 @@ struct HostPrimitives {
   double all_quantize_gbs = 0;  ///< all workers
   double link_gbs = 0;          ///< bytes written to memory of another worker while all do so: one worker's
   double flag_us = 0;           ///< a flag from one thread to another, one way; 0 with one worker
-  double route_ns = 0;          ///< planning a dispatch: one route of the sender
-  double record_ns = 0;         ///< and one record of the receiver, of eight routes
+  PlanningTimes planning;
 };
 
 struct PrimitiveOptions {

@@ -18,7 +18,8 @@ double rows_between(const Traffic& traffic, Variant variant, int source, int des
 void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int source, int writer, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   for (int d = where.first(host); d < where.first(host + 1); ++d) {
-    const double bytes = row * rows_between(traffic, variant, source, d);
+    const double rows = rows_between(traffic, variant, source, d), bytes = row * rows;
+    loads.records[idx(writer)] += rows;
     loads.copy.write[idx(writer)] += bytes;
     if (d == writer) continue;
     loads.link_out[idx(writer)] += bytes;
@@ -59,7 +60,8 @@ void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traff
   const HostsOfRanks& where = traffic.where();
   if (is_flat(variant)) {
     for (int d = where.first(host); d < where.first(host + 1); ++d) {
-      const double bytes = shape.sent_row() * rows_between(traffic, variant, source, d);
+      const double rows = rows_between(traffic, variant, source, d), bytes = shape.sent_row() * rows;
+      loads.records[idx(source)] += rows;
       loads.copy.write[idx(source)] += bytes;
       cross(loads, source, d, bytes);
     }
@@ -102,7 +104,7 @@ void return_from_host(CallLoads& loads, const PlanShape& shape, const Traffic& t
 
 CallLoads::CallLoads(int world) {
   for (std::vector<double>* list :
-       {&copy.read, &copy.write, &sum.read, &sum.write, &quantize, &link_out, &link_in, &net_out, &net_in})
+       {&copy.read, &copy.write, &sum.read, &sum.write, &quantize, &link_out, &link_in, &net_out, &net_in, &records})
     list->assign(idx(world), 0);
 }
 

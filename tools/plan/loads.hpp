@@ -20,6 +20,7 @@ struct CallLoads {
   std::vector<double> quantize;           ///< [W] bytes of source rows
   std::vector<double> link_out, link_in;  ///< [W]
   std::vector<double> net_out, net_in;    ///< [W]
+  std::vector<double> records;            ///< [W] that a rank's warps write
   double peers = 0;                       ///< ranks of other hosts that a rank sends to
   PlanBytes bytes(const HostsOfRanks& where) const;
 };

@@ -23,9 +23,13 @@ class Machines {
  public:
   Machines(const Topology& topology, const HostsOfRanks& where) : t_(topology), where_(where) {}
 
-  /// Ranks that share the workers of rank `r`.
+  /// Ranks that share the workers, or the GPUs, of rank `r`.
   int sharing(int r) const { return t_.one_machine ? where_.world() : where_.size(where_.host_of(r)); }
-  double workers_of(int r) const { return t_.host.on_gpus() ? 1 : std::max(1, t_.host.workers / sharing(r)); }
+  /// Ranks go round the GPUs: one of them has a part of one where there are more.
+  double workers_of(int r) const {
+    if (!t_.host.on_gpus()) return std::max(1, t_.host.workers / sharing(r));
+    return 1.0 / ((sharing(r) + t_.host.ranks - 1) / t_.host.ranks);
+  }
   /// Most of the ranks, or of the hosts: `rank(r)` is the time of one worker of rank r, `host(r)` that of rank r's part if all
   /// workers are busy.
   template <class Rank, class Host>
@@ -115,12 +119,18 @@ double plan_us(const Topology& t, const PlanShape& shape, const Traffic& traffic
     double records = 0;
     for (int s = 0; s < where.world(); ++s)
       records += variant == Variant::flat_per_route ? traffic.routes(s, r) : traffic.pairs(s, r);
-    return 1e-3 * (static_cast<double>(shape.tokens) * shape.topk * t.host.route_ns + records * t.host.record_ns);
+    return 1e-3 * shape.topk * (static_cast<double>(shape.tokens) * t.host.route_ns + records * t.host.record_read_ns);
   };
   const Machines machines(t, where);
   // One thread of each rank plans, however many workers the rank has.
   return machines.slowest([&](int r) { return rank(r) * machines.workers_of(r); },
                           [&](int r) { return t.host.on_gpus() ? 0 : rank(r) / t.host.workers; });
+}
+
+/// Workers write records besides rows.
+double records_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, const CallLoads& loads) {
+  const double ns = shape.topk * t.host.record_write_ns;
+  return Machines(t, where).slowest([&](int r) { return 1e-3 * ns * loads.records[static_cast<size_t>(r)]; });
 }
 
 /// Until the first chunk has crossed and from when the last one has: the others are hidden behind the longest phase.
@@ -137,8 +147,8 @@ void add(CallPrediction& call, const char* name, double us, bool overlaps) {
 }
 
 /// The phases that move rows, and the sum of all.
-void finish(CallPrediction& call, const Topology& t, const Traffic& traffic, const CallLoads& loads, double link_gbs) {
-  const HostsOfRanks& where = traffic.where();
+void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, const CallLoads& loads, double link_gbs,
+            double link_start_us) {
   const Machines machines(t, where);
   const bool overlaps = t.host.on_gpus();
   call.bytes = loads.bytes(where);
@@ -147,8 +157,7 @@ void finish(CallPrediction& call, const Topology& t, const Traffic& traffic, con
   add(call, "quantise", machines.rate_us(loads.quantize, t.host.quantize_gbs, t.host.host_quantize_gbs), overlaps);
   // On a CPU the same threads do all of it, and what they write to other ranks is counted as written already.
   add(call, "memory", overlaps || memory >= links ? memory : 0, overlaps);
-  add(call, "links", overlaps || links > memory ? links + (overlaps ? t.host.copy.start_us : 0) * (links > 0 ? 1 : 0) : 0,
-      overlaps);
+  add(call, "links", !overlaps ? (links > memory ? links : 0) : links > 0 ? links + link_start_us : 0, overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
   add(call, "fill", fill_us(t, loads, call.bytes), false);
   double longest = 0, most = 0;
@@ -252,10 +261,12 @@ Prediction predict(const Topology& t, const PlanShape& shape, const Traffic& tra
   add(p.dispatch, "call", call_us(t.host, t.host.dispatch_us, calling), false);
   add(p.dispatch, "counts", counts_us(t, shape, where, variant, 2), false);
   add(p.dispatch, "plan", plan_us(t, shape, traffic, variant), false);
-  finish(p.dispatch, t, traffic, dispatch_loads(shape, traffic, variant), t.host.link_gbs);
+  const CallLoads out = dispatch_loads(shape, traffic, variant);
+  add(p.dispatch, "records", records_us(t, shape, where, out), false);
+  finish(p.dispatch, t, where, out, t.host.link_gbs, t.host.copy.start_us);
   add(p.combine, "call", call_us(t.host, t.host.combine_us, calling), false);
   add(p.combine, "counts", where.hosts() > 1 ? t.network.us + t.network.post_us : 0, false);
-  finish(p.combine, t, traffic, combine_loads(shape, traffic, variant), t.host.link_read_gbs);
+  finish(p.combine, t, where, combine_loads(shape, traffic, variant), t.host.link_read_gbs, t.host.sum.start_us);
   p.memory.heap = memory_for(config_of(shape), where.world(), t.host.on_gpus() ? Backend::cuda : Backend::cpu);
   p.memory.continued = where.world() > kMaxRanks;
   p.memory.network = network_memory(shape, where, variant);

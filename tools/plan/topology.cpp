@@ -135,7 +135,8 @@ HostTopology host_from(Fields f) {
   host.link_us = f.time("link_us");
   read_calls(f.inner("calls"), host);
   host.route_ns = f.time_or_none("route_ns");
-  host.record_ns = f.time_or_none("record_ns");
+  host.record_write_ns = f.time_or_none("record_write_ns");
+  host.record_read_ns = f.time_or_none("record_read_ns");
   f.refuse_others();
   return host;
 }
@@ -181,7 +182,8 @@ json host_json(const HostTopology& host) {
               {"link_us", host.link_us},
               {"calls", {{"ranks", host.call_ranks}, {"dispatch_us", host.dispatch_us}, {"combine_us", host.combine_us}}},
               {"route_ns", host.route_ns},
-              {"record_ns", host.record_ns}};
+              {"record_write_ns", host.record_write_ns},
+              {"record_read_ns", host.record_read_ns}};
   if (host.workers > 0) out["workers"] = host.workers;
   if (host.host_quantize_gbs > 0) out["host_quantize_gbs"] = host.host_quantize_gbs;
   return out;

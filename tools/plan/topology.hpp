@@ -30,7 +30,8 @@ struct HostTopology {
   std::vector<int> call_ranks;                     ///< numbers of ranks, ascending, for which there are
   std::vector<double> dispatch_us, combine_us;     ///< times of calls that move nothing
   double route_ns = 0;                             ///< planning, of the rank's own thread: a route
-  double record_ns = 0;                            ///< and a record received
+  double record_write_ns = 0;                      ///< a worker writes one of the K entries of a record
+  double record_read_ns = 0;                       ///< the receiver's own thread takes one
 
   bool on_gpus() const { return workers == 0; }
 };

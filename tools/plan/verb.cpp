@@ -4,7 +4,7 @@
 
 #include "cli/options.hpp"
 #include "plan/model.hpp"
-#include "plan/plan.hpp"
+#include "plan/run_plan.hpp"
 #include "run/names.hpp"
 #include "run/routing_source.hpp"
 #include "switchyard/types.hpp"

@@ -26,10 +26,10 @@ constexpr Known kVariantLines[] = {{"flat_per_route", "flat, a row per route", "
                                    {"flat_per_rank", "flat, a row per rank", "--plan"},
                                    {"hierarchical", "hierarchical, exact rows back", "--move"},
                                    {"per_host", "hierarchical, a sum per host back", "--compute"}};
-constexpr Known kPhaseLines[] = {{"network", "network", "--peak"},  {"links", "links", "--move"},
-                                 {"memory", "memory", "--compute"}, {"quantise", "quantise", "--user"},
-                                 {"call", "call", "--call"},        {"counts", "counts", "--plan"},
-                                 {"plan", "plan", "--bad"},         {"fill", "fill", "--ink"}};
+constexpr Known kPhaseLines[] = {
+    {"network", "network", "--peak"},   {"links", "links", "--move"},     {"memory", "memory", "--compute"},
+    {"quantise", "quantise", "--user"}, {"call", "call", "--call"},       {"counts", "counts", "--plan"},
+    {"plan", "plan", "--bad"},          {"records", "records", "--good"}, {"fill", "fill", "--ink"}};
 
 const Known& known(const std::string& variant) {
   for (const Known& line : kVariantLines)

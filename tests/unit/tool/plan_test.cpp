@@ -229,9 +229,12 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   t.host.copy.host_read_gbs = t.host.copy.host_write_gbs = 1500;  // they disturb each other
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1.5e6, 1e-9);
   t.host.route_ns = 10;
-  t.host.record_ns = 20;
-  EXPECT_NEAR(phase(predict(t, shape(4, 2), two, Variant::per_host).dispatch, "plan"), kTokens * 0.02 + 2 * kTokens * 0.02,
-              1e-9);
+  t.host.record_read_ns = 20;
+  t.host.record_write_ns = 30;
+  const Prediction planned = predict(t, shape(4, 2), two, Variant::per_host);  // two routes a token, two records each way
+  EXPECT_NEAR(phase(planned.dispatch, "plan"), 2 * kTokens * 0.01 + 2 * 2 * kTokens * 0.02, 1e-9);
+  EXPECT_NEAR(phase(planned.dispatch, "records"), 2 * 2 * kTokens * 0.03, 1e-9);
+  EXPECT_EQ(phase(planned.combine, "records"), 0);
   // Nothing overlaps on a CPU, and two hosts of a test bed share its threads and its network.
   const Prediction beds = [&] {
     Topology bed = cpu_topology(2);
@@ -244,6 +247,17 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(beds.dispatch.us, sum, 1e-9);
   EXPECT_NEAR(phase(beds.dispatch, "call"), 20, 1e-9) << "two ranks on the machine";
   EXPECT_NEAR(phase(beds.dispatch, "network"), 2 * kTokens * (128 + kRow) / 1e4, 1e-9) << "host_gbs is of both";
+}
+
+TEST(PlanModel, RanksOfATestBedGoRoundItsGpus) {
+  Topology bed = topology();  // two GPUs, of which each has two of the four ranks
+  bed.one_machine = true;
+  const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
+  const Prediction apart = predict(topology(), shape(4, 4), traffic, Variant::per_host),
+                   together = predict(bed, shape(4, 4), traffic, Variant::per_host);
+  for (const char* name : {"memory", "links"})
+    EXPECT_NEAR(phase(together.dispatch, name), 2 * phase(apart.dispatch, name), 1e-9) << name;
+  EXPECT_NEAR(phase(together.dispatch, "call"), 30, 1e-9) << "of four ranks";
 }
 
 TEST(PlanModel, QuantisedRowsAreShorter) {

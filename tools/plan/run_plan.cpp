@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/plan.hpp"
+#include "plan/run_plan.hpp"
 
 #include <fmt/core.h>
 
