@@ -43,7 +43,7 @@ json empty_calls(Group& group, const NormalConfig& config, Clock& clock) {
   return {{"dispatch", dispatch}, {"combine", combine}};
 }
 
-RankJob empty_job(const NormalConfig& config, int world, Backend backend, const measure::Machine& machine) {
+RankJob empty_job(const NormalConfig& config, int world, Backend backend) {
   RankJob job;
   job.world = world;
   job.group.backend = backend;
@@ -51,7 +51,7 @@ RankJob empty_job(const NormalConfig& config, int world, Backend backend, const 
   if (backend == Backend::cuda) {
     job.group.heap_bytes += gpu_clock_bytes(0);
   } else {
-    job.group.num_warps = static_cast<int>(usual_warps(machine, world));
+    job.group.num_warps = 1;  // what it takes to wake others is a number of its own
   }
   return job;
 }
@@ -96,6 +96,7 @@ void print(const Topology& t, const Methods& methods) {
   for (size_t i = 0; i < h.call_ranks.size(); ++i)
     table.row({counted(h.call_ranks[i], "rank"),
                fmt::format("empty dispatch {:.1f} us, combine {:.1f} us", h.dispatch_us[i], h.combine_us[i])});
+  if (h.wake_us > 0) table.row({"waking a worker", fmt::format("{:.1f} us", h.wake_us)});
   if (h.route_ns > 0)
     table.row({"planning", fmt::format("{:.1f} ns a route; of a record {:.1f} ns a route written, {:.1f} read", h.route_ns,
                                        h.record_write_ns, h.record_read_ns)});
@@ -113,13 +114,12 @@ void measure_calls(HostTopology& host, const std::vector<int>& ranks, Backend ba
   config.num_experts = 256;
   config.topk = 8;
   config.max_tokens = 1;
-  const measure::Machine machine = measure::this_machine();
   for (const int world : ranks) {
     config.pool_bytes = 0;
     const MemoryRequirement need = NormalExchange::memory_required(config, world, backend);
     config.pool_bytes = 2 * (need.pool_bytes + need.private_bytes);  // what a combine reads stays while others are dispatched
     progress.stage(fmt::format("calls that move nothing, {}", counted(world, "rank")));
-    const std::vector<json> results = run_ranks(empty_job(config, world, backend, machine), [&](Group& group, RankLink&) {
+    const std::vector<json> results = run_ranks(empty_job(config, world, backend), [&](Group& group, RankLink&) {
       const auto clock = backend == Backend::cuda ? make_gpu_clock(group, Timing::enqueued, {}) : make_host_clock(group);
       return empty_calls(group, config, *clock);
     });
@@ -150,6 +150,7 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
   host.host_quantize_gbs = p.all_quantize_gbs;
   host.link_gbs = host.link_read_gbs = p.link_gbs;
   host.link_us = p.flag_us;
+  host.wake_us = p.wake_us;
   host.route_ns = p.planning.route_ns;
   host.record_write_ns = p.planning.record_write_ns;
   host.record_read_ns = p.planning.record_read_ns;
@@ -161,8 +162,8 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
   methods.push_back({"quantize", rows + "; the fp8 row stays in the cache"});
   methods.push_back(
       {"link",
-       "copies of rows to memory that another thread touched first, all threads at once; link_us: two threads that "
-       "answer each other's flags"});
+       "rows in the cache to memory that another thread touched first, all threads at once; link_us: two threads that "
+       "answer each other's flags; wake_us: a thread that slept 300 us"});
   methods.push_back(
       {"planning",
        "the library's planning functions alone, and records written to memory that no cache holds; 4096 tokens, top-8 of 256 "
@@ -190,7 +191,9 @@ int run_measure(const MeasureOptions& o) {
   measure_calls(t.host, ranks, backend, progress);
   methods.push_back(
       {"calls",
-       fmt::format("a dispatch and a combine of no tokens, median of {} on the slowest rank; ranks are threads", kEmptyCalls)});
+       fmt::format(
+           "a dispatch and a combine of no tokens, median of {} on the slowest rank; ranks are threads of one worker each",
+           kEmptyCalls)});
   t.hosts.assign(static_cast<size_t>(o.hosts), t.host.ranks);
   t.one_machine = true;
   t.has_network = true;

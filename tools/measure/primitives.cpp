@@ -7,7 +7,9 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -69,13 +71,21 @@ struct Worker {
 using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 
 /// Each source row goes to `places` rows.
-void copy_pass(Worker& mine, Worker& to, size_t n, int places) {
+void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
     void* rows[kMost];
-    for (int p = 0; p < places; ++p) rows[p] = to.heap.row(i * static_cast<size_t>(places) + static_cast<size_t>(p));
+    for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(i * static_cast<size_t>(places) + static_cast<size_t>(p));
     streamed |= detail::multicast_row(rows, places, mine.program.row(i), kRowBytes);
   }
+  if (streamed) detail::flush_streams();
+}
+
+/// The same few rows, which stay in a cache, to memory of another worker.
+void link_pass(Worker& mine, Worker& to, size_t n) {
+  constexpr size_t kFew = 8;
+  bool streamed = false;
+  for (size_t i = 0; i < n; ++i) streamed |= detail::copy_row(to.heap.row(i), mine.program.row(i % kFew), kRowBytes);
   if (streamed) detail::flush_streams();
 }
 
@@ -162,7 +172,7 @@ RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
     const int places = kPlaces[i];
     const size_t n = crew.rows() / static_cast<size_t>(places);
     const Pass pass = [&](Worker& mine, Worker&, size_t rows) {
-      sums ? sum_pass(mine, rows, places) : copy_pass(mine, mine, rows, places);
+      sums ? sum_pass(mine, rows, places) : copy_pass(mine, rows, places);
     };
     const double bytes = static_cast<double>(n * kRowBytes) * active;
     ns_per_byte[i] = crew.seconds(pass, active, n, budget / 3) * 1e9 / bytes;
@@ -199,6 +209,74 @@ double flag_time(const Machine& machine, int workers) {
   self.join();
   other.join();
   return us;
+}
+
+/// As workers of a rank wait for its next call, after they have given up to look for it.
+class Sleeper {
+ public:
+  explicit Sleeper(const std::vector<int>& cpus) : thread_([this, cpus] { sleep(cpus); }) {}
+  ~Sleeper() {
+    wake(true);
+    thread_.join();
+  }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+  /// Microseconds from now until it runs.
+  double wake_up() {
+    const Clock::time_point begin = Clock::now();
+    wake(false);
+    while (!awake_.load(std::memory_order_acquire)) {
+    }
+    awake_.store(false, std::memory_order_relaxed);
+    return std::chrono::duration<double, std::micro>(woken_ - begin).count();
+  }
+
+ private:
+  void wake(bool end) {
+    {
+      const std::lock_guard lock(mutex_);
+      called_ = true;
+      ends_ = end;
+    }
+    condition_.notify_all();
+  }
+  void sleep(const std::vector<int>& cpus) {
+    pin_thread(cpus);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      while (!called_) condition_.wait(lock);
+      called_ = false;
+      if (ends_) return;
+      woken_ = Clock::now();
+      awake_.store(true, std::memory_order_release);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  bool called_ = false, ends_ = false;
+  Clock::time_point woken_;
+  std::atomic<bool> awake_{false};
+  std::thread thread_;
+};
+
+double wake_time(const Machine& machine, int workers) {
+  if (workers < 2) return 0;
+  constexpr int kTimes = 200;
+  constexpr std::chrono::microseconds kAsleep{300};  // about as long as a rank plans before its workers have something to do
+  std::vector<double> all;
+  std::thread([&] {
+    pin_thread(share_of_cpus(machine, 0, workers));
+    Sleeper sleeper(share_of_cpus(machine, 1, workers));
+    for (int i = 0; i < kTimes; ++i) {
+      const Clock::time_point end = Clock::now() + kAsleep;
+      while (Clock::now() < end) {
+      }
+      all.push_back(sleeper.wake_up());
+    }
+  }).join();
+  return median(std::move(all));
 }
 
 }  // namespace
@@ -240,10 +318,11 @@ HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions
   out.quantize_gbs = gbs(quantize, 1);
   out.all_quantize_gbs = out.workers == 1 ? out.quantize_gbs : gbs(quantize, out.workers);
   step();
-  const Pass to_next = [](Worker& mine, Worker& next, size_t n) { copy_pass(mine, next, n, 1); };
+  const Pass to_next = [](Worker& mine, Worker& next, size_t n) { link_pass(mine, next, n); };
   out.link_gbs = gbs(to_next, out.workers) / out.workers;
   step();
   out.flag_us = flag_time(machine, out.workers);
+  out.wake_us = wake_time(machine, out.workers);
   step();
   out.planning = measure_planning(machine, share);
   step();

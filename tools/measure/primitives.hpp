@@ -31,8 +31,9 @@ struct HostPrimitives {
   RowRates sum;                 ///< bf16 rows added up
   double quantize_gbs = 0;      ///< bf16 bytes read, while their fp8 row stays in the cache: one worker
   double all_quantize_gbs = 0;  ///< all workers
-  double link_gbs = 0;          ///< bytes written to memory of another worker while all do so: one worker's
+  double link_gbs = 0;          ///< rows in the cache to memory of another worker while all do so: one worker's
   double flag_us = 0;           ///< a flag from one thread to another, one way; 0 with one worker
+  double wake_us = 0;           ///< until a worker that slept for a while begins to work; 0 with one worker
   PlanningTimes planning;
 };
 

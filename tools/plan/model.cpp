@@ -142,6 +142,12 @@ double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes
   return t.network.us + (t.host.on_gpus() ? kUsPerGb * in_memory : 0);
 }
 
+/// A call that moves nothing, with as many ranks.
+double empty_us(const Topology& t, const HostsOfRanks& where, const std::vector<double>& times) {
+  const double wake = Machines(t, where).workers_of(0) > 1 ? t.host.wake_us : 0;
+  return wake + call_us(t.host, times, t.one_machine ? where.world() : where.most_here());
+}
+
 void add(CallPrediction& call, const char* name, double us, bool overlaps) {
   if (us > 0) call.phases.push_back({name, us, overlaps});
 }
@@ -256,15 +262,14 @@ MemoryRequirement memory_for(const NormalConfig& config, int world, Backend back
 
 Prediction predict(const Topology& t, const PlanShape& shape, const Traffic& traffic, Variant variant) {
   const HostsOfRanks& where = traffic.where();
-  const int calling = t.one_machine ? where.world() : where.most_here();
   Prediction p{variant, {}, {}, {}};
-  add(p.dispatch, "call", call_us(t.host, t.host.dispatch_us, calling), false);
+  add(p.dispatch, "call", empty_us(t, where, t.host.dispatch_us), false);
   add(p.dispatch, "counts", counts_us(t, shape, where, variant, 2), false);
   add(p.dispatch, "plan", plan_us(t, shape, traffic, variant), false);
   const CallLoads out = dispatch_loads(shape, traffic, variant);
   add(p.dispatch, "records", records_us(t, shape, where, out), false);
   finish(p.dispatch, t, where, out, t.host.link_gbs, t.host.copy.start_us);
-  add(p.combine, "call", call_us(t.host, t.host.combine_us, calling), false);
+  add(p.combine, "call", empty_us(t, where, t.host.combine_us), false);
   add(p.combine, "counts", where.hosts() > 1 ? t.network.us + t.network.post_us : 0, false);
   finish(p.combine, t, where, combine_loads(shape, traffic, variant), t.host.link_read_gbs, t.host.sum.start_us);
   p.memory.heap = memory_for(config_of(shape), where.world(), t.host.on_gpus() ? Backend::cuda : Backend::cpu);

@@ -149,7 +149,7 @@ void print(const json& document, const std::vector<Prediction>& all, const std::
 json document_of(const PlanOptions& o, const Topology& t, const PlanShape& shape, const std::string& routing) {
   const std::string rows = scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + " rows that travel as fp8";
   return {{"schema", "switchyard.plan/1"},
-          {"what", fmt::format("{}: {} tokens a rank, hidden {}, {}, top-{} of {} experts, {} routing", t.name,
+          {"what", fmt::format("{}: {} tokens a rank, hidden {}, {}, top-{} of {} experts; routing: {}", t.name,
                                grouped(shape.tokens), shape.hidden, rows, shape.topk, shape.experts, routing)},
           {"commit", o.commit.empty() ? source_commit() : o.commit},
           {"version", version()},

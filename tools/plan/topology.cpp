@@ -133,6 +133,7 @@ HostTopology host_from(Fields f) {
   host.link_gbs = f.rate("link_gbs");
   host.link_read_gbs = f.has("link_read_gbs") ? f.rate("link_read_gbs") : host.link_gbs;
   host.link_us = f.time("link_us");
+  host.wake_us = f.time_or_none("wake_us");
   read_calls(f.inner("calls"), host);
   host.route_ns = f.time_or_none("route_ns");
   host.record_write_ns = f.time_or_none("record_write_ns");
@@ -185,6 +186,7 @@ json host_json(const HostTopology& host) {
               {"record_write_ns", host.record_write_ns},
               {"record_read_ns", host.record_read_ns}};
   if (host.workers > 0) out["workers"] = host.workers;
+  if (host.wake_us > 0) out["wake_us"] = host.wake_us;
   if (host.host_quantize_gbs > 0) out["host_quantize_gbs"] = host.host_quantize_gbs;
   return out;
 }

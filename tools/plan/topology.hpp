@@ -27,6 +27,7 @@ struct HostTopology {
   double link_gbs = 0;                             ///< a rank to the others of its host, each direction, written by the sender
   double link_read_gbs = 0;                        ///< the same, read by the receiver
   double link_us = 0;                              ///< a flag, one way
+  double wake_us = 0;                              ///< until a worker begins to work; of ranks with several
   std::vector<int> call_ranks;                     ///< numbers of ranks, ascending, for which there are
   std::vector<double> dispatch_us, combine_us;     ///< times of calls that move nothing
   double route_ns = 0;                             ///< planning, of the rank's own thread: a route

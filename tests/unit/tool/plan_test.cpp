@@ -219,6 +219,11 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   const double copies = 2 * kRows / 1e6;
   EXPECT_NEAR(predict(cpu_topology(1), shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9);
   EXPECT_NEAR(predict(cpu_topology(4), shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies / 4, 1e-9);
+  Topology sleepy = cpu_topology(4);
+  sleepy.host.wake_us = 50;
+  EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 60 + copies / 4, 1e-9);
+  sleepy.host.workers = 1;
+  EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9) << "nobody to wake";
   // Three rows of memory on each of two ranks, but 100 GB/s of links for what goes to the other one.
   Topology t = cpu_topology(2);
   t.host.link_gbs = t.host.link_read_gbs = 1e9;
