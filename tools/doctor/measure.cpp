@@ -69,9 +69,10 @@ NetworkTopology measured_network(const Topology& t, const MeasureOptions& o, Pro
   const measure::NetworkRates rates = measure::measure_loopback(workers, static_cast<double>(o.seconds) / 4);
   progress.finish(fmt::format("{:.2f} GB/s each way, {:.1f} us", rates.gbs, rates.us));
   methods.push_back(
-      {"network", fmt::format("TCP over 127.0.0.1: two threads that send and receive {} at the same time; host_gbs: {} such "
-                              "pairs, bytes sent by all",
-                              binary_size(static_cast<double>(rates.chunk_bytes)), std::max(1, workers / 2))});
+      {"network",
+       fmt::format("TCP over 127.0.0.1: two threads that send and receive {} at the same time; host_gbs: {}, "
+                   "bytes sent by all",
+                   binary_size(static_cast<double>(rates.chunk_bytes)), counted(std::max(1, workers / 2), "such pair"))});
   NetworkTopology n;
   n.rails = t.host.ranks;
   n.gbs = rates.gbs;
