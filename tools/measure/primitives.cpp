@@ -70,12 +70,12 @@ struct Worker {
 /// A pass of a worker over its `n` rows. `next` is the worker whose memory lies behind a link.
 using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 
-/// Each source row goes to `places` rows.
+/// Each source row goes to `places` rows, in ranges apart, as the memories of ranks are.
 void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
     void* rows[kMost];
-    for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(i * static_cast<size_t>(places) + static_cast<size_t>(p));
+    for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(static_cast<size_t>(p) * n + i);
     streamed |= detail::multicast_row(rows, places, mine.program.row(i), kRowBytes);
   }
   if (streamed) detail::flush_streams();
@@ -89,12 +89,12 @@ void link_pass(Worker& mine, Worker& to, size_t n) {
   if (streamed) detail::flush_streams();
 }
 
-/// `n` sums of `places` rows each.
+/// `n` sums of `places` rows each, in ranges apart.
 void sum_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
     const void* rows[kMost];
-    for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(i * static_cast<size_t>(places) + static_cast<size_t>(p));
+    for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(static_cast<size_t>(p) * n + i);
     const detail::ReduceSpec spec{mine.program.row(i), rows, nullptr, places, {nullptr, nullptr}, DType::bf16, kHidden};
     streamed |= detail::reduce_rows(spec);
   }
