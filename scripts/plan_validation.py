@@ -103,6 +103,8 @@ def main():
     parser.add_argument("--topology")
     parser.add_argument("--json")
     args = parser.parse_args()
+    if args.add and args.rounds == 0 and not args.topology:
+        parser.error("--add without rounds needs --topology")
     tool, table, loads, topology = str(Path(args.tool).resolve()), Table(), [], {}
     with tempfile.TemporaryDirectory() as folder:
         here = str(Path(folder, "here.json"))
