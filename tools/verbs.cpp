@@ -4,6 +4,7 @@
 #include "bench/driver.hpp"
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
+#include "plan/run_plan.hpp"
 #include "report/plot.hpp"
 #include "trace/record.hpp"
 #include "tune/tune.hpp"
@@ -13,7 +14,7 @@ namespace switchyard::tool {
 
 std::span<const Verb* const> all_verbs() {
   static constexpr const Verb* kVerbs[] = {&kDemoVerb, &kVerifyVerb, &kBenchVerb, &kTraceVerb,
-                                           &kTuneVerb, &kPlotVerb,   &kDoctorVerb};
+                                           &kTuneVerb, &kPlotVerb,   &kPlanVerb,  &kDoctorVerb};
   return kVerbs;
 }
 

@@ -45,6 +45,11 @@ class Clock {
   /// rows from there (bf16).
   virtual LimitTimes push_limits(size_t, int, int64_t, int64_t) { return {}; }
   virtual LimitTimes pull_limits(size_t, int, int64_t, int64_t) { return {}; }
+  /// Collective. Seconds in which all ranks' GPUs meet, as at the end of these kernels. Empty on the host.
+  virtual std::vector<double> meeting_limit(int64_t, int64_t) { return {}; }
+  /// Collective. Seconds in which `sms` multiprocessors quantise so many bf16 rows of `hidden` columns, which stay in shared
+  /// memory. Empty on the host.
+  virtual std::vector<double> quantize_limit(int64_t, int64_t, int, int64_t, int64_t) { return {}; }
 };
 
 /// Most of --late-us.

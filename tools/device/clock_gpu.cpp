@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "device/clock.hpp"
+#include "measure/gpu/quantize_rate.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -62,6 +63,15 @@ class GpuClock final : public Clock {
   }
   LimitTimes pull_limits(size_t row_bytes, int sms, int64_t warmup, int64_t n) override {
     return limits(&GpuRank::pull, row_bytes, sms, warmup, n);
+  }
+
+  std::vector<double> meeting_limit(int64_t warmup, int64_t n) override {
+    return time([&] { gpu_.meet(); }, warmup, n);
+  }
+  std::vector<double> quantize_limit(int64_t rows, int64_t hidden, int sms, int64_t warmup, int64_t n) override {
+    const void* const x = gpu_.allocate(static_cast<size_t>(rows * hidden) * 2);
+    void* const sink = gpu_.allocate(4);
+    return time([&] { measure::enqueue_quantize(gpu_.stream(), x, rows, hidden, sms, sink); }, warmup, n);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include "cli/style.hpp"
 #include "cli/words.hpp"
 #include "measure/figures.hpp"
+#include "report/chart.hpp"
 #include "report/page.hpp"
 
 namespace switchyard::tool {
@@ -77,20 +78,11 @@ const std::vector<Line> kShares = {{"layer", {"share_of_limit", "layer"}, "--ink
                                    {"combine", {"share_of_limit", "combine"}, "--compute"},
                                    {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
 
-struct Point {
-  double x, y;
-};
-
-std::string number(double v) {
-  if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
-  return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
-}
-
 /// A run's value of a quantity, as it is shown.
 std::string text_of(const json& run, const Axis& axis) {
   const json& config = run.at("config");
   if (axis.words) return config.value(axis.key, std::string("-"));
-  return number(static_cast<double>(config.value(axis.key, int64_t{0})));
+  return chart_number(static_cast<double>(config.value(axis.key, int64_t{0})));
 }
 
 /// The values of an axis in all runs, each once, in their order.
@@ -111,7 +103,7 @@ struct Horizontal {
     if (!axis.words) return static_cast<double>(run.at("config").value(axis.key, int64_t{0}));
     return static_cast<double>(std::find(words.begin(), words.end(), text_of(run, axis)) - words.begin());
   }
-  std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : number(at); }
+  std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : chart_number(at); }
   /// As much of it as fits below an axis.
   std::string label(double at) const {
     const size_t room = axis.words ? 70 / words.size() : 70;
@@ -119,131 +111,31 @@ struct Horizontal {
     return whole.size() <= room ? whole : whole.substr(0, std::max<size_t>(room, 4) - 3) + "...";
   }
 
+  ChartAxis chart_axis() const {
+    return {axis.title, axis.words, [this](double at) { return text(at); }, [this](double at) { return label(at); }};
+  }
+
   const Axis& axis;
   std::vector<std::string> words;
 };
 
-std::vector<Point> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line, double scale) {
-  std::vector<Point> out;
+std::vector<ChartPoint> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line,
+                                  double scale) {
+  std::vector<ChartPoint> out;
   for (const json* run : runs) {
     const json* at = run;
     for (const char* key : line.path) at = at && at->contains(key) ? &at->at(key) : nullptr;
     if (at && at->is_number()) out.push_back({over.place(*run), at->get<double>() * scale});
   }
-  std::sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+  std::sort(out.begin(), out.end(), [](const ChartPoint& a, const ChartPoint& b) { return a.x < b.x; });
   return out;
 }
 
-/// Linear or logarithmic position of values in [from, to] pixels.
-struct Scale {
-  double low, high, from, to;
-  bool logarithmic;
-  double operator()(double v) const {
-    const double f = logarithmic ? std::log(v / low) / std::log(high / low) : (v - low) / (high - low);
-    return from + (to - from) * (high > low ? f : 0.5);
-  }
-};
-
-/// 1, 2 or 5 times a power of ten, not below v.
-double nice(double v) {
-  const double power = std::pow(10, std::floor(std::log10(v)));
-  for (const double m : {1.0, 2.0, 5.0}) {
-    if (m * power >= v * 0.999999) return m * power;
-  }
-  return 10 * power;
-}
-
-std::vector<double> ticks_of(const Scale& s) {
-  std::vector<double> out;
-  if (!s.logarithmic) {
-    const double step = nice(std::max(s.high - s.low, 1e-9) / 6);
-    for (double v = std::ceil(s.low / step) * step; v <= s.high * 1.000001; v += step) out.push_back(v);
-    return out;
-  }
-  for (double power = std::pow(10, std::floor(std::log10(s.low))); power <= s.high; power *= 10) {
-    for (const double m : {1.0, 2.0, 5.0}) {
-      if (m * power >= s.low * 0.999 && m * power <= s.high * 1.001) out.push_back(m * power);
-    }
-  }
-  return out;
-}
-
-constexpr double kWidth = 560, kHeight = 330, kLeft = 62, kRight = 14, kTop = 14, kBottom = 44;
-
-struct Series {
-  const Line* line;
-  std::vector<Point> points;
-};
-
-std::string axes(const Scale& x, const Scale& y, const std::set<double>& values, const Horizontal& over,
-                 const std::string& unit) {
-  std::string out;
-  for (const double v : ticks_of(y)) {
-    out +=
-        fmt::format("<line class=\"axis\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft, kWidth - kRight, y(v));
-    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, number(v), unit);
-  }
-  double last = -1e9;
-  for (const double v : values) {  // the values that were measured, where there is room
-    if (x(v) - last < 44 && !over.axis.words) continue;
-    last = x(v);
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18,
-                       escaped(over.label(v)));
-  }
-  return out + fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" class=\"strong\">{}</text>",
-                           (kLeft + kWidth - kRight) / 2, kHeight - 6, over.axis.title);
-}
-
-std::string plot(const std::vector<Series>& all, const Horizontal& over, const std::string& unit, bool share) {
-  std::set<double> xs;
-  double low = 1e300, high = 0;
-  for (const Series& s : all) {
-    for (const Point& p : s.points) {
-      xs.insert(p.x);
-      low = std::min(low, p.y);
-      high = std::max(high, p.y);
-    }
-  }
-  if (xs.empty()) return "<p class=\"note\">Nothing was measured.</p>";
-  const bool words = over.axis.words, log_x = !words && *xs.begin() > 0 && *xs.rbegin() / *xs.begin() >= 8,
-             log_y = !share && low > 0 && high / low >= 8;
-  const double margin = words ? (kWidth - kRight - kLeft) / (2 * static_cast<double>(xs.size())) : 18;
-  const Scale x{*xs.begin(), *xs.rbegin(), kLeft + margin, kWidth - kRight - margin, log_x};
-  const Scale y{log_y ? low * 0.8 : 0, log_y ? high * 1.25 : std::max(high * 1.08, share ? 105.0 : 1e-9), kHeight - kBottom,
-                kTop, log_y};
-  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight) + axes(x, y, xs, over, unit);
-  for (const Series& s : all) {
-    std::string path;
-    for (const Point& p : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x(p.x), y(p.y));
-    if (!words)
-      out += fmt::format("<path d=\"{}\" style=\"fill:none;stroke:var({});stroke-width:2{}\"/>", path, s.line->color,
-                         s.line->dashed ? ";stroke-dasharray:5 4" : "");
-    for (const Point& p : s.points) {
-      out += fmt::format(
-          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" style=\"fill:var({})\"><title>{}: {}{} at {} {}</title></circle>",
-          x(p.x), y(p.y), s.line->dashed ? 2.5 : 4, s.line->color, s.line->name, number(p.y), unit, escaped(over.text(p.x)),
-          over.axis.title);
-    }
-  }
-  return out + "</svg>";
-}
-
-std::string legend(const std::vector<Series>& all) {
-  std::string out = "<div class=\"keys\">";
-  for (const Series& s : all) {
-    out += fmt::format(
-        "<span><svg viewBox=\"0 0 26 8\"><line x1=\"0\" x2=\"26\" y1=\"4\" y2=\"4\" "
-        "style=\"stroke:var({});stroke-width:2.5{}\"/></svg>{}</span>",
-        s.line->color, s.line->dashed ? ";stroke-dasharray:5 4" : "", s.line->name);
-  }
-  return out + "</div>";
-}
-
-std::vector<Series> series_of(const std::vector<const json*>& runs, const Horizontal& over, const std::vector<Line>& lines,
-                              double scale) {
-  std::vector<Series> out;
+std::vector<ChartLine> series_of(const std::vector<const json*>& runs, const Horizontal& over, const std::vector<Line>& lines,
+                                 double scale) {
+  std::vector<ChartLine> out;
   for (const Line& line : lines) {
-    Series s{&line, points_of(runs, over, line, scale)};
+    ChartLine s{line.name, line.color, line.dashed, points_of(runs, over, line, scale)};
     if (!s.points.empty()) out.push_back(std::move(s));
   }
   return out;
@@ -446,12 +338,14 @@ std::string bench_html(const json& document) {
   }
   std::string page = page_head("Switchyard bench", escaped(what_of(runs)), document);
   for (const auto& [key, group] : groups) {
-    const std::vector<Series> times = series_of(group, over, kTimes, 1);
-    const std::vector<Series> shares = series_of(group, over, kShares, 100);
+    const std::vector<ChartLine> times = series_of(group, over, kTimes, 1);
+    const std::vector<ChartLine> shares = series_of(group, over, kShares, 100);
     page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
-                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, over, "", false), legend(times));
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", chart(times, over.chart_axis(), "", false),
+                        chart_keys(times));
     if (!shares.empty())
-      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, over, " %", true), legend(shares));
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", chart(shares, over.chart_axis(), " %", true),
+                          chart_keys(shares));
     page += "</div></section>\n";
   }
   page += fused_section(runs, varied_in(runs));

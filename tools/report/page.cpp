@@ -13,14 +13,17 @@ namespace {
 
 using nlohmann::json;
 
+/// "" for what was not measured on a machine.
 std::string machine_of(const json& d) {
   std::string out;
+  if (!d.contains("machine")) return out;
   if (d.contains("gpus")) {
     const json& names = d.at("gpus").at("names");
     out = fmt::format("{} x {}, ", names.size(), names.empty() ? "GPU" : names[0].get<std::string>());
   }
   const json& m = d.at("machine");
-  return out + m.value("cpu", std::string("CPU")) + fmt::format(", {}", counted(m.value("usable_cores", int64_t{0}), "core"));
+  return out + m.value("cpu", std::string("CPU")) + fmt::format(", {}", counted(m.value("usable_cores", int64_t{0}), "core")) +
+         "; ";
 }
 
 }  // namespace
@@ -50,7 +53,7 @@ std::string page_head(const std::string& title, const std::string& lead, const j
   page += kPlotStyle;
   return page + fmt::format(
                     "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>{}</h1></div>\n"
-                    "<p class=\"lead\">{}<br>{}; commit {}, {}</p></header>\n<main>\n",
+                    "<p class=\"lead\">{}<br>{}commit {}, {}</p></header>\n<main>\n",
                     title, lead, escaped(machine_of(document)), escaped(document.value("commit", std::string())),
                     escaped(document.value("date", std::string())));
 }

@@ -12,6 +12,7 @@
 #include "cli/verb.hpp"
 #include "measure/result_file.hpp"
 #include "report/bench_page.hpp"
+#include "report/plan_page.hpp"
 #include "report/tune_page.hpp"
 
 namespace switchyard::tool {
@@ -23,7 +24,7 @@ json document_in(const std::string& path) {
   std::ifstream in(path);
   if (!in || std::filesystem::is_directory(path))
     throw UsageError(
-        fmt::format("FILE: '{}' given, which cannot be read; allowed: what bench or tune wrote with --json", path));
+        fmt::format("FILE: '{}' given, which cannot be read; allowed: what bench, tune or plan wrote with --json", path));
   try {
     return json::parse(in);
   } catch (const json::parse_error& e) {
@@ -36,11 +37,14 @@ std::string page_of(const json& document, const std::string& path) {
   try {
     if (schema == "switchyard.bench/1") return bench_html(document);
     if (schema == "switchyard.tune/1") return tune_html(document);
+    if (schema == "switchyard.plan/1") return plan_html(document);
   } catch (const json::exception& e) {
-    throw std::runtime_error(fmt::format("{}: something is missing that bench and tune write: {}", path, e.what()));
+    throw std::runtime_error(fmt::format("{}: something is missing that bench, tune and plan write: {}", path, e.what()));
   }
   throw UsageError(
-      fmt::format("FILE: '{}' given, which does not say that its schema is switchyard.bench/1 or switchyard.tune/1", path));
+      fmt::format("FILE: '{}' given, which does not say that its schema is switchyard.bench/1, switchyard.tune/1 or "
+                  "switchyard.plan/1",
+                  path));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace switchyard::tool {
 extern const Verb kPlotVerb;
 
 struct PlotOptions {
-  std::string file;       ///< what `bench --json` or `tune --json` wrote
+  std::string file;       ///< what `bench --json`, `tune --json` or `plan --json` wrote
   std::string html_path;  ///< empty: `file` with .html in place of its ending
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 void declare(Options& add, PlotOptions& o) {
   add.group("What to plot");
-  add.argument("FILE", o.file, "Figures that bench or tune wrote with --json, here or elsewhere");
+  add.argument("FILE", o.file, "Figures that bench, tune or plan wrote with --json, here or elsewhere");
   add.group("Output");
   add.file("--html", o.html_path, "The page; by itself FILE with .html in place of its ending");
   add.footer(
@@ -28,6 +28,6 @@ VerbRun add(Options& options) {
 
 }  // namespace
 
-const Verb kPlotVerb{"plot", "Write the page with plots for figures that were measured earlier", add};
+const Verb kPlotVerb{"plot", "Write the page with plots for figures that were measured or predicted earlier", add};
 
 }  // namespace switchyard::tool

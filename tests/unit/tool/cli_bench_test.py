@@ -60,9 +60,9 @@ class Plot(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for document, status, text in (
                     ("{", 3, "x.json: not JSON"), ("3", 2, "'x.json' given, which does not say that its schema is"),
-                    ({"schema": 3}, 2, "switchyard.bench/1 or switchyard.tune/1"),
-                    ({"schema": "switchyard.trace/2"}, 2, "switchyard.bench/1 or switchyard.tune/1"),
-                    ({"schema": "switchyard.bench/1"}, 3, "x.json: something is missing that bench and tune write"),
+                    ({"schema": 3}, 2, "switchyard.bench/1, switchyard.tune/1 or switchyard.plan/1"),
+                    ({"schema": "switchyard.trace/2"}, 2, "switchyard.bench/1, switchyard.tune/1 or switchyard.plan/1"),
+                    ({"schema": "switchyard.bench/1"}, 3, "x.json: something is missing that bench, tune and plan write"),
                     ({**self.document([]), "runs": []}, 3, "x.json: something is missing"),
                     ({**self.document([1]), "runs": [{}]}, 3, "x.json: something is missing")):
                 code, out, err = self.plot(folder, document)

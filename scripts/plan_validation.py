@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares `switchyard plan` with measured exchanges: the table of docs/concepts/prediction.md.
+
+Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--rounds 3] [--seconds 8]
+                          [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
+
+In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens
+and a dispatch of 512 tokens that is quantised to fp8, and `plan` predicts the same from that topology alone. Of each figure the
+median of the rounds counts. --add compares what was measured otherwise: FILE is what `bench --json` wrote of ranks on so many
+hosts, whose numbers `--topology` has (without it: the last one measured here, as a test bed). Rounds of a machine that does other
+work as well say little; the load is printed and written down.
+
+Exit status 0: at least four of five figures are within 15 %.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WITHIN = 0.15
+SHAPES = [("bf16", 4096, "none", ("dispatch", "combine")), ("bf16 to fp8", 512, "f32", ("dispatch",))]
+VARIANTS = {"per_host": "per_host", "per_rank": "hierarchical"}
+
+
+def run(tool, *args):
+    done = subprocess.run([tool, *args], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(args)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def planned(tool, topology, config, hosts):
+    """What plan says of the exchange of a run's config on so many hosts."""
+    ranks = config["ranks"]
+    args = ["--ranks", str(ranks), "--ranks-per-host", str(-(-ranks // hosts)), "--tokens", str(config["tokens_per_rank"])]
+    for flag in ("hidden", "experts", "topk", "dtype", "quantize", "seed"):
+        if flag in config:
+            args += ["--" + flag, str(config[flag])]
+    args += ["--routing", config["routing"].split(",")[0], "--variants", VARIANTS[config["order"]], "--json", "-"]
+    return json.loads(run(tool, "plan", topology, *args))["points"][0]["variants"][0]
+
+
+def measured_here(tool, args, ranks):
+    """(rows, run) of each shape."""
+    for rows, tokens, quantize, calls in SHAPES:
+        bench = ["--backend", args.backend, "--ranks", str(ranks), "--tokens", str(tokens), "--quantize", quantize, "--no-verify"]
+        yield rows, calls, json.loads(run(tool, "bench", *bench, "--json", "-"))["runs"][0]
+
+
+class Table:
+    def __init__(self):
+        self.figures = {}
+
+    def add(self, hosts, rows, calls, run_of_bench, prediction):
+        config = run_of_bench["config"]
+        for call in calls:
+            key = (hosts, config["ranks"], call, rows, config["tokens_per_rank"], config["order"])
+            kept = self.figures.setdefault(key, {"measured": [], "least": [], "predicted": [], "bottleneck": ""})
+            kept["measured"].append(run_of_bench[call]["p50_us"])
+            kept["least"].append(run_of_bench[call]["min_us"])
+            kept["predicted"].append(prediction[call]["us"])
+            kept["bottleneck"] = prediction[call]["bottleneck"]
+
+    def lines(self):
+        """One dictionary for each figure."""
+        for (hosts, ranks, call, rows, tokens, order), kept in sorted(self.figures.items()):
+            measured, predicted = statistics.median(kept["measured"]), statistics.median(kept["predicted"])
+            yield {"hosts": hosts, "ranks": ranks, "call": call, "rows": rows, "tokens_per_rank": tokens, "order": order,
+                   "measured_us": round(measured, 1), "measured_least_us": round(min(kept["least"]), 1),
+                   "predicted_us": round(predicted, 1), "off": round(predicted / measured - 1, 4),
+                   "within": abs(predicted / measured - 1) <= WITHIN, "bottleneck": kept["bottleneck"],
+                   "rounds": {"measured_us": kept["measured"], "predicted_us": kept["predicted"]}}
+
+
+def show(lines):
+    print("| hosts | ranks | call | rows | tokens | measured us | predicted us | off | bound by |\n|---|---|---|---|---|---|---|---|---|")
+    for n in lines:
+        mark = "" if n["within"] else " **"
+        print(f"| {n['hosts']} | {n['ranks']} | {n['call']} | {n['rows']} | {n['tokens_per_rank']} | {n['measured_us']:.0f} "
+              f"| {n['predicted_us']:.0f} | {100 * n['off']:+.0f} %{mark} | {n['bottleneck']} |")
+    good = sum(n["within"] for n in lines)
+    print(f"\n{good} of {len(lines)} within {100 * WITHIN:.0f} %")
+    return good
+
+
+def load():
+    return round(os.getloadavg()[0], 2)
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("tool")
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=8)
+    parser.add_argument("--add", action="append", default=[])
+    parser.add_argument("--topology")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    if args.add and args.rounds == 0 and not args.topology:
+        parser.error("--add without rounds needs --topology")
+    tool, table, loads, topology = str(Path(args.tool).resolve()), Table(), [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        here = str(Path(folder, "here.json"))
+        for _ in range(args.rounds):
+            loads.append(load())
+            run(tool, "doctor", "--measure", here, "--backend", args.backend, "--seconds", str(args.seconds))
+            for ranks in [int(r) for r in args.ranks.split(",")]:
+                for rows, calls, one in measured_here(tool, args, ranks):
+                    table.add(1, rows, calls, one, planned(tool, here, one["config"], 1))
+        for added in args.add:
+            hosts, _, path = added.partition("=")
+            for one in json.loads(Path(path).read_text())["runs"]:
+                config = one["config"]
+                quantized = config["quantize"] != "none"
+                calls = ("dispatch",) if quantized else ("dispatch", "combine")
+                rows = config["dtype"] + (" to fp8" if quantized else "")
+                table.add(int(hosts), rows, calls, one, planned(tool, args.topology or here, config, int(hosts)))
+        if args.rounds > 0:
+            topology = json.loads(Path(here).read_text())
+    loads.append(load())
+    lines = list(table.lines())
+    good = show(lines)
+    print(f"load of this machine before each round and at the end: {', '.join(map(str, loads))}")
+    if args.json:
+        version = run(tool, "--version").strip()
+        document = {"schema": "switchyard.plan_validation/1", "version": version, "backend": args.backend, "loads": loads,
+                    "within": WITHIN, "figures": lines, "last_topology": topology}
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if 5 * good >= 4 * len(lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/traffic.hpp"
+
+#include <algorithm>
+
+#include "switchyard/group.hpp"
+
+namespace switchyard::tool {
+
+HostsOfRanks::HostsOfRanks(const std::vector<int>& ranks_of_hosts) : first_{0} {
+  for (const int ranks : ranks_of_hosts) {
+    host_of_.insert(host_of_.end(), static_cast<size_t>(ranks), hosts());
+    first_.push_back(first_.back() + ranks);
+  }
+}
+
+int HostsOfRanks::most_here() const {
+  int most = 0;
+  for (int h = 0; h < hosts(); ++h) most = std::max(most, size(h));
+  return most;
+}
+
+Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where)) {
+  const auto world = static_cast<size_t>(where_.world()), hosts = static_cast<size_t>(where_.hosts());
+  // As in include/switchyard/normal.hpp: consecutive experts, the first E mod W ranks one more than the others.
+  const int each = num_experts / where_.world(), more = num_experts % where_.world();
+  for (int r = 0; r < where_.world(); ++r) owner_.insert(owner_.end(), static_cast<size_t>(each + (r < more ? 1 : 0)), r);
+  pairs_.resize(world * world);
+  routes_.resize(world * world);
+  touching_.resize(world * hosts);
+  tokens_.resize(world);
+  rank_seen_.resize(world);
+  host_seen_.resize(hosts);
+}
+
+void Traffic::add(int source, const Routing& routing) {
+  const size_t hosts = static_cast<size_t>(where_.hosts()), s = static_cast<size_t>(source);
+  most_tokens_ = std::max(most_tokens_, routing.tokens);
+  for (int64_t t = 0; t < routing.tokens; ++t) {
+    ++seen_;
+    bool any = false;
+    for (int64_t f = t * routing.topk; f < (t + 1) * routing.topk; ++f) {
+      const int32_t id = routing.ids[static_cast<size_t>(f)];
+      if (id < 0) continue;
+      any = true;
+      const int rank = owner_[static_cast<size_t>(id)];
+      ++routes_[at(source, rank)];
+      if (rank_seen_[static_cast<size_t>(rank)] == seen_) continue;
+      rank_seen_[static_cast<size_t>(rank)] = seen_;
+      ++pairs_[at(source, rank)];
+      const auto host = static_cast<size_t>(where_.host_of(rank));
+      if (host_seen_[host] == seen_) continue;
+      host_seen_[host] = seen_;
+      ++touching_[s * hosts + host];
+    }
+    tokens_[s] += any ? 1 : 0;
+  }
+}
+
+void Traffic::scale(int64_t counted, int64_t tokens) {
+  scale_ = counted > 0 ? static_cast<double>(tokens) / static_cast<double>(counted) : 1;
+}
+
+std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
+                                   const std::function<RoutingSource(int world)>& source_of) {
+  std::vector<Traffic> all;
+  int most = 1;
+  for (const HostsOfRanks& group : groups) {
+    most = std::max(most, group.world());
+    all.emplace_back(group, source_of(std::min(group.world(), kMaxRanks)).experts());
+  }
+  const int64_t counted = std::min(tokens, std::max<int64_t>(1, kMostCounted / most));
+  for (Traffic& one : all) {
+    one.scale(counted, tokens);
+    if (one.where().world() > kMaxRanks) continue;
+    const RoutingSource source = source_of(one.where().world());
+    for (int r = 0; r < one.where().world(); ++r) one.add(r, source.batches(r, counted, 1).front());
+  }
+  if (most <= kMaxRanks) return all;
+  const RoutingSource source = source_of(kMaxRanks);
+  const int64_t turns = (most + kMaxRanks - 1) / kMaxRanks;
+  for (int r = 0; r < kMaxRanks; ++r) {
+    const std::vector<Routing> batches = source.batches(r, counted, turns);
+    for (Traffic& one : all) {
+      if (one.where().world() <= kMaxRanks) continue;
+      for (int rank = r; rank < one.where().world(); rank += kMaxRanks)
+        one.add(rank, batches[static_cast<size_t>(rank / kMaxRanks)]);
+    }
+  }
+  return all;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows go where, counted over the routes of all ranks, for groups of any size.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "run/routing_source.hpp"
+#include "switchyard/routing.hpp"
+
+namespace switchyard::tool {
+
+/// Which ranks share a host: those of host 0 first, then host 1, ... Ranks of a host have rails, ascending from 0; on every
+/// other host a rank has a proxy, the rank there with the same rail, modulo the number of ranks there
+/// (docs/design/0055-several-hosts.md).
+class HostsOfRanks {
+ public:
+  explicit HostsOfRanks(const std::vector<int>& ranks_of_hosts);
+  int world() const { return first_.back(); }
+  int hosts() const { return static_cast<int>(first_.size()) - 1; }
+  int first(int host) const { return first_[static_cast<size_t>(host)]; }
+  int size(int host) const { return first(host + 1) - first(host); }
+  int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
+  int rail(int rank) const { return rank - first(host_of(rank)); }
+  int proxy(int rank, int host) const { return first(host) + rail(rank) % size(host); }
+  bool together(int a, int b) const { return host_of(a) == host_of(b); }
+  int most_here() const;
+
+ private:
+  std::vector<int> first_;    ///< [hosts + 1]
+  std::vector<int> host_of_;  ///< [world]
+};
+
+/// Rows of one call, as counted. Repeated experts of a token are one (token, rank) pair and several routes.
+class Traffic {
+ public:
+  Traffic(HostsOfRanks where, int num_experts);
+  /// Adds the tokens of rank `source`. \pre ids are below num_experts; negative ones are dropped routes
+  void add(int source, const Routing& routing);
+  /// Of `counted` tokens a rank there are really `tokens`: all numbers are scaled.
+  void scale(int64_t counted, int64_t tokens);
+
+  const HostsOfRanks& where() const { return where_; }
+  /// Tokens of `source` with a row for rank `dest`.
+  double pairs(int source, int dest) const { return scale_ * pairs_[at(source, dest)]; }
+  /// Routes of `source` to experts of `dest`.
+  double routes(int source, int dest) const { return scale_ * routes_[at(source, dest)]; }
+  /// Tokens of `source` with a row for any rank of `host`.
+  double tokens_to(int source, int host) const {
+    return scale_ * touching_[static_cast<size_t>(source) * static_cast<size_t>(where_.hosts()) + static_cast<size_t>(host)];
+  }
+  /// Tokens of `source` with a row for anybody.
+  double tokens(int source) const { return scale_ * tokens_[static_cast<size_t>(source)]; }
+  /// Most tokens of a rank, those without a route too.
+  double most_tokens() const { return scale_ * static_cast<double>(most_tokens_); }
+
+ private:
+  size_t at(int source, int dest) const {
+    return static_cast<size_t>(source) * static_cast<size_t>(where_.world()) + static_cast<size_t>(dest);
+  }
+  HostsOfRanks where_;
+  std::vector<int> owner_;                          ///< [experts]
+  std::vector<int32_t> pairs_, routes_, touching_;  ///< [W, W], [W, W], [W, H]
+  std::vector<int32_t> tokens_;                     ///< [W]
+  std::vector<int64_t> rank_seen_, host_seen_;      ///< number of the token that was seen last
+  int64_t seen_ = 0, most_tokens_ = 0;
+  double scale_ = 1;
+};
+
+/// Most tokens of all ranks that are counted: beyond them each rank's first ones stand for all.
+inline constexpr int64_t kMostCounted = int64_t{1} << 24;
+
+/// The traffic of each group, `tokens` of every rank. `source_of(world)` gives the routing of a group of at most kMaxRanks
+/// ranks; that of larger groups is kMaxRanks ranks' again and again, with further tokens each time.
+std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
+                                   const std::function<RoutingSource(int world)>& source_of);
+
+}  // namespace switchyard::tool
