@@ -5,8 +5,8 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, else one); its value is the number of the
-// source's records here up to the end of the chunk.
+// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, else one); of several its value is the
+// number of the source's records here up to the end of the chunk.
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
 // receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed or whose rows
@@ -54,7 +54,7 @@ struct MoveTables {
   const int32_t* route_row = nullptr;      ///< [T * K]
   const int64_t* record_begin = nullptr;   ///< [W + 1] records by source
   const int32_t* record_route = nullptr;   ///< cached dispatch: [records * K] from the handle; else null: read from the block
-  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; null: rows are not told of in chunks
+  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; needed if tells_in_chunks
   const int64_t* padding = nullptr;        ///< [num_padding, 2] row ranges to zero
   int num_padding = 0;
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
@@ -230,14 +230,15 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
 }
 
-/// Tells all receivers that this rank's rows up to the end of chunk c have come, and how many records these are.
+/// Tells all receivers that this rank's rows up to the end of chunk c have come and, `in_chunks`, how many records these are;
+/// else all rows are chunk 0, and nobody asks how many they are.
 template <class A>
-SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c) {
+SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c, bool in_chunks) {
   const CallContext& call = p.call;
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
-        const auto records = p.tables.chunk_records ? static_cast<uint64_t>(p.tables.chunk_records[c * call.world() + r]) : 0;
+        const auto records = in_chunks ? static_cast<uint64_t>(p.tables.chunk_records[c * call.world() + r]) : 0;
         return FlagStore{call.heap.at(r, p.shape.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
       },
       Site::rows);
@@ -340,7 +341,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       if (arrive_is_last<A>(w, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
         if (c == first) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
-        for (int told = c == first ? 0 : c; told <= c; ++told) publish_rows<A>(w, p, told);
+        for (int told = c == first ? 0 : c; told <= c; ++told) publish_rows<A>(w, p, told, last > 0);
       }
       if (split_roles) continue;
       if (c == first) zero(all);

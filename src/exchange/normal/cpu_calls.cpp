@@ -121,7 +121,7 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CpuCall&>(given);
   exchange_placements(call, d.place, d.error);
   const bool any_weights = agree_on_weights(call.context, d.handle->counts);
-  const MoveWork work = move_work(shape.layout == Layout::expert_major || d.copied);
+  const MoveWork work = move_work(shape.layout == Layout::expert_major || d.place.dispatch.copies_out != 0);
   const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), d.copies(call), work};
   const OutputLayout layout = d.output();
   std::byte* const records = d.rows->data + d.output_bytes();

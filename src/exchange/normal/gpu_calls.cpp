@@ -178,7 +178,7 @@ void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CudaCall&>(given);
   if (!through_rings() && !d.format.quantize && shape.layout == Layout::rank_major)
     call.launch.blocks = std::min(call.launch.blocks, kMaxSendSms);
-  if (d.copied && !call.sms_named) {  // those blocks send, and others copy what comes
+  if (d.place.dispatch.copies_out != 0 && !call.sms_named) {  // those blocks send, and others copy what comes
     const int send = call.launch.blocks;
     call.launch.blocks = std::min(std::max(kDefaultCopyingSms, send + kMinSmsToSplitRoles), gpu_.max_blocks());
     if (call.launch.blocks > send) call.send_blocks = send;

@@ -132,14 +132,16 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
     Placement place{};                         ///< what this rank offers
     bool placed = false;                       ///< rows arrive where options.out says, and are not in `rows`
-    bool copied = false;                       ///< rows arrive in `rows` and are copied to options.out as they come
-    std::exception_ptr error;                  ///< this rank cannot take part: all ranks' calls move nothing
+    /// Rows that arrive in `rows` are copied to options.out as they come (place.dispatch.copies_out), if any do: of a rank
+    /// alone none may, because its own arrive where they belong.
+    bool copied = false;
+    std::exception_ptr error;  ///< this rank cannot take part: all ranks' calls move nothing
 
     OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
     int64_t output_bytes() const { return placed ? 0 : output().bytes(); }  ///< of `rows`
     std::byte* out() const { return static_cast<std::byte*>(options.out->data); }
     MoveCopies copies(const Call& call) const {
-      if (!copied || error) return {};
+      if (place.dispatch.copies_out == 0 || error) return {};
       return {rows->data, out(), static_cast<std::byte*>(options.out->scales), !call.own_placed};
     }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
