@@ -27,7 +27,7 @@ SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int 
   }
   if (p.staging.weights_staged) {
     const int64_t at = record * p.shape.topk;
-    A::copy(w, p.staging.weights_staged + at, p.shape.weights_in + at, static_cast<size_t>(4 * p.shape.topk));
+    A::copy(w, p.staging.weights_staged + at, p.shape.weights_in + at, 4 * static_cast<size_t>(p.shape.topk));
   }
 }
 

@@ -28,7 +28,8 @@ class Machines {
   /// Ranks go round the GPUs: one of them has a part of one where there are more.
   double workers_of(int r) const {
     if (!t_.host.on_gpus()) return std::max(1, t_.host.workers / sharing(r));
-    return 1.0 / ((sharing(r) + t_.host.ranks - 1) / t_.host.ranks);
+    const int on_fullest = (sharing(r) + t_.host.ranks - 1) / t_.host.ranks;
+    return 1.0 / on_fullest;
   }
   /// Most of the ranks, or of the hosts: `rank(r)` is the time of one worker of rank r, `host(r)` that of rank r's part if all
   /// workers are busy.

@@ -24,7 +24,10 @@ Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where))
   const auto world = static_cast<size_t>(where_.world()), hosts = static_cast<size_t>(where_.hosts());
   // As in include/switchyard/normal.hpp: consecutive experts, the first E mod W ranks one more than the others.
   const int each = num_experts / where_.world(), more = num_experts % where_.world();
-  for (int r = 0; r < where_.world(); ++r) owner_.insert(owner_.end(), static_cast<size_t>(each + (r < more ? 1 : 0)), r);
+  for (int r = 0; r < where_.world(); ++r) {
+    const int count = each + (r < more ? 1 : 0);
+    owner_.insert(owner_.end(), static_cast<size_t>(count), r);
+  }
   pairs_.resize(world * world);
   routes_.resize(world * world);
   touching_.resize(world * hosts);
