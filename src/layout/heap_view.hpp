@@ -19,7 +19,7 @@ struct SymPtr {
   }
 };
 
-/// Trivially copyable; passed by value to kernels.
+/// Trivially copyable; passed by value to kernels. Segments of other hosts have no address: base is null.
 struct HeapView {
   std::byte* base[kMaxRanks] = {};
   uint64_t bytes = 0;
