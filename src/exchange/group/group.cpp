@@ -117,6 +117,7 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
 
 Group::Impl::~Impl() {
   if (device) device->drain();
+  std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
   if (device) end_device({std::move(heap), std::move(control), std::move(device)});
@@ -222,6 +223,7 @@ CallContext Group::Impl::begin_call(Operation operation) {
   call.timeout_ns = bounded_ns(options.timeout);
   call.abort_word = &header(bootstrap->rank())->abort_word;
   call.left_ranks = &header(bootstrap->rank())->left_ranks;
+  call.headers = headers_.data();
   call.fault = &fault;
   call.fault_claims = &fault_claims;
   call.waits = waits.data();
