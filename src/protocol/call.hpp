@@ -69,7 +69,7 @@ struct CallContext {
   /// only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
-  /// [W] headers of all ranks: also of those on other hosts, whose segments are not mapped. Archs that compare calls.
+  /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU.
   const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins

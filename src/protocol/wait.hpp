@@ -69,7 +69,9 @@ SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call,
 template <class A>
 SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
-    return calls_of_both(*call.headers[call.rank()], *call.headers[r], A::peek).differ();
+    const SymPtr<HeapHeader> header{0};
+    const HeapHeader* const theirs = call.heap.base[r] != nullptr ? call.heap.at(r, header) : call.headers[r];
+    return calls_of_both(*call.heap.local(header), *theirs, A::peek).differ();
   }
   return false;
 }
