@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.hpp"
+#include "bootstrap/host_map.hpp"
 
 namespace switchyard::detail {
 
@@ -22,17 +24,24 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
 
   int rank() const noexcept { return rank_; }
-  int world() const noexcept { return world_; }
+  int world() const noexcept { return hosts_.world(); }
+  /// Which ranks map each other's memory.
+  const HostMap& host_map() const noexcept { return hosts_; }
   /// True if all ranks are threads of this process (memory is shared by pointer, not by file descriptor).
   virtual bool same_process() const noexcept = 0;
 
   /// Collective. `all` receives world() * bytes. Throws RendezvousError with the missing ranks at the deadline, PeerFailed as
   /// soon as a peer that has not contributed is gone, or Error(mismatch) if the ranks do not agree on `bytes`.
   virtual void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) = 0;
-  /// Collective, processes only: passes `fd` to every rank; element r is a descriptor for rank r's (own: a duplicate).
+  /// Collective, processes only: passes `fd` to every rank of this host; element r is a descriptor for rank r's (own: a
+  /// duplicate), none for ranks of other hosts.
   virtual std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) = 0;
   /// Collective, threads only: element r is what rank r passed.
   virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) = 0;
+  /// Collective. Connects the ranks between which rows go: element r is a stream socket to rank r, without blocking, for rows
+  /// only, if HostMap::exchange_rows holds for this rank and r, else none. Its end is no news of a death: watch() tells. Each
+  /// call makes new ones.
+  virtual std::vector<UniqueFd> connect_rails(Milliseconds deadline) = 0;
   /// Calls `on_death(rank)` at most once per peer, from a thread of the bootstrap, when that peer's process has ended or its
   /// connection broke outside an orderly leave (threads: never). Call at most once, after setup. The callback must not block,
   /// and runs no more once leave() has returned.
@@ -45,18 +54,18 @@ class Bootstrap {
 
   void barrier(Milliseconds deadline) {
     char byte = 0;
-    std::vector<char> all(static_cast<size_t>(world_));
+    std::vector<char> all(static_cast<size_t>(world()));
     all_gather(&byte, 1, all.data(), deadline);
   }
 
  protected:
-  Bootstrap(int rank, int world) : rank_(rank), world_(world) {}
+  Bootstrap(int rank, HostMap hosts) : hosts_(std::move(hosts)), rank_(rank) {}
   const std::function<bool()>& interrupt() const noexcept { return interrupt_; }
 
  private:
   std::function<bool()> interrupt_;
+  HostMap hosts_;
   int rank_;
-  int world_;
 };
 
 /// Where and as whom a process joins.
@@ -78,8 +87,8 @@ bool is_private_folder(const std::string& folder);
 
 /// Processes. Blocks until all ranks have come.
 std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds deadline);
-/// Threads of one process: element r belongs to rank r.
-std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world);
+/// Threads of one process: element r belongs to rank r. `host` (place_of_rank) may divide them into hosts by name.
+std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world, const std::string& host = {});
 /// 128 random bits in hexadecimal, for a job token.
 std::string random_token();
 

@@ -26,17 +26,21 @@ class MappedHeap final : public SymmetricHeap {
       : SymmetricHeap(view, static_cast<size_t>(view.bytes)), segments_(std::move(segments)) {}
   void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds budget) override;
   void wake(Bootstrap& bootstrap, Milliseconds budget) override;
+  HeapHeader* header(int r) const noexcept override {
+    const auto& segment = segments_[static_cast<size_t>(r)];
+    return segment ? reinterpret_cast<HeapHeader*>(segment->data()) : nullptr;
+  }
 
  private:
   Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
 
-  Segments segments_;
+  Segments segments_;         // also those of threads of other hosts, for their headers
   std::vector<Range> away_;  // whole pages of this rank's segment, given back
 };
 
-std::unique_ptr<SymmetricHeap> make_heap(int rank, size_t bytes, Segments segments) {
+std::unique_ptr<SymmetricHeap> make_heap(int rank, const HostMap& hosts, size_t bytes, Segments segments) {
   HeapView view;
-  for (size_t r = 0; r < segments.size(); ++r) view.base[r] = segments[r]->data();
+  for (const int r : hosts.ranks_of(hosts.host_of(rank))) view.base[r] = segments[static_cast<size_t>(r)]->data();
   view.bytes = bytes;
   view.rank = rank;
   view.world = static_cast<int>(segments.size());
@@ -119,7 +123,7 @@ Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline&
   const std::vector<UniqueFd> fds = bootstrap.exchange_fds(mine.get(), deadline.remaining());
   Segments segments;
   run_step(bootstrap, deadline, kSubject, [&] {
-    for (const UniqueFd& fd : fds) segments.push_back(Mapping::shared(fd.get(), bytes));
+    for (const UniqueFd& fd : fds) segments.push_back(fd ? Mapping::shared(fd.get(), bytes) : nullptr);
   });
   return segments;
 }
@@ -178,10 +182,11 @@ std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_
   }
   Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)
                                                : share_by_descriptor(bootstrap, segment_bytes, deadline);
-  return make_heap(bootstrap.rank(), segment_bytes, std::move(segments));
+  return make_heap(bootstrap.rank(), bootstrap.host_map(), segment_bytes, std::move(segments));
 }
 
-std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int world, size_t bytes) {
+std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(const HostMap& hosts, size_t bytes) {
+  const int world = hosts.world();
   if (world < 1 || world > kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be from 1 to " + std::to_string(kMaxRanks));
@@ -192,7 +197,7 @@ std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int
   Segments segments;
   for (int r = 0; r < world; ++r) segments.push_back(Mapping::anonymous(segment_bytes));
   std::vector<std::unique_ptr<SymmetricHeap>> heaps;
-  for (int r = 0; r < world; ++r) heaps.push_back(make_heap(r, segment_bytes, segments));
+  for (int r = 0; r < world; ++r) heaps.push_back(make_heap(r, hosts, segment_bytes, segments));
   return heaps;
 }
 

@@ -30,6 +30,7 @@ class ProcessBootstrap final : public Bootstrap {
   void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) override;
   std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) override;
   std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) override;
+  std::vector<UniqueFd> connect_rails(Milliseconds deadline) override;
   void watch(std::function<void(int)> on_death) override;
   void leave() noexcept override;
 

@@ -32,6 +32,7 @@ void check_duration(const char* name, std::chrono::milliseconds duration) {
 
 /// What the caller left open.
 GroupOptions completed(GroupOptions options) {
+  if (const char* const host = std::getenv("SWITCHYARD_HOST"); options.host.empty() && host != nullptr) options.host = host;
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
   if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
   const char* const end = text + std::char_traits<char>::length(text);
@@ -66,6 +67,13 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
+void refuse_hosts_of_gpus(const HostMap& hosts) {
+  if (hosts.one_host()) return;
+  throw AgreedError(ErrorCode::unsupported, "GroupOptions::backend = cuda: the ranks are on " + std::to_string(hosts.hosts()) +
+                                                " hosts (" + hosts.text() +
+                                                "), and groups on GPUs have one: use Backend::cpu, or a group per host");
+}
+
 template <class Memory>
 Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options,
            const Group::Impl::TuningInForce& tuning, uint64_t nonce) {
@@ -92,7 +100,9 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap
       tuning(std::move(in_force)),
       pool(opts.num_blocks, opts.num_warps),
       waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
-      moved(static_cast<size_t>(pool.total())) {}
+      moved(static_cast<size_t>(pool.total())) {
+  for (int r = 0; r < bootstrap->world(); ++r) headers_[static_cast<size_t>(r)] = heap->header(r);
+}
 
 Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts, TuningInForce in_force)
     : bootstrap(std::move(link)),
@@ -101,10 +111,13 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       device(std::move(parts.rank)),
       options(opts),
       tuning(std::move(in_force)),
-      pool(1, 1) {}
+      pool(1, 1) {
+  for (int r = 0; r < bootstrap->world(); ++r) headers_[static_cast<size_t>(r)] = control->header(r);
+}
 
 Group::Impl::~Impl() {
   if (device) device->drain();
+  std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
   if (device) end_device({std::move(heap), std::move(control), std::move(device)});
@@ -115,8 +128,11 @@ TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens)
   return tuning->find({device ? device->name() : "cpu", mode, bootstrap->world(), hidden, tokens});
 }
 
-HeapHeader* Group::Impl::header(int rank) const noexcept {
-  return reinterpret_cast<HeapHeader*>((control ? control : heap)->view().base[rank]);
+void Group::Impl::require_one_host(const char* what, const char* instead) const {
+  if (host_map().one_host()) return;
+  throw AgreedError(ErrorCode::unsupported, std::string(what) + ": needs the memory of all ranks, and this group has " +
+                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() + "): " +
+                                                instead);
 }
 
 uint64_t Group::Impl::abort_word() const noexcept {
@@ -207,6 +223,7 @@ CallContext Group::Impl::begin_call(Operation operation) {
   call.timeout_ns = bounded_ns(options.timeout);
   call.abort_word = &header(bootstrap->rank())->abort_word;
   call.left_ranks = &header(bootstrap->rank())->left_ranks;
+  call.headers = headers_.data();
   call.fault = &fault;
   call.fault_claims = &fault_claims;
   call.waits = waits.data();
@@ -271,15 +288,16 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& given) {
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   const uint64_t nonce = random_word();
-  auto links = make_thread_bootstraps(world);
+  auto links = make_thread_bootstraps(world, options.host);
   std::vector<Group> groups;
   if (options.backend == Backend::cuda) {
+    refuse_hosts_of_gpus(links[0]->host_map());
     auto parts = devices_in_process(world, options);
     for (size_t r = 0; r < links.size(); ++r)
       groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning, nonce));
     return groups;
   }
-  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
+  auto heaps = SymmetricHeap::create_in_process(links[0]->host_map(), options.heap_bytes);
   for (size_t r = 0; r < links.size(); ++r)
     groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning, nonce));
   return groups;
@@ -300,6 +318,7 @@ Group join(const JoinSpec& spec, const GroupOptions& given) {
   const uint64_t mine = random_word();
   link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
   if (options.backend == Backend::cuda) {
+    refuse_hosts_of_gpus(link->host_map());
     auto parts = join_device(*link, options);
     return form(std::move(link), std::move(parts), options, tuning, words[0]);
   }
@@ -330,6 +349,12 @@ Group::~Group() { replace_at_home(impl_.pointer(), {}); }
 
 int Group::rank() const { return impl_->bootstrap->rank(); }
 int Group::size() const { return impl_->bootstrap->world(); }
+int Group::hosts() const { return impl_->host_map().hosts(); }
+int Group::host() const { return impl_->host_map().host_of(rank()); }
+int Group::host_of(int rank) const {
+  detail::check_range("host_of: rank", rank, 0, size() - 1);
+  return impl_->host_map().host_of(rank);
+}
 const GroupOptions& Group::options() const { return impl_->options; }
 
 void Group::set_timeout(std::chrono::milliseconds timeout) {

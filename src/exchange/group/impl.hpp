@@ -148,9 +148,14 @@ struct Group::Impl {
   std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]
   std::vector<detail::MoveCounter> moved;                                         ///< [workers]
 
-  detail::HeapHeader* header(int rank) const noexcept;
+  detail::HeapHeader* header(int rank) const noexcept { return headers_[static_cast<size_t>(rank)]; }
+  const detail::HostMap& host_map() const noexcept { return bootstrap->host_map(); }
+  /// Throws, on all ranks alike, Error(unsupported) if the group has several hosts. `what` needs the memory of all ranks;
+  /// `instead`: what the caller can do.
+  void require_one_host(const char* what, const char* instead) const;
 
  private:
+  std::array<detail::HeapHeader*, kMaxRanks> headers_ = {};
   /// What ranks a and b have called that differs.
   std::string describe_mismatch(int a, int b) const;
   void post_word(uint64_t word) noexcept;
