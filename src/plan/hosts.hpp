@@ -29,6 +29,7 @@ struct CrossedTokens {
 
 /// The part of a handle for groups of several hosts. `crossed` is complete once the dispatch has returned.
 struct HostTables {
+  std::vector<int> host_of;                   ///< [W] of the group that dispatched
   std::vector<std::vector<int32_t>> leaving;  ///< [hosts] this rank's tokens that touch each other host, ascending
   std::vector<CrossedTokens> crossed;         ///< of each rank that this one stands for, ascending
 };

@@ -114,6 +114,17 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
   publish_all<A>(w, call, control, Site::placement);
 }
 
+/// Writes the placement of rank `source` of another host, which came as bytes, to the ranks of this one and releases `placement`.
+template <class A>
+void publish_placement_of(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
+                          const std::byte* place) {
+  A::multicast_to(
+      w, call.world(), [&](int r) -> void* { return reach<A>(call.heap, r, control.placement(call.epoch, source)); }, place,
+      sizeof(Placement));
+  A::settle(w);
+  publish_for<A>(w, call, control, Site::placement, source);
+}
+
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.
 SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& place) {
   return place.memory == 0 || (call.registered != nullptr && (*call.registered >> (place.memory - 1) & 1u) != 0);
