@@ -65,6 +65,10 @@ struct GroupOptions {
   /// for one rank each, in turn ("a,a,b": rank 3 is on a again). "": the environment's SWITCHYARD_HOST; if that is not set
   /// either, ranks that can share memory share a host. May differ by rank.
   std::string host = {};
+  /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
+  /// nobody waits for them. Ranks tell of themselves ten times a second. 0: the timeout and a second more, so that a call which
+  /// waits says first for whom. May differ by rank.
+  std::chrono::milliseconds silence{0};
 };
 
 /// As whom a process joins a group, and where its ranks meet ("" for a world of one).

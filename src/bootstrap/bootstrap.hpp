@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,19 @@
 namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
+
+/// What ranks of other hosts are told of this one, and what they tell of themselves. Called by threads of the bootstrap; must
+/// not block.
+class FarSide {
+ public:
+  virtual ~FarSide() = default;
+  /// Words of this rank's calls after number `known`, as far as they are kept, up to number `last`.
+  virtual std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const = 0;
+  /// `rank` has made `last` calls; `words` are those of the last of them.
+  virtual void heard_calls(int rank, uint64_t last, std::span<const uint64_t> words) = 0;
+  virtual void heard_abort(uint64_t word) = 0;
+  virtual void heard_leave(int rank) = 0;
+};
 
 /// One rank's link to the others. All collective calls must be made in the same order by all ranks. A rank whose call threw is
 /// out of step: it can only leave. Destruction leaves too. One thread at a time per object; leave() never blocks.
@@ -46,6 +60,15 @@ class Bootstrap {
   /// connection broke outside an orderly leave (threads: never). Call at most once, after setup. The callback must not block,
   /// and runs no more once leave() has returned.
   virtual void watch(std::function<void(int)> on_death) = 0;
+  /// Processes: `side` speaks for this rank to those of other hosts until leave() has returned, ten times a second and with
+  /// every collective call. Call at most once, after setup, before watch().
+  virtual void watch_far(FarSide*) {}
+  /// Passes an abort word on to all ranks of other hosts that are processes. Any thread; never blocks.
+  virtual void tell_abort(uint64_t) noexcept {}
+  /// How long nothing has come from a rank of another host that is a process; negative for other ranks. Any thread.
+  virtual Milliseconds silence(int) const noexcept { return Milliseconds{-1}; }
+  /// A rank of another host that is silent for longer counts as dead from now on. Any thread.
+  virtual void set_silence(Milliseconds) noexcept {}
   /// `asked` is called every few milliseconds while a collective call waits; true ends the call as its deadline does, but not
   /// before what peers sent until then has had time to arrive. Call at most once, after setup. Must not block.
   void set_interrupt(std::function<bool()> asked) { interrupt_ = std::move(asked); }
@@ -74,6 +97,7 @@ struct JoinSpec {
   int world = 0;
   std::string store;  ///< "unix:/path" or "tcp://host:port"; rank 0 listens there
   std::string token;  ///< job secret; a connection with another token is refused and does not count
+  std::string host = {};  ///< where this rank says it is, or ""
   /// Not empty: rank 0 makes sure that this folder is there and that nobody else can use it before it listens in it.
   std::string private_folder = {};
 };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
-#include <numeric>
 #include <string>
 
 #include "bootstrap/deadline.hpp"
@@ -74,19 +73,25 @@ struct Claim {
   char limit[112];
 };
 
-/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if the machine has no room.
+/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if a host has no room.
 std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Claim mine = {bytes, available.bytes, {}};
   std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
   std::vector<Claim> all(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  auto& least =
-      *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
-  least.limit[sizeof least.limit - 1] = '\0';
-  const uint64_t needed =
-      std::accumulate(all.begin(), all.end(), uint64_t{0}, [](uint64_t sum, const Claim& c) { return sum + c.bytes; });
-  check_memory(bootstrap.world(), needed, least.available, least.limit);
+  for (int host = 0; host < bootstrap.host_map().hosts(); ++host) {
+    const std::vector<int>& ranks = bootstrap.host_map().ranks_of(host);
+    Claim* least = &all[static_cast<size_t>(ranks.front())];
+    uint64_t needed = 0;
+    for (const int r : ranks) {
+      Claim& claim = all[static_cast<size_t>(r)];
+      needed += claim.bytes;
+      if (claim.available < least->available) least = &claim;
+    }
+    least->limit[sizeof least->limit - 1] = '\0';
+    check_memory(static_cast<int>(ranks.size()), needed, least->available, least->limit);
+  }
   return all;
 }
 

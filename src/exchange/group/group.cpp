@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/forked.hpp"
@@ -49,6 +50,7 @@ void check_options(const GroupOptions& o) {
   if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
   check_duration("GroupOptions::timeout", o.timeout);
   check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
+  if (o.silence.count() != 0) check_duration("GroupOptions::silence", o.silence);
 }
 
 /// What a rank has called, for people.
@@ -80,6 +82,8 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
   auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options, tuning);
   impl->nonce = nonce;
   Group::Impl* raw = impl.get();
+  raw->set_silence();
+  if (raw->far) raw->bootstrap->watch_far(raw->far.get());
   raw->bootstrap->watch([raw](int rank) noexcept {
     if (raw->has_left(rank)) return;  // in order, though the end of its connection came first
     uint64_t none = 0;
@@ -101,7 +105,7 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap
       pool(opts.num_blocks, opts.num_warps),
       waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
       moved(static_cast<size_t>(pool.total())) {
-  for (int r = 0; r < bootstrap->world(); ++r) headers_[static_cast<size_t>(r)] = heap->header(r);
+  find_headers(*heap);
 }
 
 Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts, TuningInForce in_force)
@@ -112,7 +116,23 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       options(opts),
       tuning(std::move(in_force)),
       pool(1, 1) {
-  for (int r = 0; r < bootstrap->world(); ++r) headers_[static_cast<size_t>(r)] = control->header(r);
+  find_headers(*control);
+}
+
+void Group::Impl::find_headers(const SymmetricHeap& memory) {
+  const int self = bootstrap->rank();
+  for (int r = 0; r < bootstrap->world(); ++r) {
+    HeapHeader*& theirs = headers_[static_cast<size_t>(r)];
+    theirs = memory.header(r);
+    if (theirs) continue;
+    if (!far) far = std::make_unique<FarHeaders>(memory.header(self), bootstrap->world());
+    theirs = far->of(r);
+  }
+}
+
+void Group::Impl::set_silence() {
+  constexpr std::chrono::milliseconds kSecond{1000};
+  bootstrap->set_silence(options.silence.count() > 0 ? options.silence : bounded(options.timeout) + kSecond);
 }
 
 Group::Impl::~Impl() {
@@ -152,6 +172,7 @@ void Group::Impl::post_word(uint64_t word) noexcept {
     uint64_t none = 0;
     std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
+  if (far) bootstrap->tell_abort(word);
 }
 
 void Group::Impl::enter(Operation operation, uint64_t object) noexcept {
@@ -175,9 +196,20 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
     if (!pair.differ()) break;
     first = pair;
   }
-  if (!first.differ()) return "mode, row type, sizes, options, registered memory, outputs or ledgers differ";
+  if (!first.differ()) return "";
   return "rank " + std::to_string(a) + " called " + describe_call(first.mine) + " and rank " + std::to_string(b) + " " +
          describe_call(first.theirs) + " (objects count from 1 as they were made)";
+}
+
+std::string Group::Impl::describe_told_mismatch(int a, int b) const {
+  // What ranks of other hosts call comes with their pulse, and what ended the call may overtake it.
+  const Deadline until_told(far ? kExplanationTime : Milliseconds{0});
+  std::string text = describe_mismatch(a, b);
+  while (text.empty() && !until_told.passed()) {
+    std::this_thread::sleep_for(Milliseconds{10});
+    text = describe_mismatch(a, b);
+  }
+  return text.empty() ? "mode, row type, sizes, options, registered memory, outputs or ledgers differ" : text;
 }
 
 void Group::Impl::throw_mismatch(const std::string& context, int rank) {
@@ -185,7 +217,7 @@ void Group::Impl::throw_mismatch(const std::string& context, int rank) {
   post_abort(static_cast<int>(ErrorCode::mismatch), rank);
   const std::string whom = rank == self ? "rank " + std::to_string(self) + " and others"
                                         : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
-  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_mismatch(self, rank) +
+  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_told_mismatch(self, rank) +
                                        "; the group cannot be used any more");
 }
 
@@ -195,13 +227,16 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_mismatch(abort_rank(word), other);
+      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
   }
   if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
     text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
+  const Milliseconds silent = bootstrap->silence(abort_rank(word));
+  if (reason == ErrorCode::system && silent >= Milliseconds{500})
+    text += " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
   throw PeerFailed(abort_rank(word), reason, text, abort_is_left(word));
 }
 
@@ -256,6 +291,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   report.expected = fault.expected;
   report.seen = fault.seen;
   report.waited_ms = static_cast<double>(fault.waited_ns) * 1e-6;
+  report.silent_ms = static_cast<double>(bootstrap->silence(fault.awaited_rank).count());
   if (device) report.advice = device->advice();
   throw PeerTimeout(report);
 }
@@ -271,7 +307,7 @@ void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_
   if (const int other = find_other_call(); other >= 0 && abort_word() == 0) throw_mismatch(operation, other);
   fault = FaultRecord{};
   fault.ready = 1;
-  fault.site = Site::barrier;
+  fault.site = host_map().together(rank, bootstrap->rank()) ? Site::barrier : Site::network;
   fault.awaited_rank = rank;
   fault.seen_abort = abort_word();
   fault.aborted = fault.seen_abort != 0;
@@ -313,7 +349,9 @@ Group join(const JoinSpec& spec, const GroupOptions& given) {
   const GroupOptions options = completed(given);
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
-  auto link = connect_processes(spec, options.rendezvous_timeout);
+  JoinSpec placed = spec;
+  placed.host = place_of_rank(options.host, spec.rank);
+  auto link = connect_processes(placed, options.rendezvous_timeout);
   std::vector<uint64_t> words(static_cast<size_t>(link->world()));
   const uint64_t mine = random_word();
   link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
@@ -360,6 +398,7 @@ const GroupOptions& Group::options() const { return impl_->options; }
 void Group::set_timeout(std::chrono::milliseconds timeout) {
   check_duration("timeout", timeout);
   impl_->options.timeout = timeout;
+  impl_->set_silence();
 }
 
 void Group::barrier() {
