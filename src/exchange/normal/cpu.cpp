@@ -93,7 +93,7 @@ void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
 template <class A>
 void CpuNormal<A>::name_proxy(FaultRecord& fault) const {
   const int awaited = fault.awaited_rank;
-  if (fault.aborted || fault.mismatch || awaited < 0 || group_.host_map().together(awaited, rank())) return;
+  if (fault.mismatch || awaited < 0 || group_.host_map().together(awaited, rank())) return;
   if (fault.site < Site::counts || control_row(fault.site) >= kNumControlSites) return;
   const int proxy = group_.host_map().proxy(awaited, hosts_->own_host());
   const uint64_t seen = A::peek(group_.heap->view().local(control_.flag(fault.site, proxy)));

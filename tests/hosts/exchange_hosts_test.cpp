@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode over several hosts: what goes wrong in it, and what other suites do not ask. What it computes: the suites of
+// tests/modes/normal, which run over hosts, too.
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "faults/watched_calls.hpp"
+#include "modes/normal/scenario.hpp"
+#include "switchyard/trace.hpp"
+#include "testing/test_access.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::Dispatched;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::GroupOptions;
+using switchyard::NormalExchange;
+
+GroupOptions options_on(const std::string& hosts, std::chrono::milliseconds timeout) {
+  GroupOptions o = options_with(timeout);
+  o.host = hosts;
+  return o;
+}
+
+std::vector<WatchedCall> direct_calls() {
+  std::vector<WatchedCall> calls = calls_of_normal_mode();
+  std::erase_if(calls, [](const WatchedCall& c) { return c.name.rfind("ring", 0) == 0; });
+  return calls;
+}
+
+// --- A rank that does not come: here, on another host, or standing for the others
+
+class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
+
+TEST_P(SilentOverHosts, IsNamedByAll) {
+  const WatchedCall& c = GetParam();
+  // The last of a host, one that stands for two ranks or for three, and one that stands for nobody.
+  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}}) {
+    std::barrier gone(4);
+    const auto all = outcomes(4, options_on(hosts, kSoon), [&, text = hosts, missing = silent](Group& group) {
+      c.tell(group, [&](const std::function<void()>& call) {
+        group.barrier();
+        Outcome first;
+        if (group.rank() != missing) first = outcome_of(call);
+        gone.arrive_and_wait();
+        if (group.rank() == missing) {
+          EXPECT_EQ(code_name(outcome_of(call).reason), "peer_timeout") << "told when it comes";
+          return;
+        }
+        EXPECT_EQ(code_name(first.code), "peer_timeout") << text << ", " << missing << " is silent: " << first.text;
+        EXPECT_EQ(first.report.awaited_rank, missing) << text << ", rank " << group.rank() << ": " << first.text;
+        EXPECT_TRUE(first.report.site == std::string(c.site) || first.report.site == std::string("network")) << first.text;
+        EXPECT_EQ(code_name(outcome_of(call).code), "peer_failed") << "it is sticky";
+      });
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, SilentOverHosts, testing::ValuesIn(direct_calls()),
+                         [](const auto& c) { return std::string(c.param.name); });
+
+// --- A process that is killed while rows are under way
+
+class KilledOverHosts : public testing::TestWithParam<int> {};
+
+TEST_P(KilledOverHosts, IsNamedByAll) {
+  const int trial = GetParam(), victim = trial % 4;
+  Fleet fleet;
+  fleet.world = 4;
+  fleet.options = options_on("a,a,b,b", std::chrono::seconds(600));
+  fleet.options.rendezvous_timeout = std::chrono::seconds(600);
+  const auto failures = run_processes(
+      fleet,
+      [&](Group& group, Failures& f) {
+        switchyard::detail::cross_in_rounds_of(group, 1);
+        const Outcome o = outcome_of([&] {
+          NormalRig rig(group);
+          if (group.rank() == victim)
+            std::thread([&] {
+              std::this_thread::sleep_for(std::chrono::microseconds(3000 + trial * 1713));
+              ::kill(::getpid(), SIGKILL);
+            }).detach();
+          while (true) rig.round();
+        });
+        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+        f.equal(victim, o.failed_rank, "failed rank of " + o.text);
+      },
+      uint64_t{1} << victim);
+  EXPECT_EQ(joined(failures), "");
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which sees one process
+INSTANTIATE_TEST_SUITE_P(Hosts, KilledOverHosts, testing::Range(0, 8));
+#else
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledOverHosts);
+#endif
+
+// --- Calls that differ
+
+TEST(OverHosts, OtherCallsAreFound) {
+  const auto all = outcomes(4, options_on("a,a,b,b", std::chrono::seconds(600)), [&](Group& group) {
+    NormalRig rig(group);
+    const Dispatched d = rig.dispatch();
+    if (group.host() == 0)
+      (void)rig.exchange.dispatch(rig.x(), d.handle);
+    else
+      rig.combine(d);
+  });
+  expect_mismatch(all);
+}
+
+TEST(OverHosts, OtherOptionsAreFound) {
+  const auto all = outcomes(4, options_on("a,b", std::chrono::seconds(600)), [&](Group& group) {
+    NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));
+    const Dispatched d = rig.dispatch();
+    switchyard::CombineOptions o;
+    o.order = group.host() == 0 ? CombineOrder::per_host : CombineOrder::per_rank;
+    rig.exchange.combine(d.x, d.handle, rig.out.data(), o);
+  });
+  expect_mismatch(all);
+}
+
+/// No room for rows on one rank is an error of all that they survive, also of those on other hosts.
+TEST(OverHosts, ARankWithoutRoomEndsTheCallEverywhere) {
+  const auto all = outcomes(4, options_on("a,b", std::chrono::seconds(600)), [&](Group& group) {
+    NormalRig rig(group);
+    std::vector<std::byte> memory(4096);
+    const switchyard::Rows out{memory.data(), 1, SmallArguments::kHidden, DType::bf16};
+    switchyard::DispatchOptions o;
+    o.out = group.rank() == 2 ? &out : nullptr;
+    const Outcome first = outcome_of([&] { (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), rig.weights.data(), o); });
+    EXPECT_EQ(code_name(first.code), "pool_exhausted") << first.text;
+    EXPECT_NE(first.text.find("rank 2"), std::string::npos) << first.text;
+    rig.round();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- Handles
+
+TEST(OverHosts, HandlesOfOtherHostsAreRefused) {
+  switchyard::Handle elsewhere[2], together[2];
+  for (const auto& [hosts, handles] : {std::pair{"a,b", elsewhere}, {"a", together}}) {
+    for (const Outcome& o : outcomes(2, options_on(hosts, std::chrono::seconds(60)), [&, made = handles](Group& group) {
+           made[group.rank()] = NormalRig(group).dispatch().handle;
+         }))
+      EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+  std::barrier meet(2);
+  for (const Outcome& o : outcomes(2, options_on("a,b", std::chrono::seconds(60)), [&](Group& group) {
+         NormalRig rig(group);
+         const auto refuse = [&](const switchyard::Handle& handle) {
+           const Outcome refused = outcome_of([&] { (void)rig.exchange.allocate_rows(handle, DType::bf16); });
+           meet.arrive_and_wait();
+           return refused;
+         };
+         EXPECT_EQ(code_name(refuse(elsewhere[group.rank()]).code), "ok") << "hosts as before";
+         const Outcome refused = refuse(together[group.rank()]);
+         EXPECT_EQ(code_name(refused.code), "unsupported") << refused.text;
+         EXPECT_NE(refused.text.find("dispatch again"), std::string::npos) << refused.text;
+       }))
+    EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- Bits
+
+/// Outputs of one scenario, by rank.
+std::vector<std::vector<std::byte>> combined(const Case& c, const char* hosts) {
+  std::vector<std::vector<std::byte>> all(static_cast<size_t>(c.problem.world));
+  GroupOptions o = options_on(hosts, std::chrono::seconds(600));
+  o.heap_bytes = heap_bytes({make_case(c.scenario)});
+  for (const Outcome& end : outcomes(c.problem.world, o, [&](Group& group) {
+         switchyard::detail::cross_in_rounds_of(group, 3000);
+         NormalExchange exchange(group, make_config(c));
+         RankData data(c, group.rank(), 0);
+         const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
+         const switchyard::RowBuffer y = exchange.allocate_rows(d.handle, c.scenario.y_type);
+         data.fill_outputs(y.rows());
+         exchange.combine(y.rows(), d.handle, data.out(), data.combine_options());
+         auto& out = all[static_cast<size_t>(group.rank())];
+         out.resize(static_cast<size_t>(c.problem.tokens(group.rank()) * c.scenario.hidden * 2));
+         std::memcpy(out.data(), data.out(), out.size());
+       }))
+    EXPECT_EQ(code_name(end.code), "ok") << end.text;
+  return all;
+}
+
+/// per_rank and per_route do not depend on hosts; per_host does, and on one host is per_route or per_rank.
+TEST(OverHosts, BitsOfOrders) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    Scenario s;
+    s.problem.world = 4;
+    s.problem.experts = 12;
+    s.problem.topk = 6;
+    s.problem.layout = layout;
+    s.tokens = {40, 31, 0, 22};
+    s.num_bias = 1;
+    const auto outputs = [&](CombineOrder order, const char* hosts) {
+      s.order = order;
+      return combined(*make_case(s), hosts);
+    };
+    const auto per_rank = outputs(CombineOrder::per_rank, "a");
+    const auto per_route = layout == Layout::expert_major ? outputs(CombineOrder::per_route, "a") : per_rank;
+    EXPECT_EQ(outputs(CombineOrder::per_host, "a"), per_route);
+    const auto per_host = outputs(CombineOrder::per_host, "a,b");
+    EXPECT_NE(per_host, per_route);
+    EXPECT_NE(per_host, outputs(CombineOrder::per_host, "a,a,b,b"));
+    for (const char* hosts : {"a,b", "a,a,b,b", "a,b,c,d", "a,a,a,b"}) {
+      EXPECT_EQ(outputs(CombineOrder::per_rank, hosts), per_rank) << hosts;
+      if (layout == Layout::expert_major) {
+        EXPECT_EQ(outputs(CombineOrder::per_route, hosts), per_route) << hosts;
+      }
+    }
+  }
+}
+
+// --- Traces
+
+TEST(OverHosts, TracesShowWhatCrosses) {
+  GroupOptions o = options_on("a,a,b,b", std::chrono::seconds(600));
+  switchyard::TraceOptions t;
+  t.num_blocks = o.num_blocks;
+  t.num_warps = o.num_warps;
+  switchyard::Trace trace(4, t);
+  for (const Outcome& end : outcomes(4, o, [&](Group& group) {
+         group.set_trace(&trace);
+         NormalRig(group).round();
+         group.set_trace(nullptr);
+       }))
+    EXPECT_EQ(code_name(end.code), "ok") << end.text;
+  std::set<std::string> names;
+  for (const auto& phase : trace.summary()) names.insert(phase.name);
+  for (const char* name : {"pack_rows", "wait_network", "forward_rows", "sum_returned"}) EXPECT_TRUE(names.contains(name)) << name;
+}
+
+}  // namespace
+}  // namespace harness
