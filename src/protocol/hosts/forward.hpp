@@ -128,7 +128,7 @@ class CrossingSteps {
 
   bool pack(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
     WarpSpan<A> span(w, call(), Event::pack_rows);
-    int64_t rows = 0, bytes = 0;
+    int64_t rows = 0;
     for (;; items.done(), ++rows) {
       const Located at = A::locate(w, items.item(w), p_.num_rails, [&](int i) { return p_.rails[i].out.in_round(k); });
       if (at.segment == p_.num_rails) break;
@@ -138,11 +138,9 @@ class CrossingSteps {
                     rail.out.slot(k) + at.offset * layout.bytes());
       moved_.network_bytes += static_cast<uint64_t>(layout.row_bytes + layout.scale_bytes);
       moved_.metadata_bytes += static_cast<uint64_t>(layout.row_at());
-      bytes += layout.bytes();
     }
     A::settle(w);
-    span.set_arg(rows);
-    span.set_bytes(static_cast<uint64_t>(bytes));
+    span.set_arg(rows);  // their bytes are counted where rows are sent to ranks
     return true;
   }
   void packed(typename A::Warp&, int64_t) {}
