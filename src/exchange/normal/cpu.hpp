@@ -7,7 +7,7 @@
 
 #include "exchange/normal/impl.hpp"
 #include "exchange/group/recycler.hpp"
-#include "exchange/normal/hosts.hpp"
+#include "exchange/normal/hosts/links.hpp"
 #include "heap/offset_allocator.hpp"
 #include "layout/control.hpp"
 #include "protocol/chunks.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/normal/hosts.hpp"
+#include "exchange/normal/hosts/links.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -89,6 +89,7 @@ CrossedTokens& HostLinks::crossed_of(const HandleData& h, int source) {
 Rounds HostLinks::take_rounds(int64_t count) {
   const Rounds rounds{carrier_.get(), &work_, next_round_, count};
   next_round_ += static_cast<uint64_t>(count);
+  work_.awaited.value = static_cast<uint64_t>(rank_);
   return rounds;
 }
 
