@@ -52,11 +52,11 @@ class GpuExperts final : public ExpertMlp::Impl {
       const size_t scales = static_cast<size_t>(options.max_rows) * scale_row_bytes(shape.intermediate, ScaleKind::f32);
       between.data = static_cast<std::byte*>(intermediate_->data()) + scales;
     }
-    const GroupedGemmOptions options{call.stream, call.num_sms};
-    gate_up_->run(x, rows, between, options);
+    const GroupedGemmOptions how{call.stream, call.num_sms};
+    gate_up_->run(x, rows, between, how);
     ExpertRows by_rows = rows;
     by_rows.scale_rows = 0;
-    down_->run(between, by_rows, y, options);
+    down_->run(between, by_rows, y, how);
   }
 
   ExpertImpl with_weights(const MoeWeights& weights) const override {
