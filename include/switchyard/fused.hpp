@@ -54,7 +54,7 @@ struct FusedMoeCall {
   /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the
   /// ids must be readable. Rows of `out` from T on are not written.
   const int32_t* device_tokens = nullptr;
-  bool add = false;  ///< the sums begin with the rows that `out` holds, instead of +0
+  bool add = false;    ///< the sums begin with the rows that `out` holds, instead of +0
   int weight_set = 0;  ///< which of the object's sets of weights; equal on all ranks, and in both halves of a layer
 };
 

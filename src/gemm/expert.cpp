@@ -72,8 +72,7 @@ void check_weights(const char* where, const char* scales, const ExpertShape& sha
                    const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return;
   const auto given = [&](const std::string& name, const void* p, const char* what) {
-    require(p != nullptr, where,
-            name + " is null; allowed: " + what + std::to_string(shape.num_local_experts) + " experts");
+    require(p != nullptr, where, name + " is null; allowed: " + what + std::to_string(shape.num_local_experts) + " experts");
   };
   given("w13", w.w13, "the weights of ");
   given("w2", w.w2, "the weights of ");

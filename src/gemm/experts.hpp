@@ -11,7 +11,8 @@
 namespace switchyard {
 
 struct ExpertMlp::Impl {
-  Impl(const ExpertShape& shape_in, const ExpertOptions& options_in) : shape(shape_in), options(options_in), type(options_in.type) {}
+  Impl(const ExpertShape& shape_in, const ExpertOptions& options_in)
+      : shape(shape_in), options(options_in), type(options_in.type) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;

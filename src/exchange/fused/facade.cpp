@@ -113,8 +113,7 @@ using namespace detail;
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2)
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         if constexpr (kHasGpuCode)
-          if (group.impl().device)
-            return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales});
+          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales});
         throw AgreedError(ErrorCode::unsupported,
                           "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
                           "MoeLayer",

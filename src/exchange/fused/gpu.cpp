@@ -110,8 +110,7 @@ struct WeightSet {
 
 class CudaFused final : public FusedImpl {
  public:
-  CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights)
-      : FusedImpl(group, c), gpu_(gpu) {
+  CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
     construct("FusedMoe", "FusedMoeConfig", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
@@ -355,7 +354,7 @@ class CudaFused final : public FusedImpl {
   CudaRank& gpu_;
   FusedLayout layout_;
   Tables tables_;
-  FusedParams params_;   ///< what does not change from call to call, nor with the weights
+  FusedParams params_;  ///< what does not change from call to call, nor with the weights
   std::map<int, WeightSet> sets_;
   DeviceMemory state_;   ///< ObjectState, then the plan's scratch
   DeviceMemory memory_;  ///< FusedMemory, then tables

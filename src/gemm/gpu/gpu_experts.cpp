@@ -39,9 +39,9 @@ class GpuExperts final : public ExpertMlp::Impl {
   }
 
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) override {
-    require(
-        x.rows <= options.max_rows, kForward,
-        "x has " + std::to_string(x.rows) + " rows; allowed: at most ExpertOptions::max_rows, " + std::to_string(options.max_rows));
+    require(x.rows <= options.max_rows, kForward,
+            "x has " + std::to_string(x.rows) + " rows; allowed: at most ExpertOptions::max_rows, " +
+                std::to_string(options.max_rows));
     check_aligned(kForward, "x", x.data);
     check_aligned(kForward, "y", y.data);
     Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
