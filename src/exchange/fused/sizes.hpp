@@ -65,10 +65,11 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
-/// Bytes of the spread scales of one set of weights, of `here` experts: those up, then those down.
+/// Bytes of the spread scales of one set of weights, of `here` experts: those up, then those down. Whole 128, as parts of
+/// memory are.
 inline size_t weight_scales_bytes(const FusedMoeConfig& c, int here) {
   if (c.type != DType::fp8_e4m3) return 0;
-  return static_cast<size_t>(here * (weight_scales_of(c).up + weight_scales_of(c).down)) * 16;
+  return static_cast<size_t>(round_up(here * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
 }
 
 /// Carves `base`, or only counts the bytes if it is null. `here`: experts of the rank.
