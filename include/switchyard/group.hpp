@@ -61,6 +61,14 @@ struct GroupOptions {
   /// ranks on it. The blocks of a call wait for peers and must all run at the same time: where other kernels that wait run
   /// beside them (NCCL, another group's), leave those theirs. May differ by rank.
   int num_sms = 0;
+  /// Where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are
+  /// for one rank each, in turn ("a,a,b": rank 3 is on a again). "": the environment's SWITCHYARD_HOST; if that is not set
+  /// either, ranks that can share memory share a host. May differ by rank.
+  std::string host = {};
+  /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
+  /// nobody waits for them. Ranks tell of themselves ten times a second. 0: the timeout and a second more, so that a call which
+  /// waits says first for whom. May differ by rank.
+  std::chrono::milliseconds silence{0};
 };
 
 /// As whom a process joins a group, and where its ranks meet ("" for a world of one).
@@ -116,6 +124,11 @@ class Group {
 
   int rank() const;
   int size() const;
+  /// Hosts are numbered by their lowest ranks.
+  int hosts() const;
+  int host() const;  ///< of this rank
+  /// \throws Error(invalid_argument) if there is no such rank.
+  int host_of(int rank) const;
   const GroupOptions& options() const;
 
   /// Local: GroupOptions::timeout from now on. Captured graphs keep the deadline of their capture, and calls that are enqueued

@@ -62,6 +62,8 @@ struct WaitReport {
   uint64_t seen = 0;      ///< last flag word read
   double waited_ms = 0;
   const char* advice = "";  ///< what else may be the cause, where this group makes it likely
+  /// How long nothing has come from the awaited rank, if it is a process on another host; negative otherwise.
+  double silent_ms = -1;
 };
 
 /// A wait passed its deadline. The group is unusable afterwards: destroy it and form a new one.

@@ -26,6 +26,11 @@ std::string describe_timeout(const WaitReport& report) {
   std::string text = std::string(report.operation) + " (call " + std::to_string(report.call) + "): " + waiting + " waited " +
                      waited + " for flag '" + report.site + "' of " + awaited + ", which should be " +
                      describe_word(report.expected) + " or later but was " + describe_word(report.seen);
+  if (report.silent_ms >= 0) {
+    std::snprintf(waited, sizeof waited, "%.0f ms", report.silent_ms);
+    text += report.silent_ms >= 500 ? std::string("; its host has been silent for ") + waited
+                                    : std::string("; its host was heard of ") + waited + " ago";
+  }
   text += "; " + awaited + " is late, stuck or made a different call, and the group cannot be used any more";
   if (*report.advice != '\0') text += std::string(". ") + report.advice;
   return text;

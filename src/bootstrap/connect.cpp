@@ -42,12 +42,12 @@ class Rendezvous {
         mesh_listener_(std::move(mesh_listener)),
         store_(me.rank == 0 ? make_store_server(me, deadline) : make_store_client(me, deadline)) {}
 
-  std::vector<std::optional<Connection>> run() {
+  Formed run() {
     while (true) {
       store_->step();
       if (mesh_) step_mesh();
       if (!mesh_ && store_->roster() != nullptr) {
-        mesh_.emplace(std::move(mesh_listener_), me_, *store_->roster());
+        meet(*store_->roster());
         continue;
       }
       if (mesh_ && mesh_->complete() && !reported_) {
@@ -55,13 +55,22 @@ class Rendezvous {
         store_->report_ready();
         continue;
       }
-      if (store_->finished()) return mesh_->take();
+      if (store_->finished()) return {me_, *hosts_, mesh_->take(), ways_, here_};
       if (deadline_.passed()) store_->throw_timeout(mesh_ ? mesh_->missing() : std::vector<int>());
       wait();
     }
   }
 
  private:
+  void meet(const Roster& roster) {
+    hosts_ = hosts_in(roster);
+    ways_ = store_->ways();
+    Listener network = store_->take_network();
+    if (network) here_ = local_address(network.fd());
+    if (hosts_->one_host()) network.close();
+    mesh_.emplace(Doors{std::move(mesh_listener_), std::move(network)}, me_, roster, ways_, all_ranks(me_.world));
+  }
+
   void step_mesh() {
     try {
       mesh_->step();
@@ -103,6 +112,9 @@ class Rendezvous {
   Deadline deadline_;
   Listener mesh_listener_;
   std::unique_ptr<Store> store_;
+  std::optional<HostMap> hosts_;
+  std::vector<std::optional<SocketAddress>> ways_;
+  SocketAddress here_;
   std::optional<MeshBuilder> mesh_;
   bool reported_ = false;
   std::vector<pollfd> polls_;
@@ -113,12 +125,14 @@ class Rendezvous {
 std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds budget) {
   const Deadline deadline(budget);
   check(spec);
-  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(0, 1, std::vector<std::optional<Connection>>(1));
+  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(
+      Formed{Member{0, 1, {}, {}, {}, {}}, HostMap(1), std::vector<std::optional<Connection>>(1)});
   if (spec.rank == 0 && !spec.private_folder.empty()) make_private_folder(spec.private_folder);
   Member me = {spec.rank, spec.world, spec.token, parse_endpoint(spec.store), this_host(), "switchyard-" + random_token()};
+  me.host.place = spec.host;
   Listener mesh_listener = listen_at(abstract_endpoint(me.mesh_name), deadline);
   Rendezvous rendezvous(me, std::move(mesh_listener), deadline);
-  return std::make_unique<ProcessBootstrap>(spec.rank, spec.world, rendezvous.run());
+  return std::make_unique<ProcessBootstrap>(rendezvous.run());
 }
 
 }  // namespace switchyard::detail

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rendezvous of ranks that are threads of one process: a table of rounds behind one lock.
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <system_error>
 
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/deadline.hpp"
@@ -92,10 +96,17 @@ class Meeting {
   std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // those that not all ranks have reached
 };
 
+/// The far ends of one rank's sockets, for the higher ranks to take; why there are none, if `error`.
+struct FarEnds {
+  explicit FarEnds(int world) : of_rank(static_cast<size_t>(world)) {}
+  std::vector<UniqueFd> of_rank;
+  int error = 0;
+};
+
 class ThreadBootstrap final : public Bootstrap {
  public:
-  ThreadBootstrap(int rank, int world, std::shared_ptr<Meeting> meeting)
-      : Bootstrap(rank, world), meeting_(std::move(meeting)) {}
+  ThreadBootstrap(int rank, HostMap hosts, std::shared_ptr<Meeting> meeting)
+      : Bootstrap(rank, std::move(hosts)), meeting_(std::move(meeting)) {}
   ~ThreadBootstrap() override { ThreadBootstrap::leave(); }
 
   bool same_process() const noexcept override { return true; }
@@ -130,6 +141,30 @@ class ThreadBootstrap final : public Bootstrap {
     return all;
   }
 
+  std::vector<UniqueFd> connect_rails(Milliseconds deadline) override {
+    std::vector<UniqueFd> near(static_cast<size_t>(world()));
+    const auto far = std::make_shared<FarEnds>(world());
+    for (const int peer : host_map().rail_peers(rank())) {
+      int ends[2];
+      if (peer < rank()) continue;
+      if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
+        far->error = errno;
+        break;
+      }
+      near[static_cast<size_t>(peer)].reset(ends[0]);
+      far->of_rank[static_cast<size_t>(peer)].reset(ends[1]);
+    }
+    const auto all = exchange_objects(far, deadline);
+    for (size_t r = 0; r < all.size(); ++r) {
+      auto& theirs = *static_cast<FarEnds*>(all[r].get());
+      if (theirs.error != 0)
+        throw Error(ErrorCode::system, "rank " + std::to_string(r) + " cannot make sockets to ranks of other hosts: " +
+                                           std::generic_category().message(theirs.error));
+      if (auto& end = theirs.of_rank[static_cast<size_t>(rank())]) near[r] = std::move(end);
+    }
+    return near;
+  }
+
   void watch(std::function<void(int)>) override {}  // a thread does not die alone
   void leave() noexcept override { meeting_->leave(rank()); }
 
@@ -140,14 +175,17 @@ class ThreadBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world) {
+std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world, const std::string& host) {
   if (world < 1 || world > kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be from 1 to " + std::to_string(kMaxRanks));
   }
   const auto meeting = std::make_shared<Meeting>(world);
+  std::vector<std::string> places;
+  for (int r = 0; r < world; ++r) places.push_back(place_of_rank(host, r));
+  const HostMap hosts{places};
   std::vector<std::unique_ptr<Bootstrap>> ranks;
-  for (int r = 0; r < world; ++r) ranks.push_back(std::make_unique<ThreadBootstrap>(r, world, meeting));
+  for (int r = 0; r < world; ++r) ranks.push_back(std::make_unique<ThreadBootstrap>(r, hosts, meeting));
   return ranks;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
-#include <numeric>
 #include <string>
 
 #include "bootstrap/deadline.hpp"
@@ -26,17 +25,21 @@ class MappedHeap final : public SymmetricHeap {
       : SymmetricHeap(view, static_cast<size_t>(view.bytes)), segments_(std::move(segments)) {}
   void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds budget) override;
   void wake(Bootstrap& bootstrap, Milliseconds budget) override;
+  HeapHeader* header(int r) const noexcept override {
+    const auto& segment = segments_[static_cast<size_t>(r)];
+    return segment ? reinterpret_cast<HeapHeader*>(segment->data()) : nullptr;
+  }
 
  private:
   Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
 
-  Segments segments_;
+  Segments segments_;         // also those of threads of other hosts, for their headers
   std::vector<Range> away_;  // whole pages of this rank's segment, given back
 };
 
-std::unique_ptr<SymmetricHeap> make_heap(int rank, size_t bytes, Segments segments) {
+std::unique_ptr<SymmetricHeap> make_heap(int rank, const HostMap& hosts, size_t bytes, Segments segments) {
   HeapView view;
-  for (size_t r = 0; r < segments.size(); ++r) view.base[r] = segments[r]->data();
+  for (const int r : hosts.ranks_of(hosts.host_of(rank))) view.base[r] = segments[static_cast<size_t>(r)]->data();
   view.bytes = bytes;
   view.rank = rank;
   view.world = static_cast<int>(segments.size());
@@ -70,19 +73,25 @@ struct Claim {
   char limit[112];
 };
 
-/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if the machine has no room.
+/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if a host has no room.
 std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Claim mine = {bytes, available.bytes, {}};
   std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
   std::vector<Claim> all(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  auto& least =
-      *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
-  least.limit[sizeof least.limit - 1] = '\0';
-  const uint64_t needed =
-      std::accumulate(all.begin(), all.end(), uint64_t{0}, [](uint64_t sum, const Claim& c) { return sum + c.bytes; });
-  check_memory(bootstrap.world(), needed, least.available, least.limit);
+  for (int host = 0; host < bootstrap.host_map().hosts(); ++host) {
+    const std::vector<int>& ranks = bootstrap.host_map().ranks_of(host);
+    Claim* least = &all[static_cast<size_t>(ranks.front())];
+    uint64_t needed = 0;
+    for (const int r : ranks) {
+      Claim& claim = all[static_cast<size_t>(r)];
+      needed += claim.bytes;
+      if (claim.available < least->available) least = &claim;
+    }
+    least->limit[sizeof least->limit - 1] = '\0';
+    check_memory(static_cast<int>(ranks.size()), needed, least->available, least->limit);
+  }
   return all;
 }
 
@@ -119,7 +128,7 @@ Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline&
   const std::vector<UniqueFd> fds = bootstrap.exchange_fds(mine.get(), deadline.remaining());
   Segments segments;
   run_step(bootstrap, deadline, kSubject, [&] {
-    for (const UniqueFd& fd : fds) segments.push_back(Mapping::shared(fd.get(), bytes));
+    for (const UniqueFd& fd : fds) segments.push_back(fd ? Mapping::shared(fd.get(), bytes) : nullptr);
   });
   return segments;
 }
@@ -178,10 +187,11 @@ std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_
   }
   Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)
                                                : share_by_descriptor(bootstrap, segment_bytes, deadline);
-  return make_heap(bootstrap.rank(), segment_bytes, std::move(segments));
+  return make_heap(bootstrap.rank(), bootstrap.host_map(), segment_bytes, std::move(segments));
 }
 
-std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int world, size_t bytes) {
+std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(const HostMap& hosts, size_t bytes) {
+  const int world = hosts.world();
   if (world < 1 || world > kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be from 1 to " + std::to_string(kMaxRanks));
@@ -192,7 +202,7 @@ std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int
   Segments segments;
   for (int r = 0; r < world; ++r) segments.push_back(Mapping::anonymous(segment_bytes));
   std::vector<std::unique_ptr<SymmetricHeap>> heaps;
-  for (int r = 0; r < world; ++r) heaps.push_back(make_heap(r, segment_bytes, segments));
+  for (int r = 0; r < world; ++r) heaps.push_back(make_heap(r, hosts, segment_bytes, segments));
   return heaps;
 }
 

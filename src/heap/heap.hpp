@@ -20,7 +20,7 @@ namespace switchyard::detail {
 /// Every segment starts at a multiple of this in every mapping; the largest alignment that allocate() grants.
 inline constexpr size_t kHeapSegmentAlignment = size_t{2} << 20;
 
-/// Owns the mappings of all segments. Non-collective, idempotent destruction: a segment disappears with its last user.
+/// Owns the mappings of all segments of this host; the addresses of the others are null. Non-collective, idempotent destruction: a segment disappears with its last user.
 class SymmetricHeap {
  public:
   /// Collective. Each rank creates a segment of `bytes` (rounded up to pages) and maps all of them. A machine without enough
@@ -29,12 +29,17 @@ class SymmetricHeap {
   /// in any file system, gone with their last user, also after a crash; a fork does not get them.
   static std::unique_ptr<SymmetricHeap> create(Bootstrap& bootstrap, size_t bytes, Milliseconds deadline);
   /// Creates the heaps of all ranks of this process at once, from one thread. Element r belongs to rank r.
-  static std::vector<std::unique_ptr<SymmetricHeap>> create_in_process(int world, size_t bytes);
+  static std::vector<std::unique_ptr<SymmetricHeap>> create_in_process(int world, size_t bytes) {
+    return create_in_process(HostMap(world), bytes);
+  }
+  static std::vector<std::unique_ptr<SymmetricHeap>> create_in_process(const HostMap& hosts, size_t bytes);
 
   virtual ~SymmetricHeap() = default;
   const HeapView& view() const noexcept { return view_; }
   size_t size() const noexcept { return size_; }
   size_t used() const;
+  /// Where rank r's header is, for the host: also a thread's of another host. Null if it is nowhere in this process.
+  virtual HeapHeader* header(int r) const noexcept { return reinterpret_cast<HeapHeader*>(view_.base[r]); }
 
   /// Takes `bytes` at `alignment` (a power of two up to kHeapSegmentAlignment) from this rank's segment and returns the offset.
   /// If all ranks make the same calls in the same order the offsets agree; callers exchange and verify them. The memory is zero

@@ -19,7 +19,7 @@ struct SymPtr {
   }
 };
 
-/// Trivially copyable; passed by value to kernels.
+/// Trivially copyable; passed by value to kernels. Segments of other hosts have no address: base is null.
 struct HeapView {
   std::byte* base[kMaxRanks] = {};
   uint64_t bytes = 0;
@@ -49,12 +49,15 @@ struct HeapHeader {
 
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
   uint64_t left_ranks;  ///< bit r: rank r has left, and gives no more than is here already; set by rank r. Host memory
+  uint64_t left_ns;     ///< when this rank left, on the clock of who reads it; a rank of another host only (kUnderWayNs)
   /// What this rank has called, for its peers to compare with their own calls: how many so far, and the words of the last of
   /// them (next_call_word), number n at n % kCallsKept. Written by this rank only, when it enters a call.
   alignas(64) uint64_t num_calls;
   uint64_t calls[kCallsKept];
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
+/// How long what a rank of another host delivered may be under way after the news that it left: that takes another way.
+inline constexpr uint64_t kUnderWayNs = 1'000'000'000;
 static_assert(sizeof(HeapHeader) <= kHeapHeaderBytes);
 
 /// {number:16, all calls before:24 (a hash), object:16, operation:8} of the collective call that follows `last`; numbers count

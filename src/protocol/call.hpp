@@ -69,6 +69,8 @@ struct CallContext {
   /// only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
+  /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU.
+  const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]

@@ -70,7 +70,18 @@ template <class A>
 SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
     const SymPtr<HeapHeader> header{0};
-    return calls_of_both(*call.heap.local(header), *call.heap.at(r, header), A::peek).differ();
+    const HeapHeader* const theirs = call.heap.base[r] != nullptr ? call.heap.at(r, header) : call.headers[r];
+    return calls_of_both(*call.heap.local(header), *theirs, A::peek).differ();
+  }
+  return false;
+}
+
+/// True if what rank `r` delivered before it left may still be under way.
+template <class A>
+SWITCHYARD_FN bool may_be_under_way(const CallContext& call, int r) {
+  if constexpr (requires { A::kCallsInOrder; }) {
+    if (call.heap.base[r] != nullptr) return false;  // it stored what it delivered, and then left
+    return A::now_ns() - A::peek(&call.headers[r]->left_ns) < kUnderWayNs;
   }
   return false;
 }
@@ -86,7 +97,8 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
     if (word != 0) return word;
   }
   const uint64_t left = A::template load_acquire<Scope::system>(call->left_ranks, Site::none);
-  return (left >> awaited & 1) != 0 ? make_left_word(awaited, static_cast<int>(ErrorCode::system)) : 0;
+  if ((left >> awaited & 1) == 0 || may_be_under_way<A>(*call, awaited)) return 0;
+  return make_left_word(awaited, static_cast<int>(ErrorCode::system));
 }
 
 /// Checks what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank, and

@@ -128,11 +128,19 @@ class ForkedRanks {
 
   /// False if the rank ended or the deadline passed first.
   bool wait_until_said(int rank, const std::string& line, Milliseconds deadline) {
+    return wait_until_said(rank, deadline, [&](const std::string& said) { return said == line; });
+  }
+  /// As wait_until_said, for a line that begins so.
+  bool wait_until_said_first(int rank, const std::string& beginning, Milliseconds deadline) {
+    return wait_until_said(rank, deadline, [&](const std::string& said) { return said.starts_with(beginning); });
+  }
+  template <class Matches>
+  bool wait_until_said(int rank, Milliseconds deadline, const Matches& matches) {
     const auto end = Clock::now() + deadline;
     for (;;) {
       const Child& child = at(rank);
       for (const std::string& said : child.end.said) {
-        if (said == line) return true;
+        if (matches(said)) return true;
       }
       if (child.ended || Clock::now() >= end) return false;
       pump(end);

@@ -12,22 +12,36 @@ namespace {
 constexpr size_t kMaxPending = 256;  // when there are more, the oldest makes room: a rank says at once who it is
 constexpr int kMaxAccepted = 64;     // in one step
 constexpr Milliseconds kFullBacklogRetry{10};
+constexpr Milliseconds kUnreachableRetry{100};
 
 }  // namespace
 
-MeshBuilder::MeshBuilder(Listener listener, const Member& me, const Roster& roster)
-    : listener_(std::move(listener)), me_(me), roster_(roster), links_(static_cast<size_t>(me.world)) {}
+MeshBuilder::MeshBuilder(Doors doors, const Member& me, const Roster& roster, std::vector<std::optional<SocketAddress>> ways,
+                         uint64_t wanted)
+    : doors_(std::move(doors)),
+      me_(me),
+      roster_(roster),
+      ways_(std::move(ways)),
+      wanted_(wanted & ~(uint64_t{1} << me.rank)),
+      links_(static_cast<size_t>(me.world)) {}
 
 void MeshBuilder::prepare(std::vector<pollfd>& polls) const {
   if (complete()) return;
-  polls.push_back({listener_.fd(), POLLIN, 0});
+  for (const Listener* listener : {&doors_.host, &doors_.network})
+    if (*listener) polls.push_back({listener->fd(), POLLIN, 0});
   for (const Pending& pending : pending_) polls.push_back({pending.connection.fd(), POLLIN, 0});
+  for (const auto& [rank, attempt] : attempts_) {
+    const short events = attempt.connected ? POLLIN : POLLOUT;
+    if (attempt.connection) polls.push_back({attempt.connection->fd(), events, 0});
+  }
 }
 
 Milliseconds MeshBuilder::until_wake() const {
   Milliseconds least = std::chrono::hours{1};
   for (int r = 0; r < me_.rank; ++r) {
-    if (!links_[static_cast<size_t>(r)]) least = kFullBacklogRetry;
+    if (!is_missing(r)) continue;
+    const auto attempt = attempts_.find(r);
+    least = std::min(least, attempt != attempts_.end() ? attempt->second.until.remaining() : kFullBacklogRetry);
   }
   for (const Pending& pending : pending_) least = std::min(least, pending.deadline.remaining());
   return least;
@@ -36,14 +50,20 @@ Milliseconds MeshBuilder::until_wake() const {
 void MeshBuilder::step() {
   if (complete()) return;
   for (int r = 0; r < me_.rank; ++r) {
-    if (!links_[static_cast<size_t>(r)]) connect_to(r);
+    if (!is_missing(r)) continue;
+    if (ways_[static_cast<size_t>(r)])
+      connect_there(r);
+    else
+      connect_here(r);
   }
-  accept_higher();
+  accept_higher(doors_.host, false);
+  accept_higher(doors_.network, true);
   for (auto pending = pending_.begin(); pending != pending_.end();) {
     pending = serve(*pending) ? std::next(pending) : pending_.erase(pending);
   }
   if (complete()) {
-    listener_.close();
+    doors_.host.close();
+    doors_.network.close();
     pending_.clear();
   }
 }
@@ -51,22 +71,21 @@ void MeshBuilder::step() {
 std::vector<int> MeshBuilder::missing() const {
   std::vector<int> ranks;
   for (int r = 0; r < me_.world; ++r) {
-    if (r != me_.rank && !links_[static_cast<size_t>(r)]) ranks.push_back(r);
+    if (is_missing(r)) ranks.push_back(r);
   }
   return ranks;
 }
 
-void MeshBuilder::connect_to(int rank) {
+void MeshBuilder::connect_here(int rank) {
   int error = 0;
   UniqueFd fd = start_connect(
       resolve(abstract_endpoint(roster_.mesh_names[static_cast<size_t>(rank)]), Deadline(kHandshakeTime))[0], error);
   if (error == EAGAIN || error == EINPROGRESS) return;  // its backlog is full: later
-  const std::string context = "rank " + std::to_string(me_.rank) + " connecting to its peers";
   if (error == EMFILE || error == ENFILE)
-    throw Error(ErrorCode::system, context + ": " + describe_errno(error) + " (see ulimit -n)");
-  if (!fd || error != 0) throw PeerFailed(rank, ErrorCode::system, context + " (" + describe_errno(error) + ")");
+    throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
+  if (!fd || error != 0) throw PeerFailed(rank, ErrorCode::system, context() + " (" + describe_errno(error) + ")");
   if (const std::string why = check_peer_user(fd.get()); !why.empty()) {
-    throw RendezvousError(context + ": rank " + std::to_string(rank) + " cannot be one of them: " + why);
+    throw RendezvousError(context() + ": rank " + std::to_string(rank) + " cannot be one of them: " + why);
   }
   Connection connection(std::move(fd), kMaxFrameBytes);
   MeshHello hello = {me_.rank, rank, roster_.session, {}};
@@ -76,13 +95,85 @@ void MeshBuilder::connect_to(int rank) {
   links_[static_cast<size_t>(rank)] = std::move(connection);
 }
 
-void MeshBuilder::accept_higher() {
+/// A refused connection is the end of the rank; a network may come back.
+void MeshBuilder::fail_unless_later(int rank, int error, Attempt& attempt) const {
+  if (error == EMFILE || error == ENFILE)
+    throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
+  if (error == ECONNREFUSED)
+    throw PeerFailed(rank, ErrorCode::system,
+                     context() + " (" + describe(*ways_[static_cast<size_t>(rank)]) + ": " + describe_errno(error) + ")");
+  attempt = Attempt{};
+  attempt.until = Deadline(kUnreachableRetry);
+}
+
+void MeshBuilder::start(int rank, Attempt& attempt) {
+  int error = 0;
+  UniqueFd fd = start_connect(*ways_[static_cast<size_t>(rank)], error);
+  if (!fd || (error != 0 && error != EINPROGRESS)) return fail_unless_later(rank, error, attempt);
+  attempt.connection.emplace(std::move(fd), kMaxHandshakeBytes);
+  attempt.until = Deadline(kHandshakeTime);
+}
+
+void MeshBuilder::connect_there(int rank) {
+  Attempt& attempt = attempts_[rank];
+  if (!attempt.connection) {
+    if (!attempt.until.passed()) return;
+    start(rank, attempt);
+    if (!attempt.connection) return;
+  }
+  if (!attempt.connected) {
+    const int error = connect_result(attempt.connection->fd());
+    attempt.connected = error == 0;
+    if (error != 0 && error != EINPROGRESS) return fail_unless_later(rank, error, attempt);
+  }
+  if (attempt.connected) {
+    const bool open = attempt.connection->receive();
+    take_frames(rank, attempt);
+    if (!is_missing(rank)) {
+      attempts_.erase(rank);
+      return;
+    }
+    if (attempt.connection && (!open || !attempt.connection->error().empty())) return fail_unless_later(rank, EPIPE, attempt);
+  }
+  if (attempt.connection && attempt.until.passed()) fail_unless_later(rank, ETIMEDOUT, attempt);
+}
+
+/// What a rank of another host says to one that comes: a greeting, and once it has seen the hello a welcome.
+void MeshBuilder::take_frames(int rank, Attempt& attempt) {
+  const auto frame = attempt.connection->take();
+  if (!frame) return;
+  if (!attempt.greeted) {
+    const auto greeting = frame->kind == FrameKind::greeting ? decode_greeting(frame->payload) : std::nullopt;
+    if (!greeting) return fail_unless_later(rank, EPROTO, attempt);
+    MeshHello hello = {me_.rank, rank, roster_.session, {}};
+    fill_random(hello.nonce);
+    hello.proof = prove(hello, me_.token, greeting->nonce);
+    attempt.nonce = hello.nonce;
+    attempt.greeted = true;
+    attempt.connection->queue(FrameKind::mesh_hello, encode(hello));
+    attempt.connection->flush();
+    return take_frames(rank, attempt);
+  }
+  const auto welcome = frame->kind == FrameKind::welcome ? decode_welcome(frame->payload) : std::nullopt;
+  if (!welcome || !equal_in_constant_time(welcome->proof, prove(*welcome, me_.token, attempt.nonce)))
+    return fail_unless_later(rank, EPROTO, attempt);
+  attempt.connection->set_max_payload(kMaxFrameBytes);
+  links_[static_cast<size_t>(rank)] = std::move(attempt.connection);
+}
+
+void MeshBuilder::accept_higher(Listener& listener, bool greets) {
+  if (!listener) return;
   for (int i = 0; i < kMaxAccepted; ++i) {
-    auto accepted = listener_.accept();
+    auto accepted = listener.accept();
     if (!accepted) return;
     if (!check_peer_user(accepted->fd.get()).empty()) continue;
     if (pending_.size() == kMaxPending) pending_.pop_front();
-    pending_.push_back({Connection(std::move(accepted->fd), kMaxHandshakeBytes), Deadline(kHandshakeTime)});
+    Pending& pending =
+        pending_.emplace_back(Pending{Connection(std::move(accepted->fd), kMaxHandshakeBytes), Deadline(kHandshakeTime), {}});
+    if (!greets) continue;
+    fill_random(pending.greeting.emplace());
+    pending.connection.queue(FrameKind::greeting, encode(Greeting{*pending.greeting}));
+    pending.connection.flush();
   }
 }
 
@@ -91,9 +182,17 @@ bool MeshBuilder::serve(Pending& pending) {
   const bool open = pending.connection.receive();
   if (const auto frame = pending.connection.take()) {
     const auto hello = frame->kind == FrameKind::mesh_hello ? decode_mesh_hello(frame->payload) : std::nullopt;
-    uint64_t linked = 0;
+    uint64_t linked = ~wanted_;
     for (int r = me_.rank + 1; r < me_.world; ++r) linked |= uint64_t{links_[static_cast<size_t>(r)].has_value()} << r;
-    if (!hello || !judge_mesh_hello(*hello, {me_.token, me_.world, linked}, roster_.session, me_.rank).empty()) return false;
+    const Gate gate = {me_.token, me_.world, linked};
+    if (!hello || !judge_mesh_hello(*hello, gate, roster_.session, me_.rank, pending.greeting.value_or(Nonce{})).empty())
+      return false;
+    const bool there = ways_[static_cast<size_t>(hello->from)].has_value();
+    if (there != pending.greeting.has_value()) return false;
+    if (there) {
+      pending.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello->nonce)}));
+      pending.connection.flush();  // a hundred bytes into an empty socket; a failure shows as a closed connection
+    }
     pending.connection.set_max_payload(kMaxFrameBytes);
     links_[static_cast<size_t>(hello->from)] = std::move(pending.connection);
     return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <list>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -10,10 +11,19 @@
 
 namespace switchyard::detail {
 
-/// Connects this rank to every other one over Unix sockets: to lower ranks it goes, higher ranks come.
+/// Where ranks take the connections of others.
+struct Doors {
+  Listener host;     ///< ranks of this host: a Unix socket
+  Listener network;  ///< ranks of other hosts: TCP
+};
+
+/// Connects this rank to others: to lower ranks it goes, higher ranks come. Over TCP whoever is come to greets first, and both
+/// sides prove that they know the token.
 class MeshBuilder final : public Party {
  public:
-  MeshBuilder(Listener listener, const Member& me, const Roster& roster);
+  /// `ways` by rank: nothing for ranks that are reached over their Unix sockets. `wanted`, bit r: rank r.
+  MeshBuilder(Doors doors, const Member& me, const Roster& roster, std::vector<std::optional<SocketAddress>> ways,
+              uint64_t wanted);
 
   void prepare(std::vector<pollfd>& polls) const override;
   Milliseconds until_wake() const override;
@@ -22,23 +32,40 @@ class MeshBuilder final : public Party {
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
-  /// Once complete: by rank, empty for this one.
+  /// Once complete: by rank, empty for this one and those that were not wanted.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }
 
  private:
   struct Pending {
     Connection connection;
     Deadline deadline;
+    std::optional<Nonce> greeting;  // TCP
   };
-  void connect_to(int rank);
-  void accept_higher();
+  /// A connection to a rank of another host that is under way, or the time of the next attempt.
+  struct Attempt {
+    std::optional<Connection> connection;
+    bool connected = false, greeted = false;
+    Nonce nonce{};
+    Deadline until{Milliseconds{0}};
+  };
+  bool is_missing(int rank) const { return (wanted_ >> rank & 1) != 0 && !links_[static_cast<size_t>(rank)]; }
+  void connect_here(int rank);
+  void connect_there(int rank);
+  void start(int rank, Attempt& attempt);
+  void take_frames(int rank, Attempt& attempt);
+  void fail_unless_later(int rank, int error, Attempt& attempt) const;
+  void accept_higher(Listener& listener, bool greets);
   bool serve(Pending& pending);
+  std::string context() const { return "rank " + std::to_string(me_.rank) + " connecting to its peers"; }
 
-  Listener listener_;
+  Doors doors_;
   Member me_;
   Roster roster_;
+  std::vector<std::optional<SocketAddress>> ways_;
+  uint64_t wanted_;
   std::vector<std::optional<Connection>> links_;
   std::list<Pending> pending_;
+  std::map<int, Attempt> attempts_;
 };
 
 }  // namespace switchyard::detail

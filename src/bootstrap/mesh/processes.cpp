@@ -64,14 +64,24 @@ std::thread start_quiet_thread(const Body& body) {
 
 }  // namespace
 
-ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optional<Connection>> links)
-    : Bootstrap(rank, world), peers_(static_cast<size_t>(world)) {
-  for (size_t r = 0; r < links.size(); ++r) {
-    if (!links[r]) continue;
-    peers_[r].process = open_process(links[r]->fd());
-    peers_[r].connection = std::move(links[r]);
+ProcessBootstrap::ProcessBootstrap(Formed formed)
+    : Bootstrap(formed.me.rank, std::move(formed.hosts)),
+      me_(std::move(formed.me)),
+      ways_(std::move(formed.ways)),
+      here_(formed.here),
+      peers_(static_cast<size_t>(me_.world)),
+      far_(me_.world) {
+  for (int r = 0; r < world(); ++r) {
+    auto& link = formed.links[static_cast<size_t>(r)];
+    if (!link) continue;
+    Peer& peer = peers_[static_cast<size_t>(r)];
+    if (host_map().together(r, rank()))
+      peer.process = open_process(link->fd());
+    else
+      far_.add(r, link->fd());
+    peer.connection = std::move(link);
   }
-  if (world == 1) return;
+  if (world() == 1) return;
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw Error(ErrorCode::system, "eventfd: " + describe_errno(errno));
   receiver_ = start_quiet_thread([this] { receive_all(); });
@@ -91,7 +101,9 @@ void ProcessBootstrap::leave() noexcept {
   if (left_ || !home_.here()) return;
   left_ = true;
   const Bytes frame = encode_frame(FrameKind::leave, 0, {});
+  far_.post_to_all(FrameKind::leave, {});
   for (Peer& peer : peers_) {
+    if (&peer == &peers_[static_cast<size_t>(rank())] || far_.has(static_cast<int>(&peer - peers_.data()))) continue;
     // A full socket belongs to a peer that does not run; it will take the end of the connection for a death when it does again.
     if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
@@ -102,6 +114,7 @@ void ProcessBootstrap::leave() noexcept {
   wake();
   if (receiver_.joinable() && receiver_.get_id() != std::this_thread::get_id()) receiver_.join();
   if (receiver_.joinable()) return;  // called by the callback: the destructor closes
+  far_.close();
   for (Peer& peer : peers_) peer.connection.reset();
 }
 
@@ -115,20 +128,24 @@ void ProcessBootstrap::wake() const noexcept {
 void ProcessBootstrap::receive_all() noexcept {
   while (wait_for_news()) {
     look_at_all();
+    give_up_on(far_.beat());
     changed_.notify_all();
-    report_deaths();
+    report_ends();
   }
 }
 
 /// False when it is time to end.
 bool ProcessBootstrap::wait_for_news() {
   std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0}};
-  for (const Peer& peer : peers_) {
+  for (int r = 0; r < world(); ++r) {
+    const Peer& peer = peers_[static_cast<size_t>(r)];
     if (!peer.connection || peer.closed) continue;
-    polls.push_back({peer.connection->fd(), POLLIN, 0});
+    const bool waits = far_.has(r) && !far_.flush(r);
+    polls.push_back({peer.connection->fd(), static_cast<short>(POLLIN | (waits ? POLLOUT : 0)), 0});
     if (peer.process) polls.push_back({peer.process.get(), POLLIN, 0});
   }
-  ::poll(polls.data(), static_cast<nfds_t>(polls.size()), -1);
+  ::poll(polls.data(), static_cast<nfds_t>(polls.size()),
+         far_.any() ? static_cast<int>(far_.until_beat().count()) : -1);
   uint64_t count = 0;
   (void)!::read(wake_.get(), &count, sizeof count);
   const std::lock_guard lock(mutex_);
@@ -141,6 +158,12 @@ void ProcessBootstrap::look_at_all() {
   std::vector<News> news(peers_.size());
   for (int look = 0; look < 2; ++look) {
     for (size_t r = 0; r < peers_.size(); ++r) look_at(peers_[r], news[r]);
+  }
+  for (int r = 0; r < world(); ++r) {  // before its contributions are seen
+    Peer& peer = peers_[static_cast<size_t>(r)];
+    if (far_.has(r) && peer.connection->received() != std::exchange(peer.received, peer.connection->received())) far_.heard(r);
+    for (const Frame& frame : news[static_cast<size_t>(r)].told)
+      if (!far_.has(r) || !far_.take(r, frame)) news[static_cast<size_t>(r)].closed = peer.closed = true;
   }
   const std::lock_guard lock(mutex_);
   for (size_t r = 0; r < peers_.size(); ++r) {
@@ -159,6 +182,10 @@ void ProcessBootstrap::look_at(Peer& peer, News& news) const {
       news.left = true;
       continue;
     }
+    if (frame->kind == FrameKind::pulse || frame->kind == FrameKind::aborted) {
+      news.told.push_back(std::move(*frame));
+      continue;
+    }
     Arrival arrival = {std::move(*frame), UniqueFd()};
     if (arrival.frame.kind == FrameKind::descriptor && !peer.passed.empty()) {
       arrival.fd = std::move(peer.passed.front());
@@ -170,8 +197,17 @@ void ProcessBootstrap::look_at(Peer& peer, News& news) const {
   peer.closed = news.closed;
 }
 
-void ProcessBootstrap::report_deaths() {
-  std::vector<int> deaths;
+void ProcessBootstrap::give_up_on(const std::vector<int>& silent) {
+  const std::lock_guard lock(mutex_);
+  for (const int r : silent) {
+    Peer& peer = peers_[static_cast<size_t>(r)];
+    if (peer.state == State::present) peer.state = State::dead;
+    peer.closed = true;
+  }
+}
+
+void ProcessBootstrap::report_ends() {
+  std::vector<int> deaths, departures;
   std::function<void(int)> callback;
   {
     const std::lock_guard lock(mutex_);
@@ -179,9 +215,12 @@ void ProcessBootstrap::report_deaths() {
     callback = on_death_;
     for (int r = 0; r < world(); ++r) {
       Peer& peer = peers_[static_cast<size_t>(r)];
-      if (peer.state == State::dead && !std::exchange(peer.reported, true)) deaths.push_back(r);
+      if (peer.state == State::present || std::exchange(peer.reported, true)) continue;
+      (peer.state == State::dead ? deaths : departures).push_back(r);
     }
   }
+  for (const int r : departures)
+    if (far_.has(r)) far_.tell_left(r);
   for (const int r : deaths) callback(r);
 }
 
@@ -195,16 +234,36 @@ void ProcessBootstrap::watch(std::function<void(int)> on_death) {
   wake();  // deaths so far are reported too
 }
 
+void ProcessBootstrap::watch_far(FarSide* side) {
+  far_.set_side(side);
+  wake();  // what came before is told too
+}
+
+void ProcessBootstrap::tell_abort(uint64_t word) noexcept {
+  if (!home_.here() || !far_.any()) return;
+  far_.post_to_all(FrameKind::aborted, encode(word));
+  wake();
+}
+
+std::string ProcessBootstrap::describe_silence(int r) const {
+  const Milliseconds silent = far_.silence(r);
+  return silent < Milliseconds{500} ? "" : " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
+}
+
 /// Sends one frame to every peer. A peer that is gone is skipped: collect() tells. Stops at the deadline, and collect() tells.
 void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline) {
   const Bytes frame = encode_frame(kind, ++sequence_, payload);
   std::vector<size_t> done(peers_.size(), 0);
   for (size_t r = 0; r < peers_.size(); ++r) {
-    if (!peers_[r].connection || peers_[r].cut) done[r] = frame.size();
+    const int peer = static_cast<int>(r);
+    if (!takes_part(peer, kind) || !peers_[r].connection || peers_[r].cut || far_.has(peer)) done[r] = frame.size();
+    if (takes_part(peer, kind) && far_.has(peer)) far_.post(peer, frame);
   }
   for (;;) {
     std::vector<pollfd> polls;
     for (size_t r = 0; r < peers_.size(); ++r) {
+      if (far_.has(static_cast<int>(r)) && !far_.flush(static_cast<int>(r)))
+        polls.push_back({peers_[r].connection->fd(), POLLOUT, 0});
       while (done[r] < frame.size()) {
         const int fd = peers_[r].connection->fd();
         const ssize_t n = send_some(fd, ByteSpan(frame).subspan(done[r]), done[r] == 0 ? pass : -1);
@@ -234,7 +293,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
     int gone = -1;
     for (int r = 0; r < world(); ++r) {
       const Peer& peer = peers_[static_cast<size_t>(r)];
-      if (r == rank() || !peer.inbox.empty()) continue;
+      if (!takes_part(r, kind) || !peer.inbox.empty()) continue;
       missing.push_back(r);
       // A death explains departures, so it is told first.
       if (peer.state != State::present && (gone < 0 || peer.state == State::dead)) {
@@ -247,7 +306,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())
-        throw PeerFailed(gone, ErrorCode::system, context, !explained);
+        throw PeerFailed(gone, ErrorCode::system, context + describe_silence(gone), !explained);
       changed_.wait_until(lock, std::min(until_explained->time(), deadline.time()));
       continue;
     }
@@ -262,7 +321,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
   }
   std::vector<Arrival> arrivals(peers_.size());
   for (int r = 0; r < world(); ++r) {
-    if (r != rank()) arrivals[static_cast<size_t>(r)] = take_checked(r, kind, operation);
+    if (takes_part(r, kind)) arrivals[static_cast<size_t>(r)] = take_checked(r, kind, operation);
   }
   return arrivals;
 }
@@ -319,6 +378,10 @@ std::vector<UniqueFd> ProcessBootstrap::exchange_fds(int fd, Milliseconds budget
   std::vector<Arrival> arrivals = collect(FrameKind::descriptor, "exchange_fds", deadline);
   std::vector<UniqueFd> fds;
   for (int r = 0; r < world(); ++r) {
+    if (r != rank() && !takes_part(r, FrameKind::descriptor)) {
+      fds.emplace_back();
+      continue;
+    }
     UniqueFd& slot = r == rank() ? own : arrivals[static_cast<size_t>(r)].fd;
     UniqueFd theirs = std::move(slot);
     if (!theirs) {

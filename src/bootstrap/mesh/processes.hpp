@@ -13,24 +13,39 @@
 
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
+#include "bootstrap/mesh/far_ranks.hpp"
 #include "bootstrap/net/connection.hpp"
 #include "bootstrap/deadline.hpp"
+#include "bootstrap/store/store.hpp"
 
 namespace switchyard::detail {
+
+/// What a process knows once the ranks have met.
+struct Formed {
+  Member me;
+  HostMap hosts;
+  std::vector<std::optional<Connection>> links;         ///< by rank, empty for this one
+  std::vector<std::optional<SocketAddress>> ways = {};  ///< by rank, of those of other hosts
+  SocketAddress here = {};                              ///< where this rank takes connections of other hosts
+};
 
 /// The full mesh of one process. One thread of its own receives everything, so that a death is noticed while the caller
 /// computes.
 class ProcessBootstrap final : public Bootstrap {
  public:
-  /// `links` by rank, empty for this one.
-  ProcessBootstrap(int rank, int world, std::vector<std::optional<Connection>> links);
+  explicit ProcessBootstrap(Formed formed);
   ~ProcessBootstrap() override;
 
   bool same_process() const noexcept override { return false; }
   void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) override;
   std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) override;
   std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) override;
+  std::vector<UniqueFd> connect_rails(Milliseconds deadline) override;
   void watch(std::function<void(int)> on_death) override;
+  void watch_far(FarSide* side) override;
+  void tell_abort(uint64_t word) noexcept override;
+  Milliseconds silence(int rank) const noexcept override { return far_.silence(rank); }
+  void set_silence(Milliseconds limit) noexcept override { far_.set_limit(limit); }
   void leave() noexcept override;
 
  private:
@@ -43,8 +58,10 @@ class ProcessBootstrap final : public Bootstrap {
     std::optional<Connection> connection;  // none: this rank itself
     UniqueFd process;             // pidfd: readable once the process has ended, also if a child still holds its sockets
     bool cut = false;             // this side sent a part of a frame and gave up; caller's thread only
-    std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet; receiving thread only
-    bool closed = false;          // receiving thread only
+    // Receiving thread only.
+    std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet
+    uint64_t received = 0;        // bytes, when they were counted last
+    bool closed = false;
     // Below: guarded by mutex_.
     State state = State::present;
     bool reported = false;
@@ -53,6 +70,7 @@ class ProcessBootstrap final : public Bootstrap {
   /// What looking at a socket brought.
   struct News {
     std::vector<Arrival> arrivals;
+    std::vector<Frame> told;  // of ranks of other hosts
     bool left = false;
     bool closed = false;
   };
@@ -61,17 +79,30 @@ class ProcessBootstrap final : public Bootstrap {
   bool wait_for_news();
   void look_at_all();
   void look_at(Peer& peer, News& news) const;
-  void report_deaths();
+  void give_up_on(const std::vector<int>& silent);
+  void report_ends();
   void wake() const noexcept;
 
+  /// Ranks to which a collective step goes: a descriptor reaches those of this host only.
+  bool takes_part(int r, FrameKind kind) const {
+    return r != rank() && (kind != FrameKind::descriptor || host_map().together(r, rank()));
+  }
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
+  /// A rank that died, else one that left, else -1.
+  int find_gone(bool& left);
+  /// " (its host has been silent for 1034 ms)", or nothing.
+  std::string describe_silence(int rank) const;
   /// Throws Error(invalid_argument) if this rank has left, or in a forked child.
   void check_member(const char* operation) const;
   Arrival take_checked(int rank, FrameKind kind, const char* operation);
 
   const HomeProcess home_;
+  const Member me_;
+  const std::vector<std::optional<SocketAddress>> ways_;
+  const SocketAddress here_;
   std::vector<Peer> peers_;
+  FarRanks far_;
   UniqueFd wake_;  // eventfd
   std::mutex mutex_;
   std::condition_variable changed_;

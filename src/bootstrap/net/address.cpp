@@ -132,6 +132,33 @@ std::string describe(const SocketAddress& address) {
   return "a Unix socket";
 }
 
+std::string numeric_host(const SocketAddress& address) {
+  char text[NI_MAXHOST] = {};
+  if (address.family() != AF_INET && address.family() != AF_INET6) return "";
+  const auto* raw = reinterpret_cast<const sockaddr*>(&address.storage);
+  return ::getnameinfo(raw, address.length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
+}
+
+SocketAddress numeric_address(const std::string& host, uint16_t port) {
+  const Lookup result = look_up(host, port, AI_NUMERICHOST);
+  if (result.error != 0 || result.addresses.empty()) throw RendezvousError("\"" + host + "\" is not an address");
+  return result.addresses.front();
+}
+
+SocketAddress local_address(int fd) {
+  SocketAddress address;
+  address.length = sizeof address.storage;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length);
+  return address;
+}
+
+SocketAddress peer_address(int fd) {
+  SocketAddress address;
+  address.length = sizeof address.storage;
+  ::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length);
+  return address;
+}
+
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline) {
   if (endpoint.is_unix()) return {unix_address(endpoint)};
   Lookup result = look_up(endpoint.name, endpoint.port, AI_NUMERICHOST);

@@ -59,6 +59,7 @@ Connection::Read Connection::read_once(std::deque<UniqueFd>* fds) {
   } while (n < 0 && errno == EINTR);
   if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Read::nothing : Read::end;
   if (fds != nullptr) collect_descriptors(message, *fds);
+  received_ += static_cast<uint64_t>(n);
   reader_.append(ByteSpan(data, static_cast<size_t>(n)));
   return n == 0 ? Read::end : Read::some;
 }

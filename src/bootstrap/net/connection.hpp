@@ -17,6 +17,8 @@ class Connection {
   Connection(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
 
   int fd() const noexcept { return fd_.get(); }
+  /// Ends this object; what it has received and not given out is lost.
+  UniqueFd take_fd() noexcept { return std::move(fd_); }
 
   /// Appends to what flush() sends.
   void queue(FrameKind kind, ByteSpan payload = {}, uint64_t sequence = 0);
@@ -32,6 +34,8 @@ class Connection {
   bool receive_all(std::deque<UniqueFd>& fds);
   /// The next frame. None, with error(), once the stream is malformed.
   std::optional<Frame> take() { return reader_.take(); }
+  /// Bytes received so far.
+  uint64_t received() const noexcept { return received_; }
   const std::string& error() const noexcept { return reader_.error(); }
   void set_max_payload(uint64_t bytes) noexcept { reader_.set_max_payload(bytes); }
 
@@ -42,6 +46,7 @@ class Connection {
   UniqueFd fd_;
   FrameReader reader_;
   Bytes output_;
+  uint64_t received_ = 0;
 };
 
 /// send(2) without a signal if the other side is gone. Bytes sent, 0 if the socket is full, -1 if the connection is broken.

@@ -140,6 +140,24 @@ Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
   }
 }
 
+Listener listen_beside(const SocketAddress& address) {
+  SocketAddress any_port = address;
+  if (any_port.family() == AF_INET) reinterpret_cast<sockaddr_in*>(&any_port.storage)->sin_port = 0;
+  if (any_port.family() == AF_INET6) reinterpret_cast<sockaddr_in6*>(&any_port.storage)->sin6_port = 0;
+  Listener listener;
+  const Endpoint tcp = {Endpoint::Kind::tcp, {}, 0, {}};
+  if (address.family() == AF_UNIX || try_listen(tcp, any_port, listener.fd_) != 0) listener.fd_.reset();
+  return listener;
+}
+
+uint16_t port_of(const Listener& listener) {
+  if (!listener) return 0;
+  const SocketAddress address = local_address(listener.fd());
+  if (address.family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
+  if (address.family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_port);
+  return 0;
+}
+
 UniqueFd start_connect(const SocketAddress& address, int& error) {
   UniqueFd fd = make_socket(address.family());
   if (!fd) {

@@ -38,6 +38,14 @@ struct SocketAddress {
 /// "127.0.0.1:4711", "[::1]:4711" or "a Unix socket".
 std::string describe(const SocketAddress& address);
 
+/// "127.0.0.1" or "::1"; "" of a Unix socket.
+std::string numeric_host(const SocketAddress& address);
+/// What numeric_host said, with a port. Throws RendezvousError if it is none.
+SocketAddress numeric_address(const std::string& host, uint16_t port);
+/// Of this or the other end of a socket.
+SocketAddress local_address(int fd);
+SocketAddress peer_address(int fd);
+
 /// All addresses of an endpoint, in the order of preference. Throws RendezvousError if the host is unknown or the deadline
 /// passes.
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline);
@@ -62,6 +70,7 @@ class Listener {
 
  private:
   friend Listener listen_at(const Endpoint& endpoint, const Deadline& deadline);
+  friend Listener listen_beside(const SocketAddress& address);
   UniqueFd fd_;
   std::string path_;  // empty: nothing to remove
   uint64_t inode_ = 0;
@@ -70,6 +79,11 @@ class Listener {
 /// While someone else listens there it tries again until the deadline; a socket file that no process serves is replaced.
 /// Throws RendezvousError that says what is in the way.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline);
+
+/// TCP: at this address, whatever its port, and a port that the system chooses. Not listening if that is impossible.
+Listener listen_beside(const SocketAddress& address);
+/// 0 if it does not listen, or not on TCP.
+uint16_t port_of(const Listener& listener);
 
 /// Begins to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the reason of failure.
 UniqueFd start_connect(const SocketAddress& address, int& error);

@@ -11,6 +11,8 @@ namespace {
 constexpr size_t kMaxText = 4096;
 constexpr size_t kMaxName = 100;
 constexpr size_t kMaxHostField = 256;
+constexpr size_t kMaxAddress = 64;
+constexpr size_t kMaxCalls = 64;
 
 class Writer {
  public:
@@ -83,16 +85,20 @@ Writer& put_hello_fields(Writer& w, const Hello& m) {
       .text(m.host.name, kMaxHostField)
       .text(m.host.boot, kMaxHostField)
       .text(m.host.network, kMaxHostField)
-      .text(m.mesh_name, kMaxName);
+      .text(m.host.place, kMaxHostField)
+      .text(m.mesh_name, kMaxName)
+      .number(m.port);
 }
 
 Writer& put_roster_fields(Writer& w, const Roster& m) {
   w.raw(m.session).number(static_cast<uint32_t>(m.mesh_names.size()));
   for (const std::string& name : m.mesh_names) w.text(name, kMaxName);
+  w.number(static_cast<uint32_t>(m.reach.size()));
+  for (const Reach& reach : m.reach) w.text(reach.address, kMaxAddress).number(reach.port).number(reach.host);
   return w;
 }
 
-Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) { return w.number(m.from).number(m.to).raw(m.session); }
+Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) { return w.number(m.from).number(m.to).raw(m.session).raw(m.nonce); }
 
 /// Starts what a proof covers: the kind, so that a proof of one message is none of another.
 Writer signed_part(FrameKind kind) {
@@ -140,7 +146,7 @@ std::optional<Frame> FrameReader::take() {
   } else if (version != kWireVersion) {
     error_ =
         "it speaks version " + std::to_string(version) + " of the protocol, this side version " + std::to_string(kWireVersion);
-  } else if (kind < static_cast<uint16_t>(FrameKind::greeting) || kind > static_cast<uint16_t>(FrameKind::welcome)) {
+  } else if (kind < static_cast<uint16_t>(FrameKind::greeting) || kind > static_cast<uint16_t>(FrameKind::aborted)) {
     error_ = "it sent a frame of unknown kind " + std::to_string(kind);
   } else if (length > max_payload_) {
     error_ =
@@ -156,14 +162,22 @@ std::string describe_host_mismatch(int rank, const HostIdentity& mine, const Hos
   const std::string who = "rank " + std::to_string(rank);
   if (mine.boot != theirs.boot) {
     return who + " runs on host '" + theirs.name + "' and rank 0 on host '" + mine.name +
-           "'; the ranks of a CPU group share memory and must run on one host";
+           "'; ranks that meet at a Unix socket must run on one host: let ranks of several meet at a tcp:// store";
   }
   if (mine.network != theirs.network) {
     return who + " ('" + theirs.name + "') and rank 0 ('" + mine.name +
            "') run in different network namespaces of one host; start their containers with a common one (for example "
-           "--network host)";
+           "--network host), or let them meet at a tcp:// store";
   }
   return "";
+}
+
+std::string describe_place_conflict(int a, const HostIdentity& of_a, int b, const HostIdentity& of_b) {
+  if (of_a.place.empty() || of_a.place != of_b.place || (of_a.boot == of_b.boot && of_a.network == of_b.network)) return "";
+  return "ranks " + std::to_string(a) + " and " + std::to_string(b) + " both say that they are on host \"" + of_a.place +
+         "\", but run " + (of_a.boot == of_b.boot ? "in different network namespaces of '" : "on different machines, '") +
+         of_a.name + (of_a.boot == of_b.boot ? "'" : "' and '" + of_b.name + "'") +
+         ": ranks of a host share memory; give each a text of its own (SWITCHYARD_HOST), or none";
 }
 
 Bytes encode(const Greeting& m) { return Writer().raw(m.nonce).take(); }
@@ -188,6 +202,15 @@ Bytes encode(const MeshHello& m) {
   return put_mesh_hello_fields(w, m).raw(m.proof).take();
 }
 
+Bytes encode(const Pulse& m) {
+  Writer w;
+  w.number(m.last).number(static_cast<uint16_t>(m.words.size()));
+  for (const uint64_t word : m.words) w.number(word);
+  return w.take();
+}
+
+Bytes encode(uint64_t word) { return Writer().number(word).take(); }
+
 std::optional<Greeting> decode_greeting(ByteSpan payload) {
   Greeting m;
   return if_complete(Reader(payload).raw(m.nonce), m);
@@ -198,7 +221,7 @@ std::optional<Hello> decode_hello(ByteSpan payload) {
   Reader reader(payload);
   reader.number(m.rank).number(m.world).raw(m.nonce);
   reader.text(m.host.name, kMaxHostField).text(m.host.boot, kMaxHostField).text(m.host.network, kMaxHostField);
-  reader.text(m.mesh_name, kMaxName).raw(m.proof);
+  reader.text(m.host.place, kMaxHostField).text(m.mesh_name, kMaxName).number(m.port).raw(m.proof);
   return if_complete(reader, std::move(m));
 }
 
@@ -233,13 +256,35 @@ std::optional<Roster> decode_roster(ByteSpan payload) {
   reader.raw(m.session).number(world);
   if (world > kMaxRanks) return std::nullopt;
   for (uint32_t r = 0; r < world && reader.ok(); ++r) reader.text(m.mesh_names.emplace_back(), kMaxName);
+  uint32_t reachable = 0;
+  reader.number(reachable);
+  if (reachable > world) return std::nullopt;
+  for (uint32_t r = 0; r < reachable && reader.ok(); ++r) {
+    Reach& reach = m.reach.emplace_back();
+    reader.text(reach.address, kMaxAddress).number(reach.port).number(reach.host);
+  }
   reader.raw(m.proof);
   return if_complete(reader, std::move(m));
 }
 
 std::optional<MeshHello> decode_mesh_hello(ByteSpan payload) {
   MeshHello m;
-  return if_complete(Reader(payload).number(m.from).number(m.to).raw(m.session).raw(m.proof), m);
+  return if_complete(Reader(payload).number(m.from).number(m.to).raw(m.session).raw(m.nonce).raw(m.proof), m);
+}
+
+std::optional<Pulse> decode_pulse(ByteSpan payload) {
+  Pulse m;
+  Reader reader(payload);
+  uint16_t words = 0;
+  reader.number(m.last).number(words);
+  if (words > kMaxCalls || words > m.last) return std::nullopt;
+  for (uint16_t i = 0; i < words && reader.ok(); ++i) reader.number(m.words.emplace_back());
+  return if_complete(reader, std::move(m));
+}
+
+std::optional<uint64_t> decode_word(ByteSpan payload) {
+  uint64_t word = 0;
+  return if_complete(Reader(payload).number(word), word);
 }
 
 Digest prove(const Hello& m, std::string_view token, const Nonce& greeting) {
@@ -261,9 +306,9 @@ Digest prove(const Roster& m, std::string_view token, const Nonce& hello) {
   return hmac_sha256(token, put_roster_fields(w.raw(hello), m).take());
 }
 
-Digest prove(const MeshHello& m, std::string_view token) {
+Digest prove(const MeshHello& m, std::string_view token, const Nonce& greeting) {
   Writer w = signed_part(FrameKind::mesh_hello);
-  return hmac_sha256(token, put_mesh_hello_fields(w, m).take());
+  return hmac_sha256(token, put_mesh_hello_fields(w.raw(greeting), m).take());
 }
 
 std::string judge_hello(const Hello& m, const Gate& gate, const Nonce& greeting) {
@@ -279,8 +324,8 @@ std::string judge_hello(const Hello& m, const Gate& gate, const Nonce& greeting)
   return "";
 }
 
-std::string judge_mesh_hello(const MeshHello& m, const Gate& gate, const Nonce& session, int me) {
-  if (!equal_in_constant_time(m.proof, prove(m, gate.token))) return "its job token is another one";
+std::string judge_mesh_hello(const MeshHello& m, const Gate& gate, const Nonce& session, int me, const Nonce& greeting) {
+  if (!equal_in_constant_time(m.proof, prove(m, gate.token, greeting))) return "its job token is another one";
   if (m.session != session) return "it belongs to another rendezvous";
   if (m.to != me || m.from <= me || m.from >= gate.world) return "its ranks do not fit";
   if (has_rank(gate.arrived, m.from)) return "rank " + std::to_string(m.from) + " is connected already";

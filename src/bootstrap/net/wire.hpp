@@ -22,7 +22,7 @@ using ByteSpan = std::span<const std::byte>;
 using Nonce = std::array<std::byte, 16>;
 
 inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 24;
 /// Largest payload before the peer has proved that it knows the token, and of every handshake message.
 inline constexpr uint64_t kMaxHandshakeBytes = 16384;
@@ -38,11 +38,13 @@ enum class FrameKind : uint16_t {
   ready = 6,        ///< rank -> rank 0: connected to all the others
   go = 7,           ///< rank 0 -> ranks: everyone is ready
   failure = 8,      ///< rank 0 -> ranks: the group will not form, and why
-  mesh_hello = 9,   ///< rank -> lower rank, first frame of a mesh connection, signed
+  mesh_hello = 9,   ///< rank -> lower rank, first frame of a mesh connection (TCP: after a greeting), signed
   data = 10,        ///< rank -> rank: contribution to an all_gather
   descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor travels with its first byte
   leave = 12,       ///< rank -> rank: the end of this connection is intended
-  welcome = 13,     ///< rank 0 -> newcomer: you are one of us, signed; all that follows on this connection is rank 0's
+  welcome = 13,     ///< to a newcomer: you are one of us, signed; all that follows on this connection is the sender's
+  pulse = 14,       ///< rank -> rank of another host: I am here, and what I have called
+  aborted = 15,     ///< rank -> rank of another host: an abort word
 };
 
 struct Frame {
@@ -74,13 +76,18 @@ class FrameReader {
 
 /// Which machine a process runs on, as far as sharing memory and Unix sockets goes.
 struct HostIdentity {
-  std::string name;     ///< for messages
-  std::string boot;     ///< the same on one running kernel
-  std::string network;  ///< the network namespace
+  std::string name;        ///< for messages
+  std::string boot;        ///< the same on one running kernel
+  std::string network;     ///< the network namespace
+  std::string place = {};  ///< where the user says that it is, or ""
   bool operator==(const HostIdentity&) const = default;
+  /// Ranks with equal ones are on one host.
+  std::string key() const { return place.empty() ? boot + "\n" + network : "=" + place; }
 };
-/// Empty, or why a rank on `theirs` cannot share a group with rank 0 on `mine`.
+/// Empty, or why a rank on `theirs` cannot share memory with rank 0 on `mine`.
 std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs);
+/// Empty, or why ranks a and b, who say that they are at one place, cannot share a host.
+std::string describe_place_conflict(int a, const HostIdentity& of_a, int b, const HostIdentity& of_b);
 
 struct Greeting {
   Nonce nonce{};
@@ -92,6 +99,7 @@ struct Hello {
   Nonce nonce{};
   HostIdentity host;
   std::string mesh_name;  ///< abstract Unix socket where this rank takes mesh connections
+  uint16_t port = 0;      ///< where it takes those of other hosts; 0: nowhere
   Digest proof{};
 };
 
@@ -115,9 +123,17 @@ struct Progress {
   uint64_t departed = 0;  ///< bit r: rank r was here, and ended or gave up
 };
 
+/// How ranks of other hosts reach a rank.
+struct Reach {
+  std::string address;  ///< numeric, as rank 0 saw it; "": where the reader reached rank 0
+  uint16_t port = 0;
+  uint8_t host = 0;  ///< of the rank, numbered by their lowest ranks
+};
+
 struct Roster {
   Nonce session{};
   std::vector<std::string> mesh_names;  ///< by rank
+  std::vector<Reach> reach;             ///< by rank; empty: one host
   Digest proof{};
 };
 
@@ -126,6 +142,13 @@ struct MeshHello {
   int32_t to = 0;
   Nonce session{};
   Digest proof{};
+  Nonce nonce{};  ///< TCP: to sign
+};
+
+/// What a rank tells of its calls.
+struct Pulse {
+  uint64_t last = 0;            ///< number of its last call
+  std::vector<uint64_t> words;  ///< of the calls up to that one which the reader has not been told of
 };
 
 Bytes encode(const Greeting& message);
@@ -136,6 +159,9 @@ Bytes encode(const Failure& message);
 Bytes encode(const Progress& message);
 Bytes encode(const Roster& message);
 Bytes encode(const MeshHello& message);
+Bytes encode(const Pulse& message);
+/// Of an abort word.
+Bytes encode(uint64_t word);
 
 /// Nothing if the payload is not exactly one such message.
 std::optional<Greeting> decode_greeting(ByteSpan payload);
@@ -146,14 +172,17 @@ std::optional<Failure> decode_failure(ByteSpan payload);
 std::optional<Progress> decode_progress(ByteSpan payload);
 std::optional<Roster> decode_roster(ByteSpan payload);
 std::optional<MeshHello> decode_mesh_hello(ByteSpan payload);
+std::optional<Pulse> decode_pulse(ByteSpan payload);
+std::optional<uint64_t> decode_word(ByteSpan payload);
 
 /// Proofs cover every other field of their message and, against replay, a nonce that the checking side chose (refusal, welcome
-/// and roster: the nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous).
+/// and roster: the nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous, and over TCP
+/// the greeting of whom the connection leads to).
 Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
 Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
 Digest prove(const Welcome& message, std::string_view token, const Nonce& hello);
 Digest prove(const Roster& message, std::string_view token, const Nonce& hello);
-Digest prove(const MeshHello& message, std::string_view token);
+Digest prove(const MeshHello& message, std::string_view token, const Nonce& greeting = {});
 
 /// What rank 0 knows when a hello comes in.
 struct Gate {
@@ -164,6 +193,7 @@ struct Gate {
 /// Empty if the newcomer may enter, or why it may not. Says nothing about the job to a newcomer without the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
 /// judge_hello for a connection of the mesh at rank `me`.
-std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me);
+std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,
+                             const Nonce& greeting = {});
 
 }  // namespace switchyard::detail

@@ -59,6 +59,10 @@ class StoreClient final : public Store {
   }
 
   const Roster* roster() const override { return stage_ >= Stage::meeting ? &roster_ : nullptr; }
+  std::vector<std::optional<SocketAddress>> ways() const override {
+    return ways_of(roster_, me_.rank, numeric_host(peer_address(connection_->fd())));
+  }
+  Listener take_network() override { return std::move(network_); }
   void report_ready() override {
     connection_->queue(FrameKind::ready);
     connection_->flush();
@@ -174,7 +178,9 @@ class StoreClient final : public Store {
       case FrameKind::mesh_hello:
       case FrameKind::data:
       case FrameKind::descriptor:
-      case FrameKind::leave: break;
+      case FrameKind::leave:
+      case FrameKind::pulse:
+      case FrameKind::aborted: break;
     }
     lose("it broke the protocol (frame kind " + std::to_string(static_cast<int>(frame.kind)) + ")");
   }
@@ -186,6 +192,12 @@ class StoreClient final : public Store {
     fill_random(hello.nonce);
     hello.host = me_.host;
     hello.mesh_name = me_.mesh_name;
+    if (!me_.store.is_unix()) {
+      network_ = listen_beside(local_address(connection_->fd()));
+    } else if (!me_.host.place.empty()) {
+      network_ = listen_beside(numeric_address(kLoopback, 0));
+    }
+    hello.port = port_of(network_);
     hello.proof = prove(hello, me_.token, greeting.nonce);
     nonce_ = hello.nonce;
     connection_->queue(FrameKind::hello, encode(hello));
@@ -214,7 +226,9 @@ class StoreClient final : public Store {
 
   void accept_roster(Roster roster) {
     const bool genuine = equal_in_constant_time(roster.proof, prove(roster, me_.token, nonce_));
-    if (!genuine || roster.mesh_names.size() != static_cast<size_t>(me_.world)) return lose("it does not know the job token");
+    const bool whole = roster.mesh_names.size() == static_cast<size_t>(me_.world) &&
+                       (roster.reach.empty() || roster.reach.size() == roster.mesh_names.size());
+    if (!genuine || !whole) return lose("it does not know the job token");
     roster_ = std::move(roster);
     stage_ = Stage::meeting;
   }
@@ -234,6 +248,7 @@ class StoreClient final : public Store {
   Stage stage_ = Stage::away;
   std::optional<Connection> connection_;
   Nonce nonce_{};
+  Listener network_;
   Progress progress_;
   Roster roster_;
   std::string problem_ = "none";

@@ -25,7 +25,13 @@ constexpr size_t kMaxRefusals = 8;
 class StoreServer final : public Store {
  public:
   StoreServer(const Member& me, const Deadline& deadline)
-      : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {}
+      : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {
+    if (!me.store.is_unix()) {
+      network_ = listen_beside(local_address(listener_.fd()));
+    } else if (!me.host.place.empty()) {
+      network_ = listen_beside(numeric_address(kLoopback, 0));
+    }
+  }
 
   void prepare(std::vector<pollfd>& polls) const override {
     if (listener_) polls.push_back({listener_.fd(), POLLIN, 0});
@@ -55,6 +61,8 @@ class StoreServer final : public Store {
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
+  std::vector<std::optional<SocketAddress>> ways() const override { return ways_of(roster_, 0, {}); }
+  Listener take_network() override { return std::move(network_); }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
     return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.connection.has_output(); });
@@ -96,6 +104,8 @@ class StoreServer final : public Store {
     Connection connection;
     Nonce nonce;
     std::string mesh_name;
+    HostIdentity host;
+    Reach reach;
     bool ready = false;
   };
 
@@ -179,15 +189,47 @@ class StoreServer final : public Store {
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
       return refuse(newcomer, why, hello.nonce);
     }
-    Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name};
+    Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
+    guest.reach = {me_.store.is_unix() ? kLoopback : numeric_host(peer_address(guest.connection.fd())), hello.port, 0};
     guest.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
     guests_.emplace(hello.rank, std::move(guest));
-    if (const std::string why = describe_host_mismatch(hello.rank, me_.host, hello.host); !why.empty()) {
-      broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));
-      throw RendezvousError("rank 0: " + why);
-    }
+    if (const std::string why = find_misplaced(hello); !why.empty()) fail_all(why);
     broadcast(FrameKind::progress, encode(progress()));
     return false;
+  }
+
+  /// Why this rank cannot be where it says together with those that are here, or "".
+  std::string find_misplaced(const Hello& hello) const {
+    std::string why = describe_place_conflict(0, me_.host, hello.rank, hello.host);
+    for (const auto& [rank, guest] : guests_)
+      if (why.empty()) why = describe_place_conflict(rank, guest.host, hello.rank, hello.host);
+    if (why.empty() && me_.store.is_unix()) why = describe_host_mismatch(hello.rank, me_.host, hello.host);
+    return why;
+  }
+
+  [[noreturn]] void fail_all(const std::string& why) {
+    broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));
+    throw RendezvousError("rank 0: " + why);
+  }
+
+  /// Fills in who shares a host and how the hosts reach each other; nothing if all share one.
+  void place_ranks() {
+    std::vector<std::string> keys = {me_.host.key()};
+    roster_.reach = {Reach{me_.store.is_unix() ? kLoopback : "", port_of(network_), 0}};
+    for (const auto& [rank, guest] : guests_) {
+      keys.push_back(guest.host.key());
+      roster_.reach.push_back(guest.reach);
+    }
+    const HostMap hosts{keys};
+    if (hosts.one_host()) return roster_.reach.clear();
+    for (int r = 0; r < me_.world; ++r) {
+      Reach& reach = roster_.reach[static_cast<size_t>(r)];
+      reach.host = static_cast<uint8_t>(hosts.host_of(r));
+      if (reach.port == 0)
+        fail_all("the ranks are on " + std::to_string(hosts.hosts()) + " hosts (" + hosts.text() + "), and rank " +
+                 std::to_string(r) + " listens nowhere for those of others: let all ranks meet at a tcp:// store" +
+                 (me_.store.is_unix() ? ", or name the hosts of all (SWITCHYARD_HOST)" : ""));
+    }
   }
 
   void serve_guests() {
@@ -232,6 +274,7 @@ class StoreServer final : public Store {
     fill_random(roster_.session);
     roster_.mesh_names.assign(static_cast<size_t>(me_.world), me_.mesh_name);
     for (const auto& [rank, guest] : guests_) roster_.mesh_names[static_cast<size_t>(rank)] = guest.mesh_name;
+    place_ranks();
     for (auto& [rank, guest] : guests_) {
       Roster copy = roster_;
       copy.proof = prove(copy, me_.token, guest.nonce);
@@ -262,7 +305,7 @@ class StoreServer final : public Store {
 
   Member me_;
   Deadline deadline_;
-  Listener listener_;
+  Listener listener_, network_;
   std::list<Newcomer> newcomers_;
   std::map<int, Guest> guests_;
   uint64_t departed_ = 0;  // bit r: rank r has been here and went; stays set if it comes again
@@ -290,6 +333,23 @@ Absence describe_absence(const Member& me, const Progress& progress, const Deadl
   std::string text = describe_ranks(never) + rest + " did not come to " + where;
   if (!went.empty()) text += "; " + describe_ranks(went) + " came and went";
   return {never, text};
+}
+
+std::vector<std::optional<SocketAddress>> ways_of(const Roster& roster, int me, const std::string& first) {
+  std::vector<std::optional<SocketAddress>> ways(roster.mesh_names.size());
+  for (size_t r = 0; r < roster.reach.size(); ++r) {
+    const Reach& reach = roster.reach[r];
+    if (reach.host == roster.reach[static_cast<size_t>(me)].host) continue;
+    ways[r] = numeric_address(reach.address.empty() ? first : reach.address, reach.port);
+  }
+  return ways;
+}
+
+HostMap hosts_in(const Roster& roster) {
+  if (roster.reach.empty()) return HostMap(static_cast<int>(roster.mesh_names.size()));
+  std::vector<std::string> keys;
+  for (const Reach& reach : roster.reach) keys.push_back(std::to_string(reach.host));
+  return HostMap{keys};
 }
 
 std::vector<int> ranks_in(uint64_t mask) {

@@ -5,10 +5,12 @@
 #include <poll.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bootstrap/deadline.hpp"
+#include "bootstrap/host_map.hpp"
 #include "bootstrap/net/socket.hpp"
 #include "bootstrap/net/wire.hpp"
 
@@ -40,6 +42,10 @@ class Store : public Party {
  public:
   /// Null until all ranks have come.
   virtual const Roster* roster() const = 0;
+  /// By rank, once there is a roster: where ranks of other hosts listen; nothing for those of this one.
+  virtual std::vector<std::optional<SocketAddress>> ways() const = 0;
+  /// Where this rank takes the connections of other hosts; not listening if it has told of no such place.
+  virtual Listener take_network() = 0;
   /// This rank is connected to all others.
   virtual void report_ready() = 0;
   /// All ranks are connected to all others.
@@ -51,6 +57,8 @@ class Store : public Party {
   virtual void give_up(int rank, const std::string& why) noexcept = 0;
 };
 
+/// Of ranks that meet at a Unix socket and say that they are on several hosts.
+inline constexpr const char* kLoopback = "127.0.0.1";
 /// How long a connection may take to say who it is.
 inline constexpr Milliseconds kHandshakeTime{5000};
 
@@ -63,6 +71,11 @@ struct Absence {
   std::string text;
 };
 Absence describe_absence(const Member& me, const Progress& progress, const Deadline& deadline);
+
+/// As Store::ways, for rank `me`, who reached rank 0 at `first`.
+std::vector<std::optional<SocketAddress>> ways_of(const Roster& roster, int me, const std::string& first);
+/// Which ranks share a host. Needs a name for each rank.
+HostMap hosts_in(const Roster& roster);
 
 /// Ranks of a bit mask, ascending.
 std::vector<int> ranks_in(uint64_t mask);

@@ -125,6 +125,7 @@ FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<F
         if (group.impl().device)
           throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights",
                             "");
+        group.impl().require_one_host("FusedMoe", "use MoeLayer with separate calls, or NormalExchange");
         const FusedOnCpu from{config, std::move(products)};
         if (group.impl().defers_copies) return make_deferred<FusedImpl, FusedOnCpu>(group, from);
         return FusedImpl::make_on_cpu<Cpu>(group, from);

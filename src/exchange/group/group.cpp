@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/forked.hpp"
@@ -32,6 +33,7 @@ void check_duration(const char* name, std::chrono::milliseconds duration) {
 
 /// What the caller left open.
 GroupOptions completed(GroupOptions options) {
+  if (const char* const host = std::getenv("SWITCHYARD_HOST"); options.host.empty() && host != nullptr) options.host = host;
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
   if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
   const char* const end = text + std::char_traits<char>::length(text);
@@ -48,6 +50,7 @@ void check_options(const GroupOptions& o) {
   if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
   check_duration("GroupOptions::timeout", o.timeout);
   check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
+  if (o.silence.count() != 0) check_duration("GroupOptions::silence", o.silence);
 }
 
 /// What a rank has called, for people.
@@ -66,12 +69,21 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
+void refuse_hosts_of_gpus(const HostMap& hosts) {
+  if (hosts.one_host()) return;
+  throw AgreedError(ErrorCode::unsupported, "GroupOptions::backend = cuda: the ranks are on " + std::to_string(hosts.hosts()) +
+                                                " hosts (" + hosts.text() +
+                                                "), and groups on GPUs have one: use Backend::cpu, or a group per host");
+}
+
 template <class Memory>
 Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options,
            const Group::Impl::TuningInForce& tuning, uint64_t nonce) {
   auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options, tuning);
   impl->nonce = nonce;
   Group::Impl* raw = impl.get();
+  raw->set_silence();
+  if (raw->far) raw->bootstrap->watch_far(raw->far.get());
   raw->bootstrap->watch([raw](int rank) noexcept {
     if (raw->has_left(rank)) return;  // in order, though the end of its connection came first
     uint64_t none = 0;
@@ -92,7 +104,9 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap
       tuning(std::move(in_force)),
       pool(opts.num_blocks, opts.num_warps),
       waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
-      moved(static_cast<size_t>(pool.total())) {}
+      moved(static_cast<size_t>(pool.total())) {
+  find_headers(*heap);
+}
 
 Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts, TuningInForce in_force)
     : bootstrap(std::move(link)),
@@ -101,10 +115,29 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       device(std::move(parts.rank)),
       options(opts),
       tuning(std::move(in_force)),
-      pool(1, 1) {}
+      pool(1, 1) {
+  find_headers(*control);
+}
+
+void Group::Impl::find_headers(const SymmetricHeap& memory) {
+  const int self = bootstrap->rank();
+  for (int r = 0; r < bootstrap->world(); ++r) {
+    HeapHeader*& theirs = headers_[static_cast<size_t>(r)];
+    theirs = memory.header(r);
+    if (theirs) continue;
+    if (!far) far = std::make_unique<FarHeaders>(memory.header(self), bootstrap->world());
+    theirs = far->of(r);
+  }
+}
+
+void Group::Impl::set_silence() {
+  constexpr std::chrono::milliseconds kSecond{1000};
+  bootstrap->set_silence(options.silence.count() > 0 ? options.silence : bounded(options.timeout) + kSecond);
+}
 
 Group::Impl::~Impl() {
   if (device) device->drain();
+  std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
   if (device) end_device({std::move(heap), std::move(control), std::move(device)});
@@ -115,8 +148,11 @@ TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens)
   return tuning->find({device ? device->name() : "cpu", mode, bootstrap->world(), hidden, tokens});
 }
 
-HeapHeader* Group::Impl::header(int rank) const noexcept {
-  return reinterpret_cast<HeapHeader*>((control ? control : heap)->view().base[rank]);
+void Group::Impl::require_one_host(const char* what, const char* instead) const {
+  if (host_map().one_host()) return;
+  throw AgreedError(ErrorCode::unsupported, std::string(what) + ": needs the memory of all ranks, and this group has " +
+                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() + "): " +
+                                                instead);
 }
 
 uint64_t Group::Impl::abort_word() const noexcept {
@@ -136,6 +172,7 @@ void Group::Impl::post_word(uint64_t word) noexcept {
     uint64_t none = 0;
     std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
+  if (far) bootstrap->tell_abort(word);
 }
 
 void Group::Impl::enter(Operation operation, uint64_t object) noexcept {
@@ -159,9 +196,20 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
     if (!pair.differ()) break;
     first = pair;
   }
-  if (!first.differ()) return "mode, row type, sizes, options, registered memory, outputs or ledgers differ";
+  if (!first.differ()) return "";
   return "rank " + std::to_string(a) + " called " + describe_call(first.mine) + " and rank " + std::to_string(b) + " " +
          describe_call(first.theirs) + " (objects count from 1 as they were made)";
+}
+
+std::string Group::Impl::describe_told_mismatch(int a, int b) const {
+  // What ranks of other hosts call comes with their pulse, and what ended the call may overtake it.
+  const Deadline until_told(far ? kExplanationTime : Milliseconds{0});
+  std::string text = describe_mismatch(a, b);
+  while (text.empty() && !until_told.passed()) {
+    std::this_thread::sleep_for(Milliseconds{10});
+    text = describe_mismatch(a, b);
+  }
+  return text.empty() ? "mode, row type, sizes, options, registered memory, outputs or ledgers differ" : text;
 }
 
 void Group::Impl::throw_mismatch(const std::string& context, int rank) {
@@ -169,7 +217,7 @@ void Group::Impl::throw_mismatch(const std::string& context, int rank) {
   post_abort(static_cast<int>(ErrorCode::mismatch), rank);
   const std::string whom = rank == self ? "rank " + std::to_string(self) + " and others"
                                         : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
-  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_mismatch(self, rank) +
+  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_told_mismatch(self, rank) +
                                        "; the group cannot be used any more");
 }
 
@@ -179,13 +227,16 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_mismatch(abort_rank(word), other);
+      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
   }
   if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
     text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
+  const Milliseconds silent = bootstrap->silence(abort_rank(word));
+  if (reason == ErrorCode::system && silent >= Milliseconds{500})
+    text += " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
   throw PeerFailed(abort_rank(word), reason, text, abort_is_left(word));
 }
 
@@ -207,6 +258,7 @@ CallContext Group::Impl::begin_call(Operation operation) {
   call.timeout_ns = bounded_ns(options.timeout);
   call.abort_word = &header(bootstrap->rank())->abort_word;
   call.left_ranks = &header(bootstrap->rank())->left_ranks;
+  call.headers = headers_.data();
   call.fault = &fault;
   call.fault_claims = &fault_claims;
   call.waits = waits.data();
@@ -239,6 +291,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   report.expected = fault.expected;
   report.seen = fault.seen;
   report.waited_ms = static_cast<double>(fault.waited_ns) * 1e-6;
+  report.silent_ms = static_cast<double>(bootstrap->silence(fault.awaited_rank).count());
   if (device) report.advice = device->advice();
   throw PeerTimeout(report);
 }
@@ -254,7 +307,7 @@ void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_
   if (const int other = find_other_call(); other >= 0 && abort_word() == 0) throw_mismatch(operation, other);
   fault = FaultRecord{};
   fault.ready = 1;
-  fault.site = Site::barrier;
+  fault.site = host_map().together(rank, bootstrap->rank()) ? Site::barrier : Site::network;
   fault.awaited_rank = rank;
   fault.seen_abort = abort_word();
   fault.aborted = fault.seen_abort != 0;
@@ -271,15 +324,16 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& given) {
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   const uint64_t nonce = random_word();
-  auto links = make_thread_bootstraps(world);
+  auto links = make_thread_bootstraps(world, options.host);
   std::vector<Group> groups;
   if (options.backend == Backend::cuda) {
+    refuse_hosts_of_gpus(links[0]->host_map());
     auto parts = devices_in_process(world, options);
     for (size_t r = 0; r < links.size(); ++r)
       groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning, nonce));
     return groups;
   }
-  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
+  auto heaps = SymmetricHeap::create_in_process(links[0]->host_map(), options.heap_bytes);
   for (size_t r = 0; r < links.size(); ++r)
     groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning, nonce));
   return groups;
@@ -295,11 +349,14 @@ Group join(const JoinSpec& spec, const GroupOptions& given) {
   const GroupOptions options = completed(given);
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
-  auto link = connect_processes(spec, options.rendezvous_timeout);
+  JoinSpec placed = spec;
+  placed.host = place_of_rank(options.host, spec.rank);
+  auto link = connect_processes(placed, options.rendezvous_timeout);
   std::vector<uint64_t> words(static_cast<size_t>(link->world()));
   const uint64_t mine = random_word();
   link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
   if (options.backend == Backend::cuda) {
+    refuse_hosts_of_gpus(link->host_map());
     auto parts = join_device(*link, options);
     return form(std::move(link), std::move(parts), options, tuning, words[0]);
   }
@@ -330,11 +387,18 @@ Group::~Group() { replace_at_home(impl_.pointer(), {}); }
 
 int Group::rank() const { return impl_->bootstrap->rank(); }
 int Group::size() const { return impl_->bootstrap->world(); }
+int Group::hosts() const { return impl_->host_map().hosts(); }
+int Group::host() const { return impl_->host_map().host_of(rank()); }
+int Group::host_of(int rank) const {
+  detail::check_range("host_of: rank", rank, 0, size() - 1);
+  return impl_->host_map().host_of(rank);
+}
 const GroupOptions& Group::options() const { return impl_->options; }
 
 void Group::set_timeout(std::chrono::milliseconds timeout) {
   check_duration("timeout", timeout);
   impl_->options.timeout = timeout;
+  impl_->set_silence();
 }
 
 void Group::barrier() {

@@ -16,6 +16,7 @@
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/deadline.hpp"
 #include "exchange/group/device_rank.hpp"
+#include "exchange/group/far_headers.hpp"
 #include "heap/collective_step.hpp"
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
@@ -148,11 +149,22 @@ struct Group::Impl {
   std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]
   std::vector<detail::MoveCounter> moved;                                         ///< [workers]
 
-  detail::HeapHeader* header(int rank) const noexcept;
+  detail::HeapHeader* header(int rank) const noexcept { return headers_[static_cast<size_t>(rank)]; }
+  const detail::HostMap& host_map() const noexcept { return bootstrap->host_map(); }
+  /// Throws, on all ranks alike, Error(unsupported) if the group has several hosts. `what` needs the memory of all ranks;
+  /// `instead`: what the caller can do.
+  void require_one_host(const char* what, const char* instead) const;
+  /// Passes the options' limit on.
+  void set_silence();
+  std::unique_ptr<detail::FarHeaders> far;  ///< null: no ranks of other hosts, or only threads
 
  private:
-  /// What ranks a and b have called that differs.
+  std::array<detail::HeapHeader*, kMaxRanks> headers_ = {};
+  void find_headers(const detail::SymmetricHeap& memory);
+  /// What ranks a and b have called that differs; "" if it is not known.
   std::string describe_mismatch(int a, int b) const;
+  /// describe_mismatch once that is known, or what may differ.
+  std::string describe_told_mismatch(int a, int b) const;
   void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);

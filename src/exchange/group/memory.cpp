@@ -77,6 +77,7 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
   std::shared_ptr<Registration> r;
   g.check_alive("register_memory");
+  g.require_one_host("register_memory", "write expert outputs to a RowBuffer or to Dispatched::x");
   g.collectively("register_memory", [&] {
     r = std::make_shared<Registration>();
     r->data = static_cast<std::byte*>(memory);

@@ -15,7 +15,7 @@ int64_t PreparedLedger::rows() const { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
-    : impl_(make_on<LedgerImpl>("LedgerCombine", group, config)) {}
+    : impl_(make_on<LedgerImpl>("LedgerCombine", group, config, "use NormalExchange, with handles")) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&& other) noexcept {
   if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));

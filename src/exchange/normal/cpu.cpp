@@ -10,6 +10,7 @@ namespace switchyard::detail {
 
 template <class A>
 CpuNormal<A>::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
+  if (c.staging == Staging::ring) group_.require_one_host("NormalConfig::staging = ring", "use Staging::direct");
   construct([&] { build(); });
 }
 

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/net/wire.hpp"
+
+namespace switchyard::detail {
+
+/// The ranks of other hosts as one rank sees them: what goes to them, when something came last, and the pulse. Any thread,
+/// except where noted.
+class FarRanks {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr Milliseconds kBeat{100};
+
+  explicit FarRanks(int world) : peers_(static_cast<size_t>(world)) {}
+
+  /// Before anything else. The socket stays the caller's.
+  void add(int rank, int fd);
+  bool any() const noexcept { return any_; }
+  bool has(int rank) const noexcept { return peers_[static_cast<size_t>(rank)] != nullptr; }
+
+  /// Sends a frame, after the news of this rank's calls: as much as the socket takes now, the rest by flush().
+  void post(int rank, ByteSpan frame);
+  /// True if nothing is left to send, or the connection is broken.
+  bool flush(int rank) noexcept;
+  void post_to_all(FrameKind kind, ByteSpan payload) noexcept;
+  /// Nothing is sent any more. What has gone into the sockets arrives, unless they are closed with something to read in them.
+  void close() noexcept;
+
+  void set_side(FarSide* side);
+  void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
+  /// How long nothing has come from `rank`.
+  Milliseconds silence(int rank) const noexcept;
+
+  // Receiving thread.
+  /// Bytes have come from `rank`.
+  void heard(int rank) noexcept { peers_[static_cast<size_t>(rank)]->heard.store(Clock::now().time_since_epoch().count()); }
+  /// A frame of kind pulse or aborted. False if it is malformed.
+  bool take(int rank, const Frame& frame);
+  void tell_left(int rank);
+  /// Sends what is due. Returns the ranks that have been silent for longer than the limit.
+  std::vector<int> beat();
+  Milliseconds until_beat() const noexcept;
+
+ private:
+  struct Peer {
+    std::mutex mutex;
+    int fd = -1;          // -1: broken, or left
+    Bytes rest;           // of frames that the socket did not take
+    uint64_t told = 0;    // number of the last call that it was told of
+    std::atomic<Clock::rep> heard{Clock::now().time_since_epoch().count()};
+  };
+  struct Told {
+    int rank;
+    Frame frame;
+  };
+  void post_locked(Peer& peer, ByteSpan frame);
+  static bool flush_locked(Peer& peer) noexcept;
+  void pulse_locked(Peer& peer);
+  bool deliver(int rank, const Frame& frame);
+
+  std::vector<std::unique_ptr<Peer>> peers_;
+  bool any_ = false;
+  std::atomic<Milliseconds::rep> limit_ms_{Milliseconds::max().count()};
+  std::atomic<FarSide*> side_{nullptr};
+  // Receiving thread.
+  std::vector<Told> early_;  // what came before there was a side to tell
+  Clock::time_point last_beat_ = Clock::now();
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sockets between ranks of different hosts that are for rows only.
+#include <algorithm>
+
+#include "bootstrap/mesh/mesh.hpp"
+#include "bootstrap/mesh/processes.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+struct Claim {
+  Nonce session;
+  uint64_t port;
+};
+
+}  // namespace
+
+int ProcessBootstrap::find_gone(bool& left) {
+  const std::lock_guard lock(mutex_);
+  int gone = -1;
+  for (int r = 0; r < world(); ++r) {
+    const State state = peers_[static_cast<size_t>(r)].state;
+    if (state == State::present || (gone >= 0 && state == State::left)) continue;
+    gone = r;
+    left = state == State::left;
+  }
+  return gone;
+}
+
+std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
+  const Deadline deadline(budget);
+  check_member("connect_rails");
+  std::vector<UniqueFd> rails(static_cast<size_t>(world()));
+  if (host_map().one_host()) return rails;
+  const std::string context = "connecting the hosts, on rank " + std::to_string(rank());
+  Listener listener = listen_beside(here_);
+  Claim mine = {{}, port_of(listener)};
+  fill_random(mine.session);
+  std::vector<Claim> all(rails.size());
+  all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  Roster roster;
+  roster.session = all[0].session;
+  std::vector<std::optional<SocketAddress>> ways(rails.size());
+  uint64_t wanted = 0;
+  for (const int r : host_map().rail_peers(rank())) {
+    const auto i = static_cast<size_t>(r);
+    if (all[i].port == 0) throw Error(ErrorCode::system, context + ": rank " + std::to_string(r) + " cannot listen");
+    ways[i] = numeric_address(numeric_host(*ways_[i]), static_cast<uint16_t>(all[i].port));
+    wanted |= uint64_t{1} << r;
+  }
+  MeshBuilder builder({Listener(), std::move(listener)}, me_, roster, std::move(ways), wanted);
+  for (builder.step(); !builder.complete(); builder.step()) {
+    bool left = false;
+    if (const int gone = find_gone(left); gone >= 0) throw PeerFailed(gone, ErrorCode::system, context, left);
+    if (deadline.passed() || (interrupt() && interrupt()()))
+      throw RendezvousError(context + ": " + describe_ranks(builder.missing()) + " did not connect within " +
+                                std::to_string(deadline.budget().count()) + " ms",
+                            builder.missing());
+    std::vector<pollfd> polls;
+    builder.prepare(polls);
+    const auto wake = std::min({builder.until_wake(), deadline.remaining(), Milliseconds{10}});
+    ::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(wake.count()));
+  }
+  auto links = builder.take();
+  for (size_t r = 0; r < rails.size(); ++r)
+    if (links[r]) rails[r] = links[r]->take_fd();
+  barrier(deadline.remaining());  // nobody sends rows to a rank that still reads what it was greeted with
+  return rails;
+}
+
+}  // namespace switchyard::detail

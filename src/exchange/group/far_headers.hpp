@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bootstrap/bootstrap.hpp"
+#include "layout/heap_view.hpp"
+
+namespace switchyard::detail {
+
+/// Mirrors of the headers of ranks of other hosts that are processes: what they told of themselves, where this rank's protocols
+/// look for it.
+class FarHeaders final : public FarSide {
+ public:
+  /// `mine`: this rank's header, which outlives the bootstrap's threads.
+  FarHeaders(HeapHeader* mine, int world) : mine_(mine), headers_(new HeapHeader[static_cast<size_t>(world)]()) {}
+  HeapHeader* of(int rank) const noexcept { return &headers_[static_cast<size_t>(rank)]; }
+
+  std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const override;
+  void heard_calls(int rank, uint64_t last, std::span<const uint64_t> words) override;
+  void heard_abort(uint64_t word) override;
+  void heard_leave(int rank) override;
+
+ private:
+  HeapHeader* mine_;
+  std::unique_ptr<HeapHeader[]> headers_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of several hosts whose ranks are processes, over loopback: they meet, carry bytes, and notice who dies, stops, leaves,
+// aborts or calls something else. Deadlines are beyond this program's time limit, except where one is waited for.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+
+#include "exchange/group/impl.hpp"
+#include "harness/outcome.hpp"
+#include "multiproc/meeting.hpp"
+
+namespace switchyard::test {
+namespace {
+
+using namespace std::chrono_literals;
+using harness::Outcome;
+using harness::outcome_of;
+
+GroupOptions options_of(const std::string& host, Milliseconds timeout = 600s) {
+  GroupOptions options;
+  options.heap_bytes = size_t{1} << 20;
+  options.timeout = timeout;
+  options.rendezvous_timeout = 60s;
+  options.host = host;
+  return options;
+}
+
+struct Hosts {
+  const char* name;
+  const char* store;
+  int world;
+  const char* host;
+  int hosts;
+};
+const Hosts kHosts[] = {{"OneEach", "127.0.0.1", 2, "a,b", 2},       {"Three", "127.0.0.1", 3, "a,b,c", 3},
+                        {"Unequal", "127.0.0.1", 5, "a,a,a,b,b", 2}, {"Interleaved", "127.0.0.1", 8, "a,b,c,d", 4},
+                        {"OverPath", "path", 4, "a,b", 2},           {"OverV6", "[::1]", 3, "a,a,b", 2},
+                        {"OneHost", "127.0.0.1", 3, "", 1}};
+
+class ProcessHosts : public testing::TestWithParam<Hosts> {};
+
+void expect_all_ok(const std::vector<RankEnd>& ends) {
+  for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
+}
+
+TEST_P(ProcessHosts, MapTheirOwnRanksAndGatherFromAll) {
+  const Place place(GetParam().store);
+  expect_all_ok(run_ranks(GetParam().world, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of(GetParam().host));
+    me.require(group.hosts() == GetParam().hosts, "number of hosts");
+    for (int r = 0; r < group.size(); ++r) {
+      const bool mapped = group.impl().heap->view().base[r] != nullptr;
+      me.require(mapped == (group.host_of(r) == group.host()), "what is mapped of rank " + std::to_string(r));
+      me.require(group.host_of(r) == group.impl().host_map().host_of(r), "host of a rank");
+    }
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, size_t{3'000'000}}) {
+      group.barrier();
+      std::vector<unsigned char> mine(bytes, static_cast<unsigned char>(group.rank() + 1)), all(bytes * 64);
+      group.all_gather(mine.data(), bytes, all.data());
+      for (int r = 0; r < group.size(); ++r)
+        for (size_t i = 0; i < bytes; i += 997)
+          me.require(all[static_cast<size_t>(r) * bytes + i] == r + 1, "gathered byte " + std::to_string(i));
+    }
+    group.sleep();
+    group.wake();
+    group.barrier();
+  }));
+}
+
+void send_all(int fd, const std::vector<unsigned char>& bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t n = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+    if (n > 0) done += static_cast<size_t>(n);
+    if (n < 0 && errno != EAGAIN) throw std::runtime_error("send");
+    if (n < 0) ::usleep(1000);
+  }
+}
+
+std::vector<unsigned char> receive_all(int fd, size_t bytes) {
+  std::vector<unsigned char> all(bytes);
+  for (size_t done = 0; done < bytes;) {
+    pollfd entry = {fd, POLLIN, 0};
+    if (::poll(&entry, 1, 20000) != 1) throw std::runtime_error("nothing came");
+    const ssize_t n = ::recv(fd, all.data() + done, bytes - done, MSG_DONTWAIT);
+    if (n <= 0) throw std::runtime_error("recv");
+    done += static_cast<size_t>(n);
+  }
+  return all;
+}
+
+/// Twice: each call makes new sockets. Ranks with more to send than a socket takes send in turn.
+TEST_P(ProcessHosts, AreConnectedByRails) {
+  const Place place(GetParam().store);
+  expect_all_ok(run_ranks(GetParam().world, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of(GetParam().host));
+    auto& link = *group.impl().bootstrap;
+    for (int round = 0; round < 2; ++round) {
+      const auto rails = link.connect_rails(20s);
+      for (int r = 0; r < group.size(); ++r) {
+        const int fd = rails[static_cast<size_t>(r)].get();
+        me.require((fd >= 0) == link.host_map().exchange_rows(me.rank(), r), "a rail to " + std::to_string(r));
+        if (fd < 0) continue;
+        std::vector<unsigned char> bytes(100'000);
+        for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(round));
+        bytes[0] = static_cast<unsigned char>(std::min(me.rank(), r));
+        bytes[1] = static_cast<unsigned char>(std::max(me.rank(), r));
+        if (me.rank() < r) send_all(fd, bytes);
+        me.require(receive_all(fd, bytes.size()) == bytes, "bytes of rank " + std::to_string(r));
+        if (me.rank() > r) send_all(fd, bytes);
+      }
+      link.barrier(20s);
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts, testing::ValuesIn(kHosts),
+                         [](const auto& d) { return std::string(d.param.name); });
+
+/// One body for all ranks of "a,a,b,b"; a rank says how its call ended.
+void say(ChildRank& me, const Outcome& o) {
+  me.say(harness::code_name(o.code) + " rank " + std::to_string(std::max(o.failed_rank, o.report.awaited_rank)) + ": " +
+         o.text);
+}
+
+TEST(ProcessHostsFaults, WithAnotherTokenNobodyGetsIn) {
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(3, [&](ChildRank& me) {
+    GroupOptions options = options_of("a,b");
+    options.rendezvous_timeout = 1500ms;
+    say(me, outcome_of([&] {
+      Group::connect(me.rank(), me.world(), place.store(), me.rank() == 2 ? "another" : "token", options);
+    }));
+  });
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rendezvous rank -1: ")) << all_said(end);
+  EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
+}
+
+TEST(ProcessHostsFaults, DifferentCallsAreNamedAcrossHosts) {
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(4, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b,b"));
+    group.barrier();
+    char every[4];
+    say(me, outcome_of([&] {
+      if (me.rank() == 3)
+        group.all_gather("x", 1, every);
+      else
+        group.barrier();
+    }));
+    me.say("done");
+    me.require(outcome_of([&] { group.check(); }).code == ErrorCode::mismatch, "sticky");
+  });
+  for (const RankEnd& end : ends) {
+    EXPECT_TRUE(end.ok()) << end;
+    EXPECT_TRUE(said(end, "mismatch rank")) << all_said(end);
+    EXPECT_TRUE(said(end, "called all_gather")) << all_said(end);
+    EXPECT_TRUE(said(end, "barrier")) << all_said(end);
+  }
+}
+
+TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(4, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b,b"));
+    group.barrier();
+    if (me.rank() == 2) group.abort(77);
+    const Outcome o = outcome_of([&] {
+      if (me.rank() == 0) group.barrier();
+      for (;; ::usleep(1000)) group.check();
+    });
+    say(me, o);
+    me.require(static_cast<int>(o.reason) == 77, "the reason given");
+    me.await("end");  // no rank leaves before all have heard
+  });
+  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", kLong));
+  ranks.tell_all("end");
+  expect_all_ok(ranks.finish(kLong));
+}
+
+/// Runs `after` in the parent once all ranks have met and said so; ranks then call barrier() and say how it ended.
+std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::function<void(ForkedRanks&)>& after,
+                                     const std::vector<int>& absent) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(4, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options);
+    group.barrier();
+    me.say("met");
+    const bool waits = std::find(absent.begin(), absent.end(), me.rank()) == absent.end();
+    if (!waits) me.await("go");
+    const Outcome o = outcome_of([&] { group.barrier(); });
+    say(me, o);
+    if (o.code == ErrorCode::peer_timeout) {
+      me.say(std::string("site ") + o.report.site);
+      me.say(o.report.silent_ms >= 500 ? "silent" : "not silent");
+    }
+    me.await("end");
+  });
+  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
+  after(ranks);
+  ranks.tell_all("end");
+  return ranks.finish(kLong);
+}
+
+TEST(ProcessHostsFaults, AKilledRankIsNoticedByAllHosts) {
+  for (const int killed : {1, 3}) {
+    const auto ends = ends_of_barrier(
+        options_of("a,a,b,b"),
+        [&](ForkedRanks& ranks) {
+          ranks.kill(killed);
+          for (int r = 0; r < 4; ++r)
+            if (r != killed) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank " + std::to_string(killed), kLong));
+        },
+        {killed});
+    for (const RankEnd& end : ends)
+      if (end.rank != killed) EXPECT_TRUE(said(end, "is gone")) << all_said(end);
+  }
+}
+
+TEST(ProcessHostsFaults, AKilledHostIsNoticed) {
+  ends_of_barrier(
+      options_of("a,a,b,b"),
+      [&](ForkedRanks& ranks) {
+        ranks.kill(2);
+        ranks.kill(3);
+        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+      },
+      {2, 3});
+}
+
+TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(4, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b,b"));
+    group.barrier();
+    if (me.rank() == 3) return;  // in order
+    const Outcome o = outcome_of([&] { group.barrier(); });
+    say(me, o);
+  });
+  for (const RankEnd& end : ends) {
+    EXPECT_TRUE(end.ok()) << end;
+    if (end.rank != 3) {
+      EXPECT_TRUE(said(end, "peer_failed rank 3")) << all_said(end);
+      EXPECT_TRUE(said(end, "left the group")) << all_said(end);
+    }
+  }
+}
+
+/// It keeps what others need of it, and they go on.
+TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
+  const Place place("127.0.0.1");
+  for (int round = 0; round < 10; ++round) {
+    expect_all_ok(run_ranks(4, [&](ChildRank& me) {
+      Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,b"));
+      std::vector<char> mine(200'000, static_cast<char>(me.rank())), all(mine.size() * 4);
+      if (me.rank() == round % 4) ::usleep(20000);
+      group.all_gather(mine.data(), mine.size(), all.data());
+      for (size_t r = 0; r < 4; ++r) me.require(all[r * mine.size() + 199'999] == static_cast<char>(r), "bytes");
+    }));
+  }
+}
+
+/// A rank that stands still says nothing: as a network that loses everything.
+TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
+  const auto ends = ends_of_barrier(
+      options_of("a,a,b,b", 1200ms),
+      [&](ForkedRanks& ranks) {
+        ranks.kill(2, SIGSTOP);
+        ranks.kill(3, SIGSTOP);
+        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
+        ranks.kill(2, SIGCONT);
+        ranks.kill(3, SIGCONT);
+      },
+      {2, 3});
+  for (const int r : {0, 1}) {
+    const RankEnd& end = ends[static_cast<size_t>(r)];
+    EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
+    EXPECT_TRUE(said(end, "site network")) << all_said(end);
+  }
+}
+
+TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
+  const auto ends = ends_of_barrier(
+      options_of("a,a,b,b", 60s),
+      [&](ForkedRanks& ranks) {
+        ranks.kill(2, SIGSTOP);
+        ranks.kill(3, SIGSTOP);
+        ::usleep(2'000'000);
+        ranks.kill(2, SIGCONT);
+        ranks.kill(3, SIGCONT);
+        ranks.tell(2, "go");
+        ranks.tell(3, "go");
+        for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
+      },
+      {2, 3});
+  expect_all_ok(ends);
+}
+
+TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
+  GroupOptions options = options_of("a,a,b,b");
+  options.silence = 1s;
+  const auto ends = ends_of_barrier(
+      options,
+      [&](ForkedRanks& ranks) {
+        ranks.kill(2, SIGSTOP);
+        ranks.kill(3, SIGSTOP);
+        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+        ranks.kill(2, SIGCONT);
+        ranks.kill(3, SIGCONT);
+      },
+      {2, 3});
+  for (const int r : {0, 1}) {
+    const RankEnd& end = ends[static_cast<size_t>(r)];
+    EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
+  }
+}
+
+TEST(ProcessHostsFaults, RanksWithoutAPlaceAmongNamedHostsAreToldSo) {
+  const Place place("path");
+  const auto ends = run_ranks(2, [&](ChildRank& me) {
+    say(me, outcome_of([&] {
+      Group::connect(me.rank(), me.world(), place.store(), "token", options_of(me.rank() == 0 ? "a" : ""));
+    }));
+  });
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rank 1 listens nowhere for those of others")) << all_said(end);
+}
+
+}  // namespace
+}  // namespace switchyard::test
