@@ -204,8 +204,11 @@ void add_row(const float* from, float factor, int64_t columns, float* to) {
 }  // namespace
 
 void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out) {
-  std::map<int, std::vector<Term>> by_rank;
-  for (const auto& term : terms) by_rank[term.rank].push_back(term);
+  const bool hosts = std::any_of(spec.host_of.begin(), spec.host_of.end(), [](int host) { return host != 0; });
+  const bool per_host = spec.order == CombineOrder::per_host && hosts;
+  std::map<int, std::vector<Term>> summed_together;  // by rank or host
+  for (const auto& term : terms)
+    summed_together[per_host ? spec.host_of[static_cast<size_t>(term.rank)] : term.rank].push_back(term);
   const auto columns = static_cast<size_t>(spec.hidden);
   std::vector<float> row(columns), sum(columns), partial(columns);
   std::vector<std::byte> rounded(columns * sizeof(float));
@@ -219,10 +222,10 @@ void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out)
   };
   if (spec.bias[0]) load_row(spec.type, spec.bias[0], spec.hidden, sum.data());
   if (spec.bias[1]) add(sum, spec.bias[1], 1.0f);
-  if (spec.order == CombineOrder::per_route || spec.pre_reduced) {
+  if (!per_host && (spec.order != CombineOrder::per_rank || spec.pre_reduced)) {
     for (const auto& term : terms) add_term(sum, term);
   } else {
-    for (const auto& [rank, inside] : by_rank) {
+    for (const auto& [where, inside] : summed_together) {
       std::fill(partial.begin(), partial.end(), 0.0f);
       for (const auto& term : inside) add_term(partial, term);
       store_row(spec.type, partial.data(), spec.hidden, rounded.data());

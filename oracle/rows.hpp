@@ -51,13 +51,15 @@ struct Term {
   int rank = 0;  ///< where the row lies
 };
 /// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
-/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum.
+/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum. `host_of`: the host of each
+/// rank of the group, numbered by their lowest ranks, for per_host; empty: one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;
   CombineOrder order = CombineOrder::per_rank;
   bool weighted = false;
   bool pre_reduced = false;
+  std::vector<int> host_of;
   const void* bias[2] = {nullptr, nullptr};
 };
 void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out);

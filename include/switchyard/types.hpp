@@ -105,10 +105,15 @@ struct NamesOf<Padding> {
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
+  /// Normal mode. On each host k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending, by their
+  /// lowest rank, one final rounding: one row of a token comes back from each other host. In a group of one host: as per_route
+  /// for expert-major rows, as per_rank for rank-major ones.
+  per_host = 2,
 };
 template <>
 struct NamesOf<CombineOrder> {
-  static constexpr Named<CombineOrder> kAll[] = {{CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}};
+  static constexpr Named<CombineOrder> kAll[] = {
+      {CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}, {CombineOrder::per_host, "per_host"}};
 };
 
 /// Bytes of one element.
@@ -197,7 +202,7 @@ struct ExpertIds {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
+/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us, network_bytes).
 struct CallStatistics {
 #define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
 #define SWITCHYARD_STATISTIC_TIME(name) double name = 0;

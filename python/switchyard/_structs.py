@@ -94,7 +94,8 @@ class CombineOptions(Struct):
 class CallStatistics(Struct):
     name = "sy_call_statistics"
     _fields_ = [("struct_size", c_size_t), ("remote_bytes", c_uint64), ("local_bytes", c_uint64), ("copied_bytes", c_uint64),
-                ("payload_rows", c_uint64), ("metadata_bytes", c_uint64), ("plan_us", c_double), ("total_us", c_double)]
+                ("payload_rows", c_uint64), ("metadata_bytes", c_uint64), ("plan_us", c_double), ("total_us", c_double),
+                ("network_bytes", c_uint64)]
 
 
 class Counts(Struct):

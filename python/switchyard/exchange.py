@@ -36,6 +36,7 @@ class CallStatistics(NamedTuple):
     metadata_bytes: int  #: counts, placements, records, flags
     plan_us: float  #: counting, exchange of counts, addresses
     total_us: float  #: entry to exit
+    network_bytes: int  #: payload that went to (dispatch) or came from (combine) other hosts
 
 
 class MemoryRequirement(NamedTuple):

@@ -24,7 +24,7 @@ struct PullOffer {
   uint64_t ready;          ///< 1 if the rows lie ready, so that no `outputs` follows
   uint64_t weights;        ///< byte offset of float32 [records, K], if gives_weights; direct staging only
   uint64_t gives_weights;  ///< 1 if the caller gave weights of rank-major rows
-  uint64_t unused;
+  uint64_t takes_weights;  ///< 1 if the caller takes their sums: they come back with rows from other hosts
 };
 /// Combine of expert-major rows per_route.
 struct RouteOffer {

@@ -71,6 +71,7 @@ struct SendTable {
 };
 
 struct HandleData;
+struct HostTables;
 
 /// Tables of a handle that lie in a GPU's memory.
 class DeviceHandle {
@@ -122,6 +123,8 @@ struct HandleData {
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
   std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
+
+  std::shared_ptr<HostTables> hosts;  ///< what passed between hosts (plan/hosts.hpp); null: nothing could, or made from bytes
 };
 
 /// `h` with all its tables in host memory.

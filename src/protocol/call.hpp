@@ -88,6 +88,19 @@ struct CallContext {
   SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 
+/// Whether rank `r` is on this rank's host, which maps its memory. Archs whose groups have one host do not look.
+template <class A>
+SWITCHYARD_FN bool is_mapped(const HeapView& heap, int r) {
+  if constexpr (requires { A::kSpansHosts; }) return heap.base[r] != nullptr;
+  return true;
+}
+/// `p` in rank `r`'s segment; null on another host, where the rank's proxy writes what this one would: nothing is stored to
+/// null.
+template <class A, class T>
+SWITCHYARD_FN T* reach(const HeapView& heap, int r, SymPtr<T> p) {
+  return is_mapped<A>(heap, r) ? heap.at(r, p) : nullptr;
+}
+
 /// Records a span of this warp's track from construction to destruction, on an arch that can trace.
 template <class A>
 class WarpSpan {

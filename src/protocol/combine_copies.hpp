@@ -17,10 +17,29 @@
 
 namespace switchyard::detail {
 
+/// Expert side, on several hosts: copies the expert-major rows of `record`. Pending.
+template <class A>
+SWITCHYARD_FN void copy_route_rows(typename A::Warp& w, const CombineParams& p, int64_t record, MoveCounter& moved) {
+  const int32_t* const route = p.tables.record_route + record * p.shape.topk;
+  const uint64_t kept = A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; });
+  for (uint64_t left = kept; left != 0; left &= left - 1) {
+    const int64_t at = route[nth_bit(left, 0)] * p.shape.row_bytes;
+    A::copy(w, p.staging.staged + at, p.shape.y + at, static_cast<size_t>(p.shape.row_bytes));
+  }
+  moved.copied_bytes += static_cast<uint64_t>(bits(kept) * p.shape.row_bytes);
+}
+
 /// Expert side: copies row and weights of `record`, as far as they are staged, to symmetric memory. Pending.
 template <class A>
 SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, MoveCounter& moved) {
-  if (p.staging.staged && !(p.staging.own_in_place && owner == p.call.rank())) {
+  const bool copies = p.staging.staged && !(p.staging.own_in_place && owner == p.call.rank());
+  if constexpr (requires { A::kSpansHosts; }) {
+    if (p.shape.layout == Layout::expert_major) {
+      if (copies) copy_route_rows<A>(w, p, record, moved);
+      return;
+    }
+  }
+  if (copies) {
     const int64_t at = record * p.shape.row_bytes;
     A::copy(w, p.staging.staged + at, p.shape.y + at, static_cast<size_t>(p.shape.row_bytes));
     moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);

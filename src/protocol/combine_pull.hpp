@@ -137,7 +137,7 @@ struct TokenRows {
   }
 };
 SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
-  const bool by_route = p.shape.layout == Layout::expert_major && p.shape.order == CombineOrder::per_route;
+  const bool by_route = p.shape.layout == Layout::expert_major && p.shape.order != CombineOrder::per_rank;
   return {&p, t * p.shape.topk, p.tables.sends.of(t), by_route ? p.shape.topk : p.tables.sends.places(t), by_route};
 }
 
@@ -281,7 +281,7 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
         w, call.world(),
         [&](int r) {
           const bool told = r == self || (ranks_without_readers >> r & 1) == 0;
-          return FlagStore{told ? call.heap.at(r, flag_of(self)) : nullptr, call.word()};
+          return FlagStore{told ? reach<A>(call.heap, r, flag_of(self)) : nullptr, call.word()};
         },
         Site::pulled);
   }
@@ -299,7 +299,9 @@ template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
   const uint64_t late = A::lanes_where(
-      w, call.world(), [&](int r) { return call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0; });
+      w, call.world(), [&](int r) {
+        return is_mapped<A>(call.heap, r) && call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0;
+      });
   if (late == 0) return true;
   WarpSpan<A> span(w, call, Event::wait_outputs, -1);
   const auto writer = [&](int i) { return nth_bit(late, i); };

@@ -41,7 +41,7 @@ SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, in
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
-        return FlagStore{call.heap.at(r, p.shape.control.outputs_flag(call.rank(), c)), call.word()};
+        return FlagStore{reach<A>(call.heap, r, p.shape.control.outputs_flag(call.rank(), c)), call.word()};
       },
       Site::outputs);
 }

@@ -14,15 +14,21 @@
 
 namespace switchyard::detail {
 
-/// Tells all ranks that this one has come to `site` in this call, with everything settled before.
+/// Tells all ranks that rank `writer` has come to `site` in this call, with everything settled before.
 template <class A>
-SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+SWITCHYARD_FN void publish_for(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
+                               int writer) {
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
-        return FlagStore{call.heap.at(r, control.flag(site, call.rank())), call.word()};
+        return FlagStore{reach<A>(call.heap, r, control.flag(site, writer)), call.word()};
       },
       site);
+}
+/// The same of this rank.
+template <class A>
+SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+  publish_for<A>(w, call, control, site, call.rank());
 }
 
 /// Calls that begin with counts.
@@ -54,15 +60,32 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
 }
 
-/// Writes this rank's counts row (counts_row_bytes, prepared in private memory) to all ranks and waits for theirs.
+/// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts`.
 template <class A>
-SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
-                                   const void* row) {
+SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
+                                  const void* row) {
   A::multicast_to(
-      w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.counts_head(call.epoch, call.rank())); }, row,
+      w, call.world(), [&](int r) -> void* { return reach<A>(call.heap, r, control.counts_head(call.epoch, source)); }, row,
       static_cast<size_t>(control.counts_row_bytes()));
   A::settle(w);
-  publish_all<A>(w, call, control, Site::counts);
+  publish_for<A>(w, call, control, Site::counts, source);
+}
+
+/// On one host nothing is to be passed on.
+struct NoRelay {
+  template <class Warp>
+  SWITCHYARD_FN bool operator()(Warp&) const {
+    return true;
+  }
+};
+
+/// Writes this rank's counts row to all ranks and waits for theirs. `relay(w)` makes those of other hosts come in between; false
+/// after a fault (recorded).
+template <class A, class Relay = NoRelay>
+SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row,
+                                   const Relay& relay = {}) {
+  publish_counts<A>(w, call, control, call.rank(), row);
+  if (!relay(w)) return false;
   WarpSpan<A> span(w, call, Event::wait_counts, -1);
   return wait_placements<A>(w, call, control, Site::counts, &span);
 }
@@ -76,10 +99,11 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
                                      const uint64_t* own_rows = nullptr) {
   if (distances == nullptr && own_rows == nullptr) {
     A::multicast_to(
-        w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.placement(call.epoch, call.rank())); }, &place,
-        sizeof(Placement));
+        w, call.world(), [&](int r) -> void* { return reach<A>(call.heap, r, control.placement(call.epoch, call.rank())); },
+        &place, sizeof(Placement));
   } else {
     A::for_lanes(w, call.world(), [&](int r) {
+      if (!is_mapped<A>(call.heap, r)) return;
       Placement theirs_to_read = place;
       if (distances != nullptr) theirs_to_read.rows += distances[r];
       if (own_rows != nullptr && r == call.rank()) theirs_to_read.rows = *own_rows;
@@ -88,6 +112,17 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
   }
   A::settle(w);
   publish_all<A>(w, call, control, Site::placement);
+}
+
+/// Writes the placement of rank `source` of another host, which came as bytes, to the ranks of this one and releases `placement`.
+template <class A>
+void publish_placement_of(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
+                          const std::byte* place) {
+  A::multicast_to(
+      w, call.world(), [&](int r) -> void* { return reach<A>(call.heap, r, control.placement(call.epoch, source)); }, place,
+      sizeof(Placement));
+  A::settle(w);
+  publish_for<A>(w, call, control, Site::placement, source);
 }
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.

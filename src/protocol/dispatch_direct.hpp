@@ -125,18 +125,43 @@ SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k,
   if (p.shape.weights) *weight = here ? p.shape.weights[f] : 0.0f;
 }
 
-/// Writes the records of token t at all its receivers.
+/// Writes the records of token t, which its source calls `token`, at all its receivers on this host.
 template <class A>
-SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry* entries, int places) {
+SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t token, const SendEntry* entries,
+                                int places) {
   A::for_lanes(w, places * p.shape.topk, [&](int i) {
     const SendEntry e = entries[i / p.shape.topk];
-    if (e.rank < 0) return;
+    if (e.rank < 0 || !is_mapped<A>(p.call.heap, e.rank)) return;
     const int k = i % p.shape.topk;
     const Destination d = destination(p, e.rank);
     const int64_t at = static_cast<int64_t>(e.record) * p.shape.topk + k;
     write_route(p, t, k, e.rank, d.route() + at, d.weight() + at);
-    if (k == 0) d.token()[e.record] = static_cast<int32_t>(t);
+    if (k == 0) d.token()[e.record] = static_cast<int32_t>(token);
   });
+}
+
+/// Whether a row goes there at all, and from this rank.
+SWITCHYARD_FN inline bool has_row(const SendEntry& e) { return e.rank >= 0 && e.row >= 0; }
+
+/// Sends a row, and its scales if it has any, to the places of its token on this host. Pending.
+template <class A>
+SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const SendEntry* entries, int places,
+                            const std::byte* row, const std::byte* scale) {
+  const int first = (p.call.rank() + 1) % places;  // as CallContext::in_turn
+  const auto goes = [&](int i) { return has_row(entries[i]) && is_mapped<A>(p.call.heap, entries[i].rank); };
+  const auto row_to = [&](int n) -> void* {
+    const int i = around(n, first, places);
+    return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.shape.row_bytes : nullptr;
+  };
+  A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.shape.row_bytes));
+  if (!scale) return;
+  const auto scale_to = [&](int n) -> void* {
+    const int i = around(n, first, places);
+    if (!goes(i)) return nullptr;
+    const Destination d = destination(p, entries[i].rank);
+    return d.block + d.layout.scales_at() + entries[i].row * p.shape.scale_bytes;
+  };
+  A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.shape.scale_bytes));
 }
 
 /// Sends the tokens below `end` that are assigned to this warp. All copies are settled on return.
@@ -149,11 +174,11 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
     const SendEntry* entries = p.tables.sends.of(t);
     const int places = p.tables.sends.places(t);
     if (p.shape.with_records) {
-      send_records<A>(w, p, t, entries, places);
+      send_records<A>(w, p, t, t, entries, places);
       moved.metadata_bytes +=
           metadata * static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int i) { return entries[i].rank >= 0; })));
     }
-    const auto goes = [&](int i) { return entries[i].rank >= 0 && entries[i].row >= 0; };
+    const auto goes = [&](int i) { return has_row(entries[i]); };
     const uint64_t all = A::lanes_where(w, places, goes);
     if (all == 0) continue;
     const uint64_t own = A::lanes_where(w, places, [&](int i) { return goes(i) && entries[i].rank == p.call.rank(); });
@@ -170,20 +195,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
                       p.shape.hidden, p.shape.quantize);
       row = staged;
     }
-    const int first = (p.call.rank() + 1) % places;  // as CallContext::in_turn
-    const auto row_to = [&](int n) -> void* {
-      const int i = around(n, first, places);
-      return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.shape.row_bytes : nullptr;
-    };
-    A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.shape.row_bytes));
-    if (!scale) continue;
-    const auto scale_to = [&](int n) -> void* {
-      const int i = around(n, first, places);
-      if (!goes(i)) return nullptr;
-      const Destination d = destination(p, entries[i].rank);
-      return d.block + d.layout.scales_at() + entries[i].row * p.shape.scale_bytes;
-    };
-    A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.shape.scale_bytes));
+    send_row<A>(w, p, entries, places, row, scale);
   }
   A::settle(w);
 }
@@ -239,7 +251,7 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
       w, call.world(),
       [&](int r) {
         const auto records = in_chunks ? static_cast<uint64_t>(p.tables.chunk_records[c * call.world() + r]) : 0;
-        return FlagStore{call.heap.at(r, p.shape.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
+        return FlagStore{reach<A>(call.heap, r, p.shape.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
       },
       Site::rows);
 }

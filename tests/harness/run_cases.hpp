@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.set_context(info.name + ", construction");
   const size_t before = group.heap_used();
   switchyard::detail::number_calls_from(group, info.first_epoch);
+  constexpr int64_t kRoundBytes[] = {1, 1500, 20000, int64_t{4} << 20};  // from a row at a time to all at once
+  switchyard::detail::cross_in_rounds_of(group, kRoundBytes[std::hash<std::string>()(info.name) % std::size(kRoundBytes)]);
   run_object(group, c, failures);
   failures.equal(before, group.heap_used(), "heap_used after destruction");
 }

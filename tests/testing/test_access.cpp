@@ -23,6 +23,8 @@ namespace {
 
 void number_calls_from(Group& group, uint64_t first_epoch) { group.impl().first_epoch = first_epoch; }
 
+void cross_in_rounds_of(Group& group, int64_t bytes) { group.impl().round_bytes = bytes; }
+
 void defer_copies(Group& group) { group.impl().defers_copies = true; }
 
 }  // namespace switchyard::detail

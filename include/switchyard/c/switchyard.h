@@ -355,7 +355,7 @@ switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_
                                       const sy_combine_options* options, float* out_weights);
 
 /// Traffic and time of this rank's last call. Members: switchyard/statistics.def (remote_bytes, local_bytes, copied_bytes,
-/// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double).
+/// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double; network_bytes: uint64_t).
 typedef struct sy_call_statistics {
   size_t struct_size;
 #define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name;
@@ -363,7 +363,7 @@ typedef struct sy_call_statistics {
 #include "switchyard/statistics.def"
 } sy_call_statistics;
 #define SWITCHYARD_CALL_STATISTICS_INIT \
-  { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0 }
+  { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
 
 // ---- Handle ----

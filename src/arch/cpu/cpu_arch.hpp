@@ -24,6 +24,8 @@ struct BasicCpu {
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
   /// All ranks make all calls of their group in the same order, one at a time, and say which (HeapHeader::calls).
   static constexpr bool kCallsInOrder = true;
+  /// Ranks may be on several hosts: segments of the others have no address (HeapView::base).
+  static constexpr bool kSpansHosts = true;
   /// Rows assigned at a time: an atomic addition waits for all streaming stores before it.
   static constexpr int kTakenAtOnce = 8;
 

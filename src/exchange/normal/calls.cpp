@@ -75,7 +75,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
                       config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
-    d.copied = out && !d.placed && !through_rings() && config.layout == Layout::rank_major && d.output().bytes() > 0;
+    // Over several hosts rows come by way of proxies, which tell of them once: they are copied afterwards.
+    d.copied = out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
     const bool nothing_comes = call.own_placed && world() == 1;
     d.place.dispatch.copies_out = d.copied && !nothing_comes ? 1 : 0;
   } catch (const Error& error) {
@@ -251,11 +252,12 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   SumStaging s;
   s.place.signature = call.signature;
   const bool expert_major = h.layout == Layout::expert_major,
-             per_route = expert_major && shape.order == CombineOrder::per_route;
+             by_route = expert_major && shape.order != CombineOrder::per_rank, per_route = by_route && !spans_hosts();
+  s.place.pull.takes_weights = shape.out_weights ? 1 : 0;
   if (!per_route) s.place.pull.gives_weights = shape.weights_in ? 1 : 0;
   if (through_rings()) return s;  // rows pass through the rings from wherever they lie
   const Extent extent = extent_of(h);
-  const bool reduces = expert_major && !per_route;
+  const bool reduces = expert_major && !by_route;
   const Registration* const registered =
       reduces ? nullptr : group_.registration_of(shape.y, static_cast<size_t>(extent.rows * shape.row_bytes));
   const bool in_place = !reduces && (call.context.heap.contains(shape.y) || registered || alone(h));
@@ -307,6 +309,11 @@ RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowS
   return RowBuffer(std::move(block), view);
 }
 
+CombineOrder NormalImpl::order_here(CombineOrder order) const {
+  if (order != CombineOrder::per_host || spans_hosts()) return order;
+  return config.layout == Layout::expert_major ? CombineOrder::per_route : CombineOrder::per_rank;
+}
+
 // ---- what ranks compare of a call, and what kernels are told of what the caller gave ----
 
 uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h) const {
@@ -340,7 +347,7 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
   SumShape s;
   s.control = control_;
   s.layout = h.layout;
-  s.order = o.order;
+  s.order = order_here(o.order);
   s.type = y.dtype;
   s.topk = h.topk;
   s.map = h.map;
@@ -357,9 +364,9 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
 
 NormalImpl::SumWeights NormalImpl::weights_of(const HandleData& h, const CombineOptions& o, const float* of_records,
                                               const float* of_routes) {
-  const bool apply = h.layout == Layout::expert_major && o.apply_weights, per_route = o.order == CombineOrder::per_route;
-  return {apply && !per_route ? of_records : nullptr, apply && per_route && !o.weights ? of_routes : nullptr,
-          apply && per_route ? o.weights : nullptr};
+  const bool apply = h.layout == Layout::expert_major && o.apply_weights, by_route = o.order != CombineOrder::per_rank;
+  return {apply && !by_route ? of_records : nullptr, apply && by_route && !o.weights ? of_routes : nullptr,
+          apply && by_route ? o.weights : nullptr};
 }
 
 }  // namespace switchyard::detail

@@ -4,6 +4,7 @@
 
 #include "exchange/group/enum_checks.hpp"
 #include "exchange/normal/impl.hpp"
+#include "plan/hosts.hpp"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
@@ -107,6 +108,15 @@ void NormalImpl::check_handle(const Handle& handle) const {
       h.alignment != config.expert_alignment)
     invalid("handle was made by an object with other num_experts, topk, layout or expert_alignment");
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
+  if (!spans_hosts()) return;
+  if (!h.hosts)
+    throw Error(ErrorCode::unsupported,
+                "handle was made from bytes, or by a group of one host: bytes do not say what crossed between hosts; dispatch again");
+  for (int r = 0; r < world(); ++r)
+    if (h.hosts->host_of[static_cast<size_t>(r)] != group_.host_map().host_of(r))
+      invalid("handle was made by a group in which rank " + std::to_string(r) + " was on host " +
+              std::to_string(h.hosts->host_of[static_cast<size_t>(r)]) + "; here it is on host " +
+              std::to_string(group_.host_map().host_of(r)));
 }
 
 void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& o,
@@ -129,10 +139,10 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
   if (o.order == CombineOrder::per_route && !expert_major)
     throw Error(ErrorCode::unsupported,
                 "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");
-  if (expert_major && o.weights && o.order == CombineOrder::per_rank)
+  if (expert_major && o.weights && o.order != CombineOrder::per_route)
     throw Error(ErrorCode::unsupported,
-                "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them "
-                "to dispatch or use per_route");
+                std::string("CombineOptions::weights with ") + to_string(o.order) +
+                    ": expert ranks multiply by the weights that dispatch carried; pass them to dispatch or use per_route");
   if (out_weights && (expert_major || (!o.weights && rows > 0)))
     invalid("out_weights", ": only for rank-major combine with CombineOptions::weights");
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)

@@ -2,8 +2,10 @@
 // Normal mode on the CPU: the object and the frame of every collective call.
 #include "exchange/normal/cpu.hpp"
 
+#include <algorithm>
 #include <string>
 
+#include "carrier/sockets.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -12,6 +14,7 @@ template <class A>
 CpuNormal<A>::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
   if (c.staging == Staging::ring) group_.require_one_host("NormalConfig::staging = ring", "use Staging::direct");
   construct([&] { build(); });
+  if (spans_hosts()) connect_hosts();
 }
 
 template <class A>
@@ -28,11 +31,24 @@ void CpuNormal<A>::build() {
   counts_row_.resize(static_cast<size_t>(control_.counts_row_bytes()));
   const int64_t staged =
       round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
-  group_.pool.reserve_scratch(static_cast<size_t>(staged));
+  const int64_t summed = round_up(config.hidden * 4, 128) + round_up(int64_t{4} * config.topk, 128);  // a host's sum
+  group_.pool.reserve_scratch(static_cast<size_t>(spans_hosts() ? std::max(staged, summed) : staged));
   std::byte* mine = group_.heap->view().base[rank()];
   set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epochs_.last()));
   if (rings_.num_channels > 0)
     set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epochs_.last()));
+}
+
+template <class A>
+void CpuNormal<A>::connect_hosts() {
+  group_.collectively("NormalExchange", [&] {
+    std::vector<UniqueFd> fds = group_.bootstrap->connect_rails(group_.options.rendezvous_timeout);
+    std::vector<CarrierSocket> sockets;
+    for (size_t r = 0; r < fds.size(); ++r)
+      if (fds[r]) sockets.push_back({static_cast<int>(r), std::move(fds[r])});
+    hosts_ = std::make_unique<HostLinks>(group_.host_map(), rank(), make_socket_carrier(std::move(sockets)), group_.round_bytes,
+                                         flag_word(epochs_.last()));
+  });
 }
 
 template <class A>
@@ -62,6 +78,10 @@ void CpuNormal<A>::end(Call& call) {
 
 template <class A>
 void CpuNormal<A>::raise(const char* operation) {
+  if (hosts_ && group_.fault.ready != 0) {
+    name_proxy(group_.fault);
+    hosts_->carrier().abort();
+  }
   group_.raise_fault(operation, epochs_.calls());
 }
 
@@ -71,10 +91,30 @@ void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
 }
 
 template <class A>
-void CpuNormal<A>::exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
+void CpuNormal<A>::name_proxy(FaultRecord& fault) const {
+  const int awaited = fault.awaited_rank;
+  if (fault.aborted || fault.mismatch || awaited < 0 || group_.host_map().together(awaited, rank())) return;
+  if (fault.site < Site::counts || control_row(fault.site) >= kNumControlSites) return;
+  const int proxy = group_.host_map().proxy(awaited, hosts_->own_host());
+  const uint64_t seen = A::peek(group_.heap->view().local(control_.flag(fault.site, proxy)));
+  if (proxy == rank() || flag_reached(seen, flag_word(fault.epoch))) return;
+  fault.awaited_rank = proxy;
+  fault.seen = seen;
+}
+
+template <class A>
+void CpuNormal<A>::exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own) {
   bool ok = false;
   on_one_warp([&](CpuWarp& w) {
-    publish_placement<A>(w, call.context, control_, place);
+    const Placement& place = staging.place;
+    publish_placement<A>(w, call.context, control_, place, staging.distances, staging.own_in_place ? &staging.own_rows : nullptr);
+    if (hosts_) {
+      const auto none = [](const RailPeer&) { return int64_t{0}; };
+      const auto deliver = [&](int source, int64_t, const std::byte* theirs) {
+        publish_placement_of<A>(w, call.context, control_, source, theirs);
+      };
+      if (!pass_on(call.context, &place, sizeof place, none, deliver)) return;
+    }
     WarpSpan<A> span(w, call.context, Event::wait_placement, -1);
     ok = wait_placements<A>(w, call.context, control_, Site::placement, &span);
   });

@@ -7,6 +7,7 @@
 
 #include "exchange/normal/impl.hpp"
 #include "exchange/group/recycler.hpp"
+#include "exchange/normal/hosts.hpp"
 #include "heap/offset_allocator.hpp"
 #include "layout/control.hpp"
 #include "protocol/chunks.hpp"
@@ -44,6 +45,8 @@ class CpuNormal final : public NormalImpl {
   };
 
   void build();
+  /// Several hosts: collective.
+  void connect_hosts();
 
   // cpu.cpp: memory, and the frame of every collective call.
   std::unique_ptr<Call> begin(const Frame& frame) override;
@@ -59,8 +62,21 @@ class CpuNormal final : public NormalImpl {
   /// Throws what warps recorded.
   void raise(const char* operation);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
-  /// Ring staging, which moves rows only once all placements have come, and dispatch.
-  void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own);
+  /// Calls that move rows only once all placements have come: dispatch, ring staging, and all on several hosts.
+  void exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own);
+  void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
+    SumStaging staging;
+    staging.place = place;
+    exchange_placements(call, staging, own);
+  }
+  /// Several hosts: passes a message that all ranks of this host have got on to those of others, and what comes of theirs to
+  /// deliver(source, number, message). False after a fault (recorded).
+  template <class Number, class Deliver>
+  bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
+    return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
+  }
+  /// Several hosts: a rank of another host is missing; if its proxy is, too, that one is named.
+  void name_proxy(FaultRecord& fault) const;
   /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
   /// this rank's error, if it is the one.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
@@ -78,7 +94,7 @@ class CpuNormal final : public NormalImpl {
   void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
   bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
-  void gather_counts(const CpuCall& call, int64_t capacity, GatheredCounts& counts);
+  void gather_counts(const CpuCall& call, int64_t capacity, HandleData& h);
   /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
@@ -108,6 +124,7 @@ class CpuNormal final : public NormalImpl {
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
   std::vector<std::byte> counts_row_;
+  std::unique_ptr<HostLinks> hosts_;  ///< null: all ranks are on this host
 };
 
 }  // namespace switchyard::detail

@@ -40,10 +40,21 @@ const float* data_or_null(const std::vector<float>& v) { return v.empty() ? null
 // ---- dispatch ----
 
 template <class A>
-void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, GatheredCounts& counts) {
+void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, HandleData& h) {
   const CountsHead head{given.signature, local_.tokens, capacity, 0};
   int other = -1;
-  const bool ok = exchange_host_counts<A>(solo_, given.context, control_, head, local_, counts_row_, counts, &other);
+  const auto relay = [&](CpuWarp& w) {
+    if (!hosts_) return true;
+    const auto leaving = [&](const RailPeer& peer) {
+      return static_cast<int64_t>(h.hosts->leaving[static_cast<size_t>(peer.host)].size());
+    };
+    const auto deliver = [&](int source, int64_t crossing, const std::byte* row) {
+      HostLinks::set_crossing(h, source, crossing);
+      publish_counts<A>(w, given.context, control_, source, row);
+    };
+    return pass_on(given.context, counts_row_.data(), counts_row_.size(), leaving, deliver);
+  };
+  const bool ok = exchange_host_counts<A>(solo_, given.context, control_, head, local_, counts_row_, h.counts, &other, relay);
   if (!ok) raise("dispatch");
   if (other >= 0) throw_mismatch("dispatch", other);
 }
@@ -55,8 +66,9 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
   {
     const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
     local_.build(routing.ids, config.num_experts, world());
+    if (hosts_) hosts_->list_leaving(local_, h);
   }
-  gather_counts(call, routing.capacity, h.counts);
+  gather_counts(call, routing.capacity, h);
   if (routing.fail_on_overflow)
     check_capacity(h.counts, config.layout, config.expert_alignment, "dispatch (call " + std::to_string(epochs_.calls()) + ")",
                    "DispatchOptions::capacity");
@@ -129,6 +141,9 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
     const RingDispatchParams ring{
         p, rings_, {d.rows->data, layout, records, d.records()}, ring_streams_.data(), send_chunk(config, rings_)};
     launch([&](CpuWarp& w) { dispatch_ring<A>(w, ring); });
+  } else if (hosts_) {
+    const HostDispatchParams& over_hosts = hosts_->prepare(p, *d.handle);
+    launch([&](CpuWarp& w) { dispatch_hosts<A>(w, over_hosts); });
   } else {
     launch([&](CpuWarp& w) { dispatch_direct<A>(w, p); });
   }
@@ -171,6 +186,11 @@ void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, 
     exchange_placements(call, staging.place, error);
     const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk(config, rings_)};
     launch([&](CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
+    raise(call.name);
+  } else if (hosts_) {
+    exchange_placements(call, staging, error);
+    const HostCombineParams& over_hosts = hosts_->prepare(p, h, o.apply_weights && h.layout == Layout::expert_major);
+    launch([&](CpuWarp& w) { combine_hosts<A>(w, over_hosts); });
     raise(call.name);
   } else {
     launch([&](CpuWarp& w) { combine_direct<A>(w, p); });

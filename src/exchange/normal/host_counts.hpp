@@ -16,17 +16,18 @@ namespace switchyard::detail {
 
 /// Tells all ranks the counts of `local`, gathers theirs, and fills `counts`. One warp of each rank, which knows the epoch.
 /// `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature is another one, or -1. False after a fault
-/// (recorded).
-template <class A>
+/// (recorded). `relay`: as in exchange_counts.
+template <class A, class Relay = NoRelay>
 bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
-                          const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other) {
+                          const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other,
+                          const Relay& relay = {}) {
   const auto experts = static_cast<size_t>(control.experts), ranks = static_cast<size_t>(control.world);
   std::memcpy(row.data(), &head, sizeof head);
   std::memcpy(row.data() + sizeof head, local.tokens_per_rank.data(), 4 * ranks);
   std::memcpy(row.data() + sizeof head + 4 * ranks, local.routes_per_expert.data(), 4 * experts);
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control.counts_row_bytes() * control.world);
-    if (!exchange_counts<A>(w, call, control, row.data())) return false;
+    if (!exchange_counts<A>(w, call, control, row.data(), relay)) return false;
   }
   counts.world = control.world;
   counts.experts = control.experts;

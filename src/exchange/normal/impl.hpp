@@ -187,6 +187,9 @@ class NormalImpl : protected ExchangeBase {
   // ---- What a backend may ask for ----
 
   bool through_rings() const { return config.staging == Staging::ring; }
+  bool spans_hosts() const { return !group_.host_map().one_host(); }
+  /// The order in which kernels sum: on one host there is no per_host.
+  CombineOrder order_here(CombineOrder order) const;
   /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }
   /// `state`: of the pool.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "harness/everywhere.hpp"
+#include "harness/suite_hosts.hpp"
 #include "modes/normal/scenario.hpp"
 
 namespace harness {
@@ -25,13 +26,18 @@ class Acceptance : public testing::TestWithParam<Where> {
     s.repeats = kSanitizer ? 1 : 3;
     return s;
   }
-  /// Runs every scenario under both staging strategies on one group.
+  /// Runs every scenario under both staging strategies on one group. Over several hosts, which have no rings: in its order, and
+  /// with one row back per host.
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {
       s.num_sms = GetParam().workers.warps;
       for (const Staging staging : {Staging::direct, Staging::ring}) {
         s.staging = staging;
+        if (staging == Staging::ring && spans_hosts(world())) {
+          s.order = CombineOrder::per_host;
+          if (s.problem.layout == Layout::expert_major) s.replace_weights = false;
+        }
         cases.push_back(make_case(s));
         auto& name = const_cast<Case&>(*cases.back()).scenario.name;
         name += staging == Staging::direct ? " (direct)" : " (ring)";

@@ -81,6 +81,7 @@ Scenario draw_scenario(Draw& draw, int world) {
   s.num_bias = static_cast<int>(draw.one_in(2) ? 0 : draw.between(1, 2));
   s.apply_weights = !draw.one_in(5);
   s.replace_weights = per_route ? draw.one_in(3) : p.layout == Layout::rank_major && draw.one_in(2);
+  if (!(per_route && s.replace_weights) && oracle::mix(s.seed, 0x4057) % 3 == 0) s.order = CombineOrder::per_host;
   s.repeats = static_cast<int>(draw.between(1, 2));
   s.cached = draw.one_in(2);
   s.max_delay_us = draw.one_in(2) ? 0 : static_cast<int>(draw.between(1, 400));

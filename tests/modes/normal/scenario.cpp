@@ -10,10 +10,12 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 
+#include "harness/suite_hosts.hpp"
 #include "modes/normal/scenario_rows.hpp"
 
 namespace harness {
@@ -53,6 +55,10 @@ bool all_zero(const std::byte* data, int64_t bytes) {
 std::shared_ptr<const Case> make_case(const Scenario& s) {
   auto c = std::make_shared<Case>();
   c->scenario = s;
+  if (spans_hosts(s.problem.world)) {  // which have neither rings nor registered memory
+    c->scenario.staging = Staging::direct;
+    if (s.output_memory == OutputMemory::registered) c->scenario.output_memory = OutputMemory::ordinary;
+  }
   c->problem = s.problem;
   oracle::Problem& p = c->problem;
   for (int r = 0; r < p.world; ++r) {
@@ -324,11 +330,14 @@ void RankData::check_dispatched(const Dispatched& d, Failures& f) const {
 
 void RankData::check_out_weights(Failures& f) const {
   const int topk = c_.problem.topk;
+  const std::vector<int> host_of = hosts_of_suite(c_.problem.world);
   for (int64_t t = 0; t < tokens_; ++t) {
     for (int k = 0; k < topk; ++k) {
-      float expected = 0.0f;
+      std::vector<float> sums(idx(c_.problem.world), 0.0f);  // one, or of each host
       for (const auto& send : c_.expected.ranks[idx(rank_)].sends[idx(t)])
-        expected = expected + returned_weight(send.rank, rank_, t, k);
+        sums[s_.order == CombineOrder::per_host ? idx(host_of[idx(send.rank)]) : 0] += returned_weight(send.rank, rank_, t, k);
+      float expected = 0.0f;
+      for (const float sum : sums) expected = expected + sum;
       const float got = out_weights_[idx(t * topk + k)];
       if (std::bit_cast<uint32_t>(expected) == std::bit_cast<uint32_t>(got)) continue;
       f.equal(expected, got, "out_weights of token " + std::to_string(t) + " k " + std::to_string(k));
@@ -345,6 +354,7 @@ void RankData::check_combined(Failures& f) const {
   sum.type = s_.y_type;
   sum.hidden = s_.hidden;
   sum.order = s_.order;
+  sum.host_of = hosts_of_suite(p.world);
   sum.pre_reduced = p.layout == Layout::rank_major;
   sum.weighted = p.layout == Layout::expert_major && s_.apply_weights && (!p.weights.empty() || !replaced_weights_.empty());
   const float* weights = !replaced_weights_.empty() ? replaced_weights_.data() : this->weights();
@@ -373,6 +383,37 @@ void RankData::check_combined(Failures& f) const {
     if (!text.empty()) f.add(text);
   }
   if (!out_weights_.empty()) check_out_weights(f);
+}
+
+uint64_t bytes_over_network(const Case& c, int rank, bool combine) {
+  const oracle::Problem& p = c.problem;
+  const Scenario& s = c.scenario;
+  const std::vector<int> host_of = hosts_of_suite(p.world);
+  const auto& view = c.expected.ranks[idx(rank)];
+  const bool by_route = p.layout == Layout::expert_major && s.order == CombineOrder::per_route;
+  uint64_t rows = 0;
+  for (int64_t t = 0; t < p.tokens(rank); ++t) {
+    std::multiset<int> routes;  // hosts, once for each row
+    std::set<int> ranks;
+    for (int k = 0; k < p.topk; ++k) {
+      const int64_t id = combine ? view.kept_ids[idx(t * p.topk + k)] : p.id(rank, t, k);
+      if (!p.valid(id)) continue;
+      ranks.insert(p.owner(id));
+      routes.insert(host_of[idx(p.owner(id))]);
+    }
+    std::multiset<int> hosts;
+    for (const int r : ranks) hosts.insert(host_of[idx(r)]);
+    if (by_route) hosts = routes;
+    if (!combine || s.order == CombineOrder::per_host) {
+      const std::set<int> once(hosts.begin(), hosts.end());
+      hosts = {once.begin(), once.end()};
+    }
+    rows += hosts.size() - hosts.count(host_of[idx(rank)]);
+  }
+  const int64_t bytes = combine ? row_bytes(s, s.y_type)
+                                : row_bytes(s, sent_type(s)) +
+                                      static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
+  return rows * static_cast<uint64_t>(bytes);
 }
 
 }  // namespace harness

@@ -167,6 +167,7 @@ class Rank : RankSteps {
     for (const auto& sends : c_.expected.ranks[rank_].sends) {
       for (const auto& send : sends) (send.rank == group_.rank() ? rows.local : rows.remote) += send.row >= 0 ? 1 : 0;
     }
+    f_.equal(bytes_over_network(c_, group_.rank(), false), exchange_.last_call().network_bytes, "bytes over the network");
     check_traffic(exchange_.last_call(), rows,
                   static_cast<uint64_t>(row_bytes(s, sent_type(s))) + switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
   }
@@ -251,6 +252,7 @@ class Rank : RankSteps {
         host_weights ? static_cast<float*>(memory_.lend(host_weights, idx(tokens * topk + 1) * 4)) : nullptr;
     meet();
     exchange_.combine(y, handle, out, o, out_weights);
+    f_.equal(bytes_over_network(c_, group_.rank(), true), exchange_.last_call().network_bytes, "bytes back over the network");
     memory_.fill(y.data, 0xEE, idx(rows * bytes));  // the caller's again
     memory_.read(data.out(), out, idx(tokens * bytes));
     if (out_weights) memory_.read(host_weights, out_weights, idx(tokens * topk) * 4);

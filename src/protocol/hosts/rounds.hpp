@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds between hosts, shared by the warps of a rank: what a round sends is packed by all warps, warp 0 posts it and drives the
+// carrier while it waits, and all warps take what has come. A ring of three slots each way: one is packed, one is under way, one
+// is taken.
+//
+// | flag    | written by                       | read by              | order           | scope  | reuse              |
+// | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
+// | network | warp 0, when a round has come    | all warps            | release/acquire | device | epoch, never reset |
+//
+// Buffers: a slot is packed again after its round has gone, and receives again after all warps have taken what it held: warp 0
+// posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then takes round j and packs round j + 3 in turn, so
+// none waits for a round before all have packed it; rounds come in the same order at both ends, and nothing else is waited for in
+// between but ranks of this host, who wait for none of it.
+#pragma once
+
+#include "carrier/carrier.hpp"
+#include "protocol/wait.hpp"
+#include "protocol/work_queue.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kRoundSlots = 3;
+
+/// Words of a rank's own. Counters are 0 between calls; the others are flags, {epoch, rounds}.
+struct RoundWork {
+  struct alignas(64) Word {
+    uint64_t value = 0;
+  };
+  Word pack_next[kRoundSlots], take_next[kRoundSlots];  ///< items assigned (work_queue.hpp)
+  Word pack_done[kRoundSlots], take_done[kRoundSlots];  ///< warps
+  Word packed, came, taken;                             ///< flags
+  Word awaited;                                         ///< the rank that warp 0 waits for
+
+  void set_flags(uint64_t word) { packed.value = came.value = taken.value = word; }
+};
+
+/// The rounds of one call. Trivially copyable.
+struct Rounds {
+  Carrier* carrier = nullptr;
+  RoundWork* work = nullptr;
+  uint64_t first = 0;  ///< number of the call's first round at the carrier
+  int64_t count = 0;
+};
+
+/// Records that a round cannot end. \returns false
+template <class A>
+bool record_broken(typename A::Warp& w, const CallContext& call, const RoundLook& look) {
+  if (look.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, look.peer);
+  // The end of a connection is no news of a death. Who watches the peer says who it was, within a moment.
+  const int peer = look.peer >= 0 ? look.peer : call.rank();
+  const uint64_t start = A::now_ns();
+  uint64_t word = 0;
+  for (int64_t polls = 0; word == 0; ++polls) {
+    const uint64_t waited = A::now_ns() - start;
+    if (waited > kUnderWayNs || waited > call.timeout_ns) break;
+    A::pause(w, polls);
+    word = find_end<A>(&call, peer, true);
+  }
+  FaultRecord fault;
+  fault.site = Site::network;
+  fault.aborted = true;
+  fault.seen_abort = word != 0 ? word : make_abort_word(peer, static_cast<int>(ErrorCode::system));
+  fault.awaited_rank = peer;
+  fault.waited_ns = A::now_ns() - start;
+  record_fault<A>(w, call, fault);
+  return false;
+}
+
+/// Drives the carrier until `round` has gone and come. False after a fault (recorded). `awaited`: null, or is told for whom.
+template <class A>
+bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
+  RoundLook look = carrier.advance(round);
+  if (look.state == RoundState::done) return true;
+  WarpSpan<A> span(w, call, Event::wait_network, look.peer);
+  const uint64_t nothing = 0;  // a round has no flag to show
+  WaitClock<A> clock(look.peer);
+  while (look.state == RoundState::under_way) {
+    if (awaited) A::post(w, awaited, static_cast<uint64_t>(look.peer));
+    if (look.peer != clock.awaited()) clock.charge(w, call, look.peer);
+    if (!clock.keep_waiting(w, call, Site::network, &nothing, call.word())) return false;
+    look = carrier.advance(round);
+  }
+  span.set_arg(clock.awaited());
+  clock.charge(w, call, clock.awaited());
+  return look.state == RoundState::done || record_broken<A>(w, call, look);
+}
+
+/// Waits until `flag`, one of RoundWork, says that `rounds` are done. Ends with a fault of any warp of this rank, too.
+template <class A>
+bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, uint64_t* flag, int64_t rounds) {
+  const auto failed = [&](typename A::Warp&, int) { return A::peek(call.fault_claims) != 0; };
+  WarpSpan<A> span(w, call, Event::wait_network, -1);
+  return wait_for<A>(
+      w, call, 1, [&](int) { return flag; }, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network,
+      [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, &span, Wait::brief, failed);
+}
+
+/// Tells that this rank has done `rounds` of what `flag` counts, with everything settled before.
+template <class A>
+void tell_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
+  A::template store_release<Scope::device>(w, flag, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network);
+}
+
+/// What a call does in its rounds, all by any warp. Template parameter Steps below:
+///   bool pack(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what round k sends; settled on return
+///   void packed(Warp&, int64_t k)                      the last warp, after all have packed
+///   std::span<const Leg> legs(int64_t k)               warp 0
+///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what has come; settled on return
+///   void took(Warp&, int64_t k)                        the last warp, after all have taken
+
+/// Packs round k and, on warp 0, posts it.
+template <class A, class Steps>
+bool pack_round(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps, int64_t k) {
+  RoundWork& work = *r.work;
+  const auto slot = static_cast<size_t>(k % kRoundSlots);
+  WorkQueue<A> items(&work.pack_next[slot].value);
+  if (!steps.pack(w, k, items)) return false;
+  if (arrive_is_last<A>(w, &work.pack_done[slot].value)) {
+    WorkQueue<A>::reset(w, &work.pack_next[slot].value);
+    steps.packed(w, k);
+    tell_rounds<A>(w, call, &work.packed.value, k + 1);
+  }
+  if (w.index() != 0) return true;
+  if (!await_rounds<A>(w, call, r, &work.packed.value, k + 1)) return false;
+  if (k >= kRoundSlots && !await_rounds<A>(w, call, r, &work.taken.value, k + 1 - kRoundSlots)) return false;
+  r.carrier->post(r.first + static_cast<uint64_t>(k), steps.legs(k), nullptr);
+  return true;
+}
+
+/// Waits for round k and takes what came.
+template <class A, class Steps>
+bool take_round(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps, int64_t k) {
+  RoundWork& work = *r.work;
+  const auto slot = static_cast<size_t>(k % kRoundSlots);
+  if (w.index() == 0) {
+    if (!await_round<A>(w, call, *r.carrier, r.first + static_cast<uint64_t>(k), &work.awaited.value)) return false;
+    tell_rounds<A>(w, call, &work.came.value, k + 1);
+  } else if (!await_rounds<A>(w, call, r, &work.came.value, k + 1)) {
+    return false;
+  }
+  WorkQueue<A> items(&work.take_next[slot].value);
+  if (!steps.take(w, k, items)) return false;
+  if (arrive_is_last<A>(w, &work.take_done[slot].value)) {
+    WorkQueue<A>::reset(w, &work.take_next[slot].value);
+    steps.took(w, k);
+    tell_rounds<A>(w, call, &work.taken.value, k + 1);
+  }
+  return true;
+}
+
+/// Packs and posts as many rounds as there are slots.
+template <class A, class Steps>
+bool begin_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
+  for (int64_t k = 0; k < r.count && k < kRoundSlots; ++k)
+    if (!pack_round<A>(w, call, r, steps, k)) return false;
+  return true;
+}
+/// All that is left after begin_rounds.
+template <class A, class Steps>
+bool finish_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
+  for (int64_t k = 0; k < r.count; ++k) {
+    if (!take_round<A>(w, call, r, steps, k)) return false;
+    if (k + kRoundSlots < r.count && !pack_round<A>(w, call, r, steps, k + kRoundSlots)) return false;
+  }
+  return true;
+}
+
+}  // namespace switchyard::detail

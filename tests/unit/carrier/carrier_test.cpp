@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The contract of carriers, tried on the built-in one: rounds come whole and in their order, nothing waits, and who breaks a
+// round is named.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <thread>
+#include <vector>
+
+#include "arch/cpu/polite_wait.hpp"
+#include "carrier/sockets.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+/// Ranks 0 ... n - 1, each connected with each.
+std::vector<std::unique_ptr<Carrier>> make_ranks(int n) {
+  std::vector<std::vector<CarrierSocket>> sockets(static_cast<size_t>(n));
+  for (int a = 0; a < n; ++a)
+    for (int b = a + 1; b < n; ++b) {
+      int ends[2];
+      EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+      sockets[static_cast<size_t>(a)].push_back({b, UniqueFd(ends[0])});
+      sockets[static_cast<size_t>(b)].push_back({a, UniqueFd(ends[1])});
+    }
+  std::vector<std::unique_ptr<Carrier>> ranks;
+  for (auto& of_rank : sockets) ranks.push_back(make_socket_carrier(std::move(of_rank)));
+  return ranks;
+}
+
+/// Waits until the round is no longer under way.
+RoundLook finish(Carrier& carrier, uint64_t round) {
+  RoundLook look;
+  for (int64_t polls = 0; (look = carrier.advance(round)).state == RoundState::under_way; ++polls) polite_wait(polls);
+  return look;
+}
+
+/// What rank `from` sends to rank `to` in a round: sizes differ by direction, some are none at all, some larger than any socket
+/// buffer.
+size_t bytes_of(int from, int to, uint64_t round) {
+  const uint64_t n = static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + round;
+  return n % 5 == 0 ? 0 : n % 11 == 3 ? size_t{3} << 20 : static_cast<size_t>(n * 977 % 5000 + 1);
+}
+std::byte value_of(int from, int to, uint64_t round, size_t i) {
+  return static_cast<std::byte>((static_cast<uint64_t>(from) * 31 + static_cast<uint64_t>(to) * 17 + round * 5 + i) % 251);
+}
+Bytes content(int from, int to, uint64_t round) {
+  Bytes bytes(bytes_of(from, to, round));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = value_of(from, to, round, i);
+  return bytes;
+}
+
+/// All rounds of one rank, three of them under way at a time.
+void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
+  struct Round {
+    std::vector<Bytes> out, in;
+  };
+  std::vector<Round> slots(3);
+  const auto check = [&](uint64_t n) {
+    ASSERT_EQ(finish(carrier, n + 100).state, RoundState::done);
+    for (int peer = 0, i = 0; peer < world; ++peer) {
+      if (peer == rank) continue;
+      ASSERT_EQ(slots[n % 3].in[static_cast<size_t>(i++)], content(peer, rank, n)) << "round " << n << " from " << peer;
+    }
+  };
+  for (uint64_t n = 0; n < rounds; ++n) {
+    if (n >= 3) check(n - 3);
+    Round& slot = slots[n % 3];
+    slot = {};
+    for (int peer = 0; peer < world; ++peer) {
+      if (peer == rank) continue;
+      slot.out.push_back(content(rank, peer, n));
+      slot.in.emplace_back(bytes_of(peer, rank, n));
+    }
+    std::vector<Leg> legs;
+    for (int peer = 0, i = 0; peer < world; ++peer)
+      if (peer != rank) legs.push_back({peer, slot.out[static_cast<size_t>(i)], slot.in[static_cast<size_t>(i)]}), ++i;
+    carrier.post(n + 100, legs, nullptr);
+  }
+  for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
+}
+
+TEST(Carrier, RoundsComeWholeAndInOrder) {
+  for (const int world : {2, 3, 4}) {
+    auto ranks = make_ranks(world);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < world; ++r)
+      threads.emplace_back([&, r] { exchange(*ranks[static_cast<size_t>(r)], r, world, 40); });
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+TEST(Carrier, NeverWaitsAndNamesTheAwaitedPeer) {
+  auto ranks = make_ranks(3);
+  const Bytes out(size_t{8} << 20);
+  Bytes in(16);
+  const Leg legs[] = {{1, out, {}}, {2, {}, in}};
+  ranks[0]->post(1, legs, nullptr);  // more than the socket takes, and nobody reads
+  const RoundLook look = ranks[0]->advance(1);
+  EXPECT_EQ(look.state, RoundState::under_way);
+  EXPECT_EQ(look.peer, 1);
+  EXPECT_EQ(ranks[0]->advance(0).state, RoundState::done) << "an earlier round has no legs";
+  Bytes theirs(out.size());
+  const Leg receiving[] = {{0, {}, theirs}};
+  ranks[1]->post(7, receiving, nullptr);  // ranks number their rounds as they like
+  for (bool here = false, there = false; !here || !there;) {
+    here = here || ranks[1]->advance(7).state == RoundState::done;
+    there = there || ranks[0]->advance(1).peer == 2;
+  }
+  EXPECT_EQ(ranks[0]->advance(1).state, RoundState::under_way) << "rank 2 has sent nothing";
+  const Bytes last(16, std::byte{9});
+  const Leg sending[] = {{0, last, {}}};
+  ranks[2]->post(1, sending, nullptr);
+  EXPECT_EQ(finish(*ranks[2], 1).state, RoundState::done);
+  EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::done);
+  EXPECT_EQ(in, last);
+}
+
+TEST(Carrier, OtherSizesAreUnlike) {
+  auto ranks = make_ranks(2);
+  const Bytes out(100);
+  Bytes in(99);
+  const Leg sending[] = {{1, out, {}}}, receiving[] = {{0, {}, in}};
+  ranks[0]->post(1, sending, nullptr);
+  ranks[1]->post(1, receiving, nullptr);
+  (void)finish(*ranks[0], 1);
+  const RoundLook look = finish(*ranks[1], 1);
+  EXPECT_EQ(look.state, RoundState::unlike);
+  EXPECT_EQ(look.peer, 0);
+  EXPECT_EQ(ranks[1]->advance(0).state, RoundState::unlike) << "what came before cannot be told from what did not";
+}
+
+TEST(Carrier, APeerThatIsGoneIsNamed) {
+  auto ranks = make_ranks(3);
+  const Bytes out(40, std::byte{5});
+  Bytes in(40);
+  const Leg sending[] = {{0, out, {}}};
+  ranks[1]->post(1, sending, nullptr);
+  EXPECT_EQ(finish(*ranks[1], 1).state, RoundState::done);
+  ranks[1].reset();
+  const Leg receiving[] = {{1, {}, in}};
+  ranks[0]->post(1, receiving, nullptr);
+  EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::done) << "what it sent before is there";
+  EXPECT_EQ(in, out);
+  ranks[0]->post(2, receiving, nullptr);
+  const RoundLook look = finish(*ranks[0], 2);
+  EXPECT_EQ(look.state, RoundState::broken);
+  EXPECT_EQ(look.peer, 1);
+  const Leg nowhere[] = {{7, out, {}}};
+  ranks[2]->post(1, nowhere, nullptr);
+  EXPECT_EQ(ranks[2]->advance(1).peer, 7) << "no connection leads there";
+}
+
+TEST(Carrier, AbortEndsRoundsHereAndThere) {
+  auto ranks = make_ranks(2);
+  Bytes in(8), theirs(8);
+  const Leg mine[] = {{1, {}, in}}, other[] = {{0, {}, theirs}};
+  ranks[0]->post(1, mine, nullptr);
+  ranks[1]->post(1, other, nullptr);
+  std::thread aborting([&] { ranks[0]->abort(); });
+  EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::broken);
+  const RoundLook look = finish(*ranks[1], 1);
+  EXPECT_EQ(look.state, RoundState::broken);
+  EXPECT_EQ(look.peer, 0);
+  aborting.join();
+}
+
+TEST(Carrier, ADescriptorThatIsNoneIsRefused) {
+  std::vector<CarrierSocket> sockets;
+  sockets.push_back({3, UniqueFd()});
+  try {
+    (void)make_socket_carrier(std::move(sockets));
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::system);
+    EXPECT_NE(std::string(error.what()).find("rank 3"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::detail
