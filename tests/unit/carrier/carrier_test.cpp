@@ -37,8 +37,7 @@ TEST(Carrier, RoundsComeWholeAndInOrder) {
   for (const int world : {2, 3, 4}) {
     auto ranks = make_ranks(world);
     std::vector<std::thread> threads;
-    for (int r = 0; r < world; ++r)
-      threads.emplace_back([&, r] { exchange(*ranks[static_cast<size_t>(r)], r, world, 40); });
+    for (int r = 0; r < world; ++r) threads.emplace_back([&, r] { exchange(*ranks[static_cast<size_t>(r)], r, world, 40); });
     for (auto& thread : threads) thread.join();
   }
 }
