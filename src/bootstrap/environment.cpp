@@ -148,7 +148,8 @@ void derive_store(const Launcher& launcher, JoinSpec& spec) {
   require_job(launcher, "SWITCHYARD_STORE");
   if (launcher.spread && launcher.spread->value != launcher.expected_spread) {
     fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
-             "\"): " + launcher.name + " started ranks on several hosts; the ranks of a CPU group must run on one",
+             "\"): " + launcher.name + " started ranks on several hosts, which meet where you say: set SWITCHYARD_STORE=tcp://<address of rank 0>:<port> and "
+             "SWITCHYARD_JOB_TOKEN, both the same on all ranks",
          ErrorCode::unsupported);
   }
   derive_place(launcher, spec);
