@@ -63,7 +63,7 @@ TEST(Frames, HaveThePublishedLayout) {
   const Bytes frame = encode_frame(FrameKind::ready, 0x1122334455667788, bytes_of("hey"));
   EXPECT_EQ(to_hex(frame),
             "53575942"
-            "0200"
+            "0300"
             "0600"
             "8877665544332211"
             "0300000000000000"
@@ -106,7 +106,7 @@ TEST(Frames, BadHeadersEndTheStream) {
   };
   EXPECT_NE(error_of(0, 0).find("does not speak this protocol"), std::string::npos);
   EXPECT_NE(error_of(4, 9).find("version 9"), std::string::npos);
-  EXPECT_NE(error_of(6, 14).find("unknown kind 14"), std::string::npos);
+  EXPECT_NE(error_of(6, 16).find("unknown kind 16"), std::string::npos);
   EXPECT_NE(error_of(6, 0).find("unknown kind 0"), std::string::npos);
   EXPECT_NE(error_of(16, 101).find("101 bytes; at most 100"), std::string::npos);
   EXPECT_NE(error_of(23, 0xff).find("at most 100"), std::string::npos);
