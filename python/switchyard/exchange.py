@@ -330,7 +330,8 @@ class Exchange:
         weights: rank-major: float32 [R, K], brought back as sums over ranks; the rows are not multiplied. Expert-major: float32
         [T, K] instead of those given to dispatch, with order "per_route" only.
         apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` gave any.
-        order: of the float32 sum, "per_rank" or (expert-major) "per_route": docs/concepts/layouts.md.
+        order: of the float32 sum, "per_rank", (expert-major) "per_route" or "per_host", which brings one row of a token back from each
+        other host: docs/concepts/layouts.md.
         bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
 
         Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T, K].

@@ -65,7 +65,8 @@ static_assert(SWITCHYARD_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
 static_assert(SWITCHYARD_PADDING_ZERO == static_cast<int>(Padding::zero) &&
               SWITCHYARD_PADDING_UNSPECIFIED == static_cast<int>(Padding::unspecified));
 static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_rank) &&
-              SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route));
+              SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route) &&
+              SWITCHYARD_ORDER_PER_HOST == static_cast<int>(CombineOrder::per_host));
 static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
 
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {

@@ -63,6 +63,8 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   if (backend == Backend::cuda && c.storage != WeightStorage::view)
     refuse("storage", "packed", "view on GPUs, as the weights are read where the caller has them");
   if (c.exchange != MoeExchange::low_latency) return;
+  if (c.order == CombineOrder::per_host)
+    refuse("order", "per_host", "per_rank or per_route for low_latency, or exchange normal", ErrorCode::unsupported);
   check_range("max_tokens (low_latency)", c.max_tokens, 1, 65535);
   if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
 }
@@ -212,7 +214,7 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
     return s;
   }
   if (c.exchange == MoeExchange::automatic) {
-    const bool decodes = c.capacity == 0 && c.max_tokens >= 1 && c.max_tokens <= kMostDecodeTokens &&
+    const bool decodes = c.capacity == 0 && c.order != CombineOrder::per_host && c.max_tokens >= 1 && c.max_tokens <= kMostDecodeTokens &&
                          s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }

@@ -101,7 +101,9 @@ inline std::vector<Misuse> low_latency_combine_misuses() {
       spoil_combine("wrong_y_hidden", "y.cols = 56", [](A& a) { a.y.cols = 56; }),
       spoil_combine("null_y", "y.data", [](A& a) { a.y.data = nullptr; }),
       spoil_combine("null_out", "out is null", [](A& a) { a.out = nullptr; }),
-      spoil_combine("no_order", "order = 2", [](A& a) { a.options.order = static_cast<CombineOrder>(2); }),
+      spoil_combine("no_order", "order = 3", [](A& a) { a.options.order = static_cast<CombineOrder>(3); }),
+      spoil_combine(
+          "order_of_hosts", "order = per_host", [](A& a) { a.options.order = CombineOrder::per_host; }, ErrorCode::unsupported),
       spoil_combine(
           "weights_of_per_rank", "pass them to dispatch",
           [](A& a) {

@@ -129,6 +129,7 @@ class RankBench {
     const SentRows sent{setup_.rows.type, setup_.rows.scales, setup_.quantize, index};
     CombineCase expected;
     expected.order = order_named(setup_.options.order);
+    for (int r = 0; r < group_.size(); ++r) expected.host_of.push_back(group_.host_of(r));
     expected.type = setup_.rows.result_type();
     expected.set = index;
     expected.identity = !setup_.outputs_apart;

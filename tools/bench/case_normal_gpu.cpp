@@ -30,12 +30,15 @@ struct Setup {
   BenchOptions options;
   Scenario scenario;
   PlannedMoves planned;
-  PlannedRoutes routes;  ///< per_route only: what comes back
+  PlannedRoutes routes;  ///< per_route() only: what comes back
   SourceRows rows;
   ScaleKind quantize = ScaleKind::none;
   NormalConfig config;
 
-  bool per_route() const { return order_named(options.order) == CombineOrder::per_route; }
+  /// Also per_host, which is that on one host.
+  bool per_route() const {
+    return layout_named(options.layout) == Layout::expert_major && order_named(options.order) != CombineOrder::per_rank;
+  }
   bool outputs_apart() const { return sent_scales(options) != ScaleKind::none; }
   size_t limit_bytes() const {
     const auto received = static_cast<size_t>(scenario.world) * static_cast<size_t>(options.tokens);

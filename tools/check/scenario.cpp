@@ -91,6 +91,7 @@ void ExpectedSums::make(int64_t token, void* out) {
   sum.type = c_.type;
   sum.hidden = s_.hidden;
   sum.order = c_.order;
+  sum.host_of = c_.host_of;
   sum.weighted = weighted_;
   sum.pre_reduced = s_.layout == Layout::rank_major;
   for (int b = 0; b < c_.num_bias; ++b) {

@@ -47,6 +47,7 @@ uint64_t output_key(const Scenario& s, uint64_t set, int dest, const oracle::Ori
 /// What combine is given.
 struct CombineCase {
   CombineOrder order = CombineOrder::per_rank;
+  std::vector<int> host_of;  ///< per_host: of each rank; empty: all share one
   DType type = DType::bf16;
   bool apply_weights = true;
   uint64_t set = 0;

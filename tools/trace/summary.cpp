@@ -126,7 +126,8 @@ Link busiest_out(const BenchOptions& o, const Scenario& s) {
 
 /// The link that carries most payload back.
 Link busiest_back(const BenchOptions& o, const Scenario& s) {
-  const bool per_route = mode_named(o.mode).returns_per_route || order_named(o.order) == CombineOrder::per_route;
+  const bool per_route = mode_named(o.mode).returns_per_route || order_named(o.order) == CombineOrder::per_route ||
+                         (order_named(o.order) == CombineOrder::per_host && layout_named(o.layout) == Layout::expert_major);
   Link most;
   for (const auto& [link, rows] : link_rows(s, per_route))
     if (const double bytes = static_cast<double>(rows) * static_cast<double>(returned_row_bytes(o)); bytes > most.bytes)

@@ -87,7 +87,10 @@ typedef int32_t sy_combine_order;
 enum {
   SWITCHYARD_ORDER_PER_RANK =
       0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
-  SWITCHYARD_ORDER_PER_ROUTE = 1  ///< k ascending over all routes, one rounding at the end (expert-major only)
+  SWITCHYARD_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
+  /// Normal mode. On each host k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending, by their lowest
+  /// rank, one final rounding. In a group of one host: as per_route for expert-major rows, as per_rank for rank-major ones.
+  SWITCHYARD_ORDER_PER_HOST = 2
 };
 
 // ---- Views of the caller's memory ----

@@ -2,6 +2,8 @@
 #include "bootstrap/net/wire.hpp"
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "switchyard/types.hpp"
 
@@ -107,10 +109,11 @@ Writer signed_part(FrameKind kind) {
   return w;
 }
 
+/// `message` by reference: arguments are evaluated in any order, and what is read into it must be in it by now.
 template <class Message>
-std::optional<Message> if_complete(const Reader& reader, Message message) {
+std::optional<std::decay_t<Message>> if_complete(const Reader& reader, Message&& message) {
   if (!reader.complete()) return std::nullopt;
-  return message;
+  return std::forward<Message>(message);
 }
 
 bool has_rank(uint64_t ranks, int rank) { return (ranks >> rank & 1) != 0; }

@@ -153,7 +153,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
       "MoeLayerConfig::type = f16: must be bf16 on the CPU", [](auto& c) { c.type = DType::f16; }, Backend::cpu,
       ErrorCode::unsupported);
   refused("MoeLayerConfig::type = 9: must be bf16 (0)", [](auto& c) { c.type = static_cast<DType>(9); });
-  refused("MoeLayerConfig::order = 7: must be per_rank (0) or per_route (1)",
+  refused("MoeLayerConfig::order = 7: must be per_rank (0), per_route (1) or per_host (2)",
           [](auto& c) { c.order = static_cast<CombineOrder>(7); });
   refused("MoeLayerConfig::exchange = 3: must be automatic (0), normal (1) or low_latency (2)",
           [](auto& c) { c.exchange = static_cast<MoeExchange>(3); });
