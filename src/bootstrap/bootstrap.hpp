@@ -97,9 +97,9 @@ struct JoinSpec {
   int world = 0;
   std::string store;  ///< "unix:/path" or "tcp://host:port"; rank 0 listens there
   std::string token;  ///< job secret; a connection with another token is refused and does not count
-  std::string host = {};  ///< where this rank says it is, or ""
   /// Not empty: rank 0 makes sure that this folder is there and that nobody else can use it before it listens in it.
   std::string private_folder = {};
+  std::string host = {};  ///< where this rank says it is, or ""
 };
 
 /// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists
