@@ -64,6 +64,10 @@ struct Launcher {
   std::string job_variable;        ///< where `job` would have come from
   std::optional<Variable> spread;  ///< shows, by a value other than `expected_spread`, that the ranks run on several hosts
   std::string expected_spread;
+  std::string first_host = {};  ///< where rank 0 probably runs, or ""
+  int port = 0;                 ///< a free one there, probably; 0: any
+
+  bool on_several_hosts() const { return spread && spread->value != expected_spread; }
 };
 
 std::optional<Launcher> find_torchrun(const Environment& env) {
@@ -72,10 +76,13 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
   const auto host = env.find({"MASTER_ADDR"});
   const auto port = env.find({"MASTER_PORT"});
   if (!rank || !world || !host || !port) return std::nullopt;
-  parse_int(*port, 1, 65535);
+  const int torch_port = parse_int(*port, 1, 65535);
   const std::string job =
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
-  return Launcher{"torchrun", *rank, *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}), world->value};
+  // Its own store has the port.
+  const int beside = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
+  return Launcher{"torchrun",   *rank,       *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}), world->value,
+                  host->value, beside};
 }
 
 std::optional<Launcher> find_open_mpi(const Environment& env) {
@@ -91,19 +98,31 @@ std::optional<Launcher> find_open_mpi(const Environment& env) {
   return Launcher{"Open MPI", *rank, *world, job, "PMIX_NAMESPACE", env.find({"OMPI_COMM_WORLD_LOCAL_SIZE"}), world->value};
 }
 
+/// "node07" of "node[07-09,12],login1"; "" of what is not so simple.
+std::string first_node(const std::string& list) {
+  const size_t open = list.find('['), comma = list.find(',');
+  if (open == std::string::npos || comma < open) return list.substr(0, comma);
+  const size_t close = list.find(']', open), end = list.find_first_of("-,]", open);
+  if (close == std::string::npos || end == open + 1) return "";
+  const std::string rest = list.substr(close + 1, list.find(',', close) - close - 1);
+  return rest.find('[') != std::string::npos ? "" : list.substr(0, open) + list.substr(open + 1, end - open - 1) + rest;
+}
+
 std::optional<Launcher> find_slurm(const Environment& env) {
   const auto rank = env.find({"SLURM_PROCID"});
   const auto world = env.find({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
   const auto step = env.find({"SLURM_STEP_ID", "SLURM_STEPID"});
   if (!rank || !world || !step) return std::nullopt;  // without a step this is a batch script, not one of srun's tasks
   const auto job = env.find({"SLURM_JOB_ID", "SLURM_JOBID"});
+  const auto nodes = env.find({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   return Launcher{"Slurm",
                   *rank,
                   *world,
                   job ? job->value + "." + step->value : "",
                   "SLURM_JOB_ID",
                   env.find({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}),
-                  "1"};
+                  "1",
+                  nodes ? first_node(nodes->value) : ""};
 }
 
 std::optional<Launcher> find_launcher(const Environment& env) {
@@ -144,15 +163,35 @@ void derive_place(const Launcher& launcher, JoinSpec& spec) {
   spec.store = "unix:@switchyard-" + name;
 }
 
+/// Ranks of several hosts meet where rank 0 probably runs; if it does not, it says that it cannot listen there.
+void derive_tcp_store(const Launcher& launcher, JoinSpec& spec) {
+  if (launcher.first_host.empty())
+    fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
+             "\"): " + launcher.name + " started ranks on several hosts and does not say where rank 0 is: set SWITCHYARD_STORE to "
+             "tcp://host:port, with an address of rank 0's host and a free port there, and SWITCHYARD_JOB_TOKEN, on all ranks",
+         ErrorCode::unsupported);
+  constexpr unsigned kFirstPort = 20000, kPorts = 10000;  // below those that systems give to connections
+  const unsigned port = launcher.port != 0 ? static_cast<unsigned>(launcher.port)
+                                           : kFirstPort + static_cast<unsigned>(std::stoul(derive("port", launcher).substr(0, 6),
+                                                                                           nullptr, 16)) % kPorts;
+  const bool v6 = launcher.first_host.find(':') != std::string::npos;
+  spec.store = "tcp://" + (v6 ? "[" + launcher.first_host + "]" : launcher.first_host) + ":" + std::to_string(port);
+  parse_endpoint(spec.store, "the store that " + launcher.name + "'s variables name");
+}
+
 void derive_store(const Launcher& launcher, JoinSpec& spec) {
   require_job(launcher, "SWITCHYARD_STORE");
-  if (launcher.spread && launcher.spread->value != launcher.expected_spread) {
-    fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
-             "\"): " + launcher.name + " started ranks on several hosts, which meet where you say: set SWITCHYARD_STORE=tcp://<address of rank 0>:<port> and "
-             "SWITCHYARD_JOB_TOKEN, both the same on all ranks",
-         ErrorCode::unsupported);
-  }
-  derive_place(launcher, spec);
+  if (launcher.on_several_hosts())
+    derive_tcp_store(launcher, spec);
+  else
+    derive_place(launcher, spec);
+}
+
+/// Whoever can reach a TCP store could guess a token that follows from the names and numbers of a job.
+void require_chosen_token(const JoinSpec& spec, const Launcher& launcher) {
+  if (parse_endpoint(spec.store).is_unix()) return;
+  fail("SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at " + spec.store + ", which others may reach: set it to some text, the "
+       "same on all ranks and known to no one else (what follows from " + launcher.name + "'s variables can be guessed)");
 }
 
 [[noreturn]] void fail_nothing_found(const Environment& env) {
@@ -212,6 +251,7 @@ JoinSpec join_spec_from_environment(const std::function<const char*(const char*)
   } else if (spec.world > 1) {
     if (!launcher)
       fail("SWITCHYARD_JOB_TOKEN is not set: it must be some text, the same on all ranks and known to no one else");
+    require_chosen_token(spec, *launcher);
     require_job(*launcher, "SWITCHYARD_JOB_TOKEN");
     spec.token = derive("token", *launcher);
   }

@@ -38,6 +38,8 @@ void check_payload(ByteSpan payload) {
   check_round_trip(payload, decode_progress(payload));
   check_round_trip(payload, decode_roster(payload));
   check_round_trip(payload, mesh_hello);
+  check_round_trip(payload, decode_pulse(payload));
+  check_round_trip(payload, decode_word(payload));
   if (hello) require(!judge_hello(*hello, gate, Nonce{}).empty(), "a stranger was admitted");
   if (mesh_hello) require(!judge_mesh_hello(*mesh_hello, gate, Nonce{}, 1).empty(), "a stranger was connected");
 }
@@ -125,7 +127,7 @@ class Random {
 };
 
 Bytes valid_payload(Random& random) {
-  switch (random.below(8)) {
+  switch (random.below(10)) {
     case 0: return encode(Greeting{});
     case 1: {
       Hello hello;
@@ -141,10 +143,14 @@ Bytes valid_payload(Random& random) {
     case 4: {
       Roster roster;
       for (size_t r = random.below(70); r > 0; --r) roster.mesh_names.push_back(random.text(random.below(110)));
+      for (size_t r = random.below(70); r > 0; --r)
+        roster.reach.push_back({random.text(random.below(70)), static_cast<uint16_t>(random.next()), static_cast<uint8_t>(r)});
       return encode(roster);
     }
     case 5: return encode(Refusal{random.text(random.below(5000)), {}});
     case 6: return encode(Welcome{});
+    case 7: return encode(Pulse{random.below(100), std::vector<uint64_t>(random.below(70), random.next())});
+    case 8: return encode(random.next());
     default: return encode(MeshHello{static_cast<int32_t>(random.below(9)), static_cast<int32_t>(random.below(9)), {}, {}});
   }
 }

@@ -149,6 +149,19 @@ TEST(Messages, ComeBackAsTheyWere) {
   EXPECT_EQ(progress.arrived, 5u);
   EXPECT_EQ(progress.departed, 2u);
   EXPECT_EQ(decode_mesh_hello(encode(MeshHello{7, 2, {}, {}})).value().from, 7);
+  roster.mesh_names.pop_back();
+  roster.reach = {{"10.0.0.1", 4711, 0}, {"fe80::1", 65535, 3}};
+  const Roster read = decode_roster(encode(roster)).value();
+  ASSERT_EQ(read.reach.size(), 2u);
+  EXPECT_EQ(read.reach[1].address, "fe80::1");
+  EXPECT_EQ(read.reach[1].port, 65535);
+  EXPECT_EQ(read.reach[1].host, 3);
+  const Pulse pulse = decode_pulse(encode(Pulse{70, {5, 6, ~uint64_t{0}}})).value();
+  EXPECT_EQ(pulse.last, 70u);
+  EXPECT_EQ(pulse.words, (std::vector<uint64_t>{5, 6, ~uint64_t{0}}));
+  EXPECT_FALSE(decode_pulse(encode(Pulse{2, {1, 2, 3}}))) << "more words than calls";
+  EXPECT_FALSE(decode_pulse(encode(Pulse{99, std::vector<uint64_t>(65)}))) << "more than are kept";
+  EXPECT_EQ(decode_word(encode(uint64_t{0x8000000000000007})).value(), 0x8000000000000007u);
   EXPECT_EQ(decode_greeting(encode(Greeting{some_hello().nonce})).value().nonce, some_hello().nonce);
 }
 
@@ -168,6 +181,8 @@ TEST(Messages, ShorterOrLongerOnesAreRefused) {
   check(encode(Progress{}), decode_progress);
   check(encode(Roster{{}, {"a", "b"}, {}}), decode_roster);
   check(encode(MeshHello{}), decode_mesh_hello);
+  check(encode(Pulse{3, {1, 2}}), decode_pulse);
+  check(encode(uint64_t{7}), decode_word);
 }
 
 TEST(Messages, OversizedTextsAreRefusedOrCut) {
@@ -234,6 +249,11 @@ TEST(Messages, EveryFieldIsUnderTheProof) {
     bad[i] ^= std::byte{1};
     EXPECT_NE(judge_mesh_hello(decode_mesh_hello(bad).value(), gate, Nonce{}, 1), "") << "byte " << i;
   }
+  Nonce greeting{};
+  greeting[7] = std::byte{1};
+  EXPECT_NE(judge_mesh_hello(mesh, gate, Nonce{}, 1, greeting), "") << "recorded, and played to another greeting";
+  mesh.proof = prove(mesh, "token", greeting);
+  EXPECT_EQ(judge_mesh_hello(mesh, gate, Nonce{}, 1, greeting), "");
 }
 
 /// Refusal and welcome: of no worth without the token, for another hello, or in place of each other.
@@ -295,6 +315,19 @@ TEST(Endpoint, UnknownHostsAreNamed) {
   } catch (const RendezvousError& error) {
     EXPECT_NE(std::string(error.what()).find("no-such-host.invalid"), std::string::npos);
   }
+}
+
+TEST(Judgement, OnePlaceIsOneMachine) {
+  const HostIdentity a = {"alpha", "boot1", "net:[1]", "x"};
+  EXPECT_EQ(describe_place_conflict(0, a, 1, a), "");
+  EXPECT_EQ(describe_place_conflict(0, a, 1, {"beta", "boot2", "net:[1]", "y"}), "");
+  EXPECT_EQ(describe_place_conflict(0, {"alpha", "boot1", "net:[1]"}, 1, {"beta", "boot2", "net:[1]"}), "") << "no place given";
+  const std::string machines = describe_place_conflict(0, a, 3, {"beta", "boot2", "net:[1]", "x"});
+  for (const char* part : {"ranks 0 and 3", "\"x\"", "'alpha'", "'beta'", "SWITCHYARD_HOST"})
+    EXPECT_NE(machines.find(part), std::string::npos) << machines;
+  EXPECT_NE(describe_place_conflict(0, a, 3, {"alpha", "boot1", "net:[2]", "x"}).find("network namespaces"), std::string::npos);
+  EXPECT_EQ(a.key(), (HostIdentity{"beta", "boot2", "net:[2]", "x"}.key())) << "what the user says counts";
+  EXPECT_NE((HostIdentity{"n", "boot1", "net:[1]"}.key()), (HostIdentity{"n", "boot1", "net:[2]"}.key()));
 }
 
 // ---- environment ----
@@ -443,10 +476,41 @@ TEST(Environment, MalformedValuesAreNamed) {
   expect(with(kOwn, {{"SWITCHYARD_WORLD_SIZE", ""}}), "SWITCHYARD_WORLD_SIZE is not");
   expect(with(kTorchrun, {{"RANK", "x"}}), "RANK = \"x\"");
   expect(with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT = \"x\"");
-  expect(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), "LOCAL_WORLD_SIZE = \"4\"", ErrorCode::unsupported);
   expect(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}), "OMPI_COMM_WORLD_LOCAL_SIZE", ErrorCode::unsupported);
   expect(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}, {"OMPI_MCA_orte_hnp_uri", ""}}), "PMIX_NAMESPACE is not set");
   expect(with(kSlurm, {{"SLURM_STEP_NUM_NODES", "2"}}), "SLURM_STEP_NUM_NODES = \"2\"", ErrorCode::unsupported);
+  expect(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a[1-2]b[1-2]"}}), "SWITCHYARD_STORE",
+         ErrorCode::unsupported);
+  // What can be guessed is no token where others can come.
+  expect(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://node:29501");
+  expect(with(kOpenMpi, {{"SWITCHYARD_STORE", "tcp://h:1"}}), "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://h:1");
+}
+
+TEST(Environment, RanksOfSeveralHostsMeetWhereTheLauncherSaysThatRankZeroIs) {
+  const auto store = [](const Variables& variables) {
+    const JoinSpec spec = spec_of(with(variables, {{"SWITCHYARD_JOB_TOKEN", "chosen"}}));
+    EXPECT_EQ(spec.token, "chosen");
+    return spec.store;
+  };
+  EXPECT_EQ(store(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}})), "tcp://node:29501");
+  EXPECT_EQ(store(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}, {"MASTER_PORT", "65535"}})), "tcp://node:65534");
+  EXPECT_EQ(store(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "fd00::7"}})), "tcp://[fd00::7]:29501");
+  const std::pair<const char*, const char*> lists[] = {
+      {"n1", "n1"}, {"n1,n2", "n1"}, {"n[07-09,12],login1", "n07"}, {"n[3,5]", "n3"}, {"gpu[1-2]-ib,x", "gpu1-ib"}};
+  for (const auto& [list, first] : lists) {
+    const Variables slurm = with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", list}});
+    const Endpoint place = parse_endpoint(store(slurm));
+    EXPECT_EQ(place.kind, Endpoint::Kind::tcp);
+    EXPECT_EQ(place.name, first) << list;
+    EXPECT_GE(place.port, 20000);
+    EXPECT_LT(place.port, 30000);
+    EXPECT_EQ(store(slurm), store(with(slurm, {{"SLURM_PROCID", "1"}})));
+    EXPECT_NE(store(slurm), store(with(slurm, {{"SLURM_JOB_ID", "78"}})));
+  }
+  EXPECT_EQ(parse_endpoint(store(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_STEP_NODELIST", "b"}})))
+                .name,
+            "b")
+      << "the step, not the job";
 }
 
 }  // namespace
