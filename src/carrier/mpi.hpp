@@ -16,15 +16,15 @@ namespace switchyard::detail {
 /// What a rank's carrier is made from.
 struct MpiCarrierSpec {
   int rank = 0;
-  std::vector<int> processes;  ///< [world] of each rank, the number of its process in MPI_COMM_WORLD
-  uint64_t nonce = 0;          ///< of the group, equal on all its ranks: messages of other groups are found to be such
+  std::vector<int> processes;           ///< [world] of each rank, the number of its process in MPI_COMM_WORLD
+  uint64_t nonce = 0;                   ///< of the group, equal on all its ranks: messages of other groups are found to be such
   size_t most_bytes = size_t{1} << 30;  ///< of a message; what is longer goes in several
 };
 
 /// Number of this process in MPI_COMM_WORLD. Loads the module, starts MPI if the process has not (MPI then ends with the
 /// process), and makes a communicator of the library's own: collective over all processes of MPI_COMM_WORLD the first time,
-/// local later. Any thread. \throws Error(unsupported): there is no module or no MPI, the process has another MPI than the module,
-/// or one without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline; Error(system).
+/// local later. Any thread. \throws Error(unsupported): there is no module or no MPI, the process has another MPI than the
+/// module, or one without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline; Error(system).
 int mpi_process(std::chrono::milliseconds deadline);
 
 /// After mpi_process(). Local. Ranks of one process may use theirs from different threads: the module lets one of them into MPI

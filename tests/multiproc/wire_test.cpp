@@ -482,8 +482,10 @@ TEST(Environment, MalformedValuesAreNamed) {
   expect(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a[1-2]b[1-2]"}}), "SWITCHYARD_STORE",
          ErrorCode::unsupported);
   // What can be guessed is no token where others can come.
-  expect(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://node:29501");
-  expect(with(kOpenMpi, {{"SWITCHYARD_STORE", "tcp://h:1"}}), "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://h:1");
+  expect(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}),
+         "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://node:29501");
+  expect(with(kOpenMpi, {{"SWITCHYARD_STORE", "tcp://h:1"}}),
+         "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://h:1");
 }
 
 TEST(Environment, RanksOfSeveralHostsMeetWhereTheLauncherSaysThatRankZeroIs) {
@@ -507,9 +509,10 @@ TEST(Environment, RanksOfSeveralHostsMeetWhereTheLauncherSaysThatRankZeroIs) {
     EXPECT_EQ(store(slurm), store(with(slurm, {{"SLURM_PROCID", "1"}})));
     EXPECT_NE(store(slurm), store(with(slurm, {{"SLURM_JOB_ID", "78"}})));
   }
-  EXPECT_EQ(parse_endpoint(store(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_STEP_NODELIST", "b"}})))
-                .name,
-            "b")
+  EXPECT_EQ(
+      parse_endpoint(store(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_STEP_NODELIST", "b"}})))
+          .name,
+      "b")
       << "the step, not the job";
 }
 

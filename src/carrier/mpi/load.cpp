@@ -20,7 +20,8 @@ constexpr char kName[] = "libswitchyard_mpi.so", kVariable[] = "SWITCHYARD_MPI_M
 std::string own_folder() {
   Dl_info info{};
   char path[PATH_MAX];
-  if (::dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || ::realpath(info.dli_fname, path) == nullptr) return "";
+  if (::dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || ::realpath(info.dli_fname, path) == nullptr)
+    return "";
   const std::string file = path;
   return file.substr(0, file.rfind('/'));
 }
@@ -58,7 +59,8 @@ const MpiModule& load() {
     }
     const auto entry = reinterpret_cast<MpiModuleEntry>(::dlsym(file, kMpiModuleEntry));
     if (entry == nullptr)
-      throw Error(ErrorCode::unsupported, "MPI: " + place + " is of another version of Switchyard: it has no " + kMpiModuleEntry);
+      throw Error(ErrorCode::unsupported,
+                  "MPI: " + place + " is of another version of Switchyard: it has no " + kMpiModuleEntry);
     const MpiModule& module = *entry();
     const std::string of_module = first_line(module.library());
     if (!of_process.empty() && of_process != of_module)

@@ -81,7 +81,8 @@ MpiEnd make_communicator(Clock::time_point deadline, MpiText* why) {
     if (failed(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup", why)) return MpiEnd::failed;
     if (done) break;
     if (Clock::now() > deadline)
-      return end_with(MpiEnd::timeout, why, "not all processes of MPI_COMM_WORLD have made a group over MPI within the deadline");
+      return end_with(MpiEnd::timeout, why,
+                      "not all processes of MPI_COMM_WORLD have made a group over MPI within the deadline");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   if (failed(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", why)) return MpiEnd::failed;
@@ -198,15 +199,17 @@ class MpiCarrier final : public Carrier {
     Transfer& t = link.sends.emplace_back(Transfer{round, {nonce_, link.sent++, bytes.size()}});
     add(link, t, MPI_Isend(&t.head, sizeof t.head, MPI_BYTE, link.process, link.tag_out, communicator, request_of(t)));
     for (size_t at = 0; at < bytes.size(); at += most_bytes_)
-      add(link, t, MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
-                             request_of(t)));
+      add(link, t,
+          MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
+                    request_of(t)));
   }
   void begin_receive(Link& link, uint64_t round, std::span<std::byte> bytes) {
     Transfer& t = link.receives.emplace_back(Transfer{round, {nonce_, link.received++, bytes.size()}});
     add(link, t, MPI_Irecv(&t.seen, sizeof t.seen, MPI_BYTE, link.process, link.tag_in, communicator, request_of(t)));
     for (size_t at = 0; at < bytes.size(); at += most_bytes_)
-      add(link, t, MPI_Irecv(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
-                             request_of(t)));
+      add(link, t,
+          MPI_Irecv(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
+                    request_of(t)));
   }
   int piece(size_t left) const { return static_cast<int>(std::min(left, most_bytes_)); }
   static MPI_Request* request_of(Transfer& t) {
@@ -262,7 +265,8 @@ class MpiCarrier final : public Carrier {
 
 MpiEnd make(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why) {
   const std::lock_guard lock(mpi_mutex());
-  if (communicator == MPI_COMM_NULL || is_over()) return end_with(MpiEnd::unsupported, why, "has not been started, or has ended");
+  if (communicator == MPI_COMM_NULL || is_over())
+    return end_with(MpiEnd::unsupported, why, "has not been started, or has ended");
   void* value = nullptr;
   int there = 0;
   if (failed(MPI_Comm_get_attr(communicator, MPI_TAG_UB, &value, &there), "MPI_Comm_get_attr", why)) return MpiEnd::failed;
@@ -278,6 +282,6 @@ MpiEnd make(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why) {
 
 extern "C" __attribute__((visibility("default"))) const switchyard::detail::MpiModule* switchyard_internal_mpi_module_1() {
   static constexpr switchyard::detail::MpiModule kModule{switchyard::detail::library, switchyard::detail::begin,
-                                                          switchyard::detail::make};
+                                                         switchyard::detail::make};
   return &kModule;
 }

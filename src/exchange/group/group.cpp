@@ -39,9 +39,8 @@ GroupOptions completed(GroupOptions options) {
   if (const char* const name = std::getenv("SWITCHYARD_NETWORK"); name != nullptr && options.network == HostNetwork::sockets) {
     const auto known = from_string<HostNetwork>(name);
     if (!known)
-      throw Error(ErrorCode::invalid_argument,
-                  std::string("SWITCHYARD_NETWORK = \"") + name + "\": must be " +
-                      detail::names_where<HostNetwork>([](HostNetwork) { return true; }));
+      throw Error(ErrorCode::invalid_argument, std::string("SWITCHYARD_NETWORK = \"") + name + "\": must be " +
+                                                   detail::names_where<HostNetwork>([](HostNetwork) { return true; }));
     options.network = *known;
   }
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
@@ -162,8 +161,8 @@ TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens)
 void Group::Impl::require_one_host(const char* what, const char* instead) const {
   if (host_map().one_host()) return;
   throw AgreedError(ErrorCode::unsupported, std::string(what) + ": needs the memory of all ranks, and this group has " +
-                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() + "): " +
-                                                instead);
+                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() +
+                                                "): " + instead);
 }
 
 uint64_t Group::Impl::abort_word() const noexcept {
@@ -238,7 +237,8 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
+      text +=
+          "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");

@@ -103,7 +103,8 @@ void CpuNormal<A>::exchange_placements(const CpuCall& call, const SumStaging& st
   bool ok = false;
   on_one_warp([&](CpuWarp& w) {
     const Placement& place = staging.place;
-    publish_placement<A>(w, call.context, control_, place, staging.distances, staging.own_in_place ? &staging.own_rows : nullptr);
+    publish_placement<A>(w, call.context, control_, place, staging.distances,
+                         staging.own_in_place ? &staging.own_rows : nullptr);
     if (hosts_) {
       const auto none = [](const RailPeer&) { return int64_t{0}; };
       const auto deliver = [&](int source, int64_t, const std::byte* theirs) {
