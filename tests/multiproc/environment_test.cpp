@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launchers and variables say of a rank: join_spec_from_environment.
+// What a process finds in its environment of the group that it joins.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <map>
-#include <string>
-#include <tuple>
-#include <utility>
 
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/net/socket.hpp"
@@ -18,6 +15,7 @@ namespace {
 
 using namespace detail;
 
+// ---- environment ----
 using Variables = std::map<std::string, std::string>;
 
 JoinSpec spec_of(const Variables& variables) {

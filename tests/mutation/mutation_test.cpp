@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -46,14 +47,24 @@ enum class Phase {
   ledger_sentinel,
   low_latency,
   flat,
-  fused
+  fused,
+  // Two hosts of two ranks, rounds of a few rows.
+  dispatch_hosts,
+  cached_hosts,
+  rows_back_hosts,
+  sums_back_hosts
 };
-constexpr Phase kPhases[] = {Phase::dispatch,         Phase::dispatch_out, Phase::cached,         Phase::combine_in_place,
-                             Phase::combine_ordinary, Phase::combine_sums, Phase::combine_routes, Phase::ledger,
-                             Phase::ledger_sentinel,  Phase::low_latency,  Phase::flat,           Phase::fused};
-constexpr const char* kPhaseNames[] = {"dispatch",         "dispatch_out", "cached",         "combine_in_place",
-                                       "combine_ordinary", "combine_sums", "combine_routes", "ledger",
-                                       "ledger_sentinel",  "low_latency",  "flat",           "fused"};
+constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
+constexpr Phase kPhases[] = {
+    Phase::dispatch,       Phase::dispatch_out,   Phase::cached,         Phase::combine_in_place, Phase::combine_ordinary,
+    Phase::combine_sums,   Phase::combine_routes, Phase::ledger,         Phase::ledger_sentinel,  Phase::low_latency,
+    Phase::flat,           Phase::fused,          Phase::dispatch_hosts, Phase::cached_hosts,     Phase::rows_back_hosts,
+    Phase::sums_back_hosts};
+constexpr const char* kPhaseNames[] = {
+    "dispatch",       "dispatch_out",   "cached",         "combine_in_place", "combine_ordinary",
+    "combine_sums",   "combine_routes", "ledger",         "ledger_sentinel",  "low_latency",
+    "flat",           "fused",          "dispatch_hosts", "cached_hosts",     "rows_back_hosts",
+    "sums_back_hosts"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -117,6 +128,22 @@ constexpr Use kUses[] = {
     {Site::layer_tiles, Phase::fused, Staging::direct},
     {Site::layer_returned, Phase::fused, Staging::direct},
     {Site::local_sends, Phase::fused, Staging::direct},  // before layer_told: tokens and what is told of routes
+    // What proxies set.
+    {Site::counts, Phase::dispatch_hosts, Staging::direct},
+    {Site::placement, Phase::dispatch_hosts, Staging::direct},
+    {Site::rows, Phase::dispatch_hosts, Staging::direct},
+    {Site::rows, Phase::cached_hosts, Staging::direct},
+    {Site::placement, Phase::rows_back_hosts, Staging::direct},
+    {Site::outputs, Phase::sums_back_hosts, Staging::direct},
+    {Site::pulled, Phase::rows_back_hosts, Staging::direct},
+    // Rounds: slots that are packed, come and are taken by all warps.
+    {Site::network, Phase::dispatch_hosts, Staging::direct},
+    {Site::network, Phase::cached_hosts, Staging::direct},
+    {Site::network, Phase::rows_back_hosts, Staging::direct},
+    {Site::network, Phase::sums_back_hosts, Staging::direct},
+    {Site::local_sends, Phase::cached_hosts, Staging::direct},
+    {Site::local_sends, Phase::rows_back_hosts, Staging::direct},
+    {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -140,6 +167,7 @@ const char* redundant_because(Site site) {
     case Site::layer_rows:
     case Site::layer_tiles:
     case Site::layer_returned:
+    case Site::network:
     case Site::local_sends: break;
   }
   return nullptr;
@@ -151,10 +179,21 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
-  const bool by_rank = phase == Phase::dispatch_out || phase == Phase::combine_in_place || phase == Phase::combine_ordinary;
+  const bool by_rank = phase == Phase::dispatch_out || phase == Phase::rows_back_hosts || phase == Phase::combine_in_place ||
+                       phase == Phase::combine_ordinary;
   s.problem.layout = by_rank ? Layout::rank_major : Layout::expert_major;
   if (phase == Phase::combine_routes) s.order = CombineOrder::per_route;
   s.tokens = {17, 16, 15};
+  if (on_hosts(phase)) {
+    s.problem.world = 4;
+    s.problem.experts = 8;
+    s.problem.topk = 4;
+    s.tokens = {17, 16, 15, 16};
+    if (phase == Phase::sums_back_hosts) {
+      s.order = CombineOrder::per_host;
+      s.tokens = {67, 66, 65, 66};  // so that all warps have something of each round
+    }
+  }
   s.staging = staging;
   s.ring = {2, 2, 4};
   return make_case(s);
@@ -233,18 +272,18 @@ class PhaseRunner : StepRunner {
       std::vector<std::byte> mine(static_cast<size_t>(most * hidden * 2));
       const switchyard::Rows out{mine.data(), most, hidden, DType::bf16};
       if (phase == Phase::dispatch_out) o.out = &out;
-      step(phase == Phase::dispatch || phase == Phase::dispatch_out, [&] {
+      step(phase == Phase::dispatch || phase == Phase::dispatch_out || phase == Phase::dispatch_hosts, [&] {
         d = exchange_.dispatch(first.x(), first.ids(), first.weights(), o);
         first.check_dispatched(d, f_);
       });
-      if (phase == Phase::cached) {
+      if (phase == Phase::cached || phase == Phase::cached_hosts) {
         step(true, [&] { again.check_dispatched(exchange_.dispatch(again.x(), d.handle), f_); });
       }
-      if (phase == Phase::dispatch || phase == Phase::dispatch_out || phase == Phase::cached) continue;
+      if (phase <= Phase::cached || phase == Phase::dispatch_hosts || phase == Phase::cached_hosts) continue;
       switchyard::RowBuffer buffer;
       std::vector<std::byte> memory(static_cast<size_t>(d.rows * c_.scenario.hidden * 2));
       switchyard::Rows y{memory.data(), d.rows, c_.scenario.hidden, DType::bf16};
-      if (phase == Phase::combine_in_place) {
+      if (phase == Phase::combine_in_place || phase == Phase::rows_back_hosts) {
         buffer = exchange_.allocate_rows(d.handle, DType::bf16);
         y = buffer.rows();
       }
@@ -340,7 +379,7 @@ struct ChildEnd {
 
 /// Runs the scenario in a child, with `mutant` if given, and returns how it ended and what it printed.
 ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mutant) {
-  const auto c = scenario_of(phase, staging);
+  const auto c = scenario_of(phase, on_hosts(phase) ? Staging::direct : staging);
   const auto ledger = ledger_scenario(phase);
   int ends[2];
   if (::pipe(ends) != 0) return {};
@@ -350,11 +389,13 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     ::dup2(ends[1], 1);
     ::dup2(ends[1], 2);
     Fleet fleet;
-    fleet.world = 3;
+    fleet.world = c->problem.world;
+    if (on_hosts(phase)) ::setenv("SWITCHYARD_HOST", "a,a,b,b", 1);
     fleet.options.heap_bytes =
         heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto on_group = [&](switchyard::Group& group, Failures& f) {
+      switchyard::detail::cross_in_rounds_of(group, 800);
       if (phase == Phase::ledger || phase == Phase::ledger_sentinel)
         LedgerRunner(group, *ledger, f, mutant).run();
       else if (phase == Phase::low_latency)
