@@ -70,4 +70,7 @@ configure_package_config_file(cmake/switchyardConfig.cmake.in ${PROJECT_BINARY_D
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/switchyardConfig.cmake ${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake
               cmake/Dependencies.cmake DESTINATION ${package_dir})
+if(TARGET switchyard_mpi)  # beside the library, which looks for it there
+  install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -51,8 +51,8 @@ struct Term {
   int rank = 0;  ///< where the row lies
 };
 /// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
-/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum. `host_of`: the host of each
-/// rank of the group, numbered by their lowest ranks, for per_host; empty: one host.
+/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum. `host_of`: the host of
+/// each rank of the group, numbered by their lowest ranks, for per_host; empty: one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

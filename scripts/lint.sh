@@ -80,9 +80,9 @@ check_tidy() {
   # clang would take GCC's precompiled headers for its own, and files can do without them.
   mkdir -p build/lint
   sed -E 's/ -Winvalid-pch -include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json >build/lint/compile_commands.json
-  # The path analysis stops after a tenth of its usual nodes: the rest takes three quarters of the time. GCC's warning options are
+  # The path analysis stops after a 28th of its usual nodes: the rest takes most of the time. GCC's warning options are
   # not all known to clang.
-  local depth=(--extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=max-nodes=20000)
+  local depth=(--extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=max-nodes=8000)
   printf '%s\n' "${list[@]}" |
     xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option "${depth[@]}" 2>/dev/null
 }

@@ -9,7 +9,7 @@ packages_of() {
     case $group in
       # compiler and build tools; SIMD and GEMM of the library; argument parsing, text and JSON of the tools
       build) printf '%s\n' g++ cmake ninja-build pkg-config libhwy-dev libdnnl-dev libcli11-dev libfmt-dev nlohmann-json3-dev ;;
-      test) printf '%s\n' libgtest-dev libbenchmark-dev python3 ;;
+      test) printf '%s\n' libgtest-dev libbenchmark-dev python3 libopenmpi-dev openmpi-bin iproute2 ;;
       # For machines with a GPU and without nvcc: pip, and what it installs
       toolkit) printf '%s\n' python3-pip ;;
       toolkit_python) printf '%s\n' 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*' ;;

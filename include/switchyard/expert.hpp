@@ -16,6 +16,7 @@
 
 #include "switchyard/gemm.hpp"
 #include "switchyard/held.hpp"
+#include "switchyard/moe_weights.hpp"
 #include "switchyard/names.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
@@ -107,6 +108,11 @@ class ExpertMlp {
   /// CUDA: no call or graph of the object may be under way.
   ~ExpertMlp();
 
+  /// Experts of another layer of the model: of this shape and these options, the scales of the weights aside. CUDA: they share
+  /// this object's intermediate rows, so that calls of all of them, graphs included, must be ordered one after the other. CPU:
+  /// they have scratch of their own, and WeightStorage as here. \throws as the constructor.
+  ExpertMlp with_weights(const MoeWeights& weights) const;
+
   /// Memory that an object of this shape takes on this machine. Allocates nothing that stays.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
@@ -142,6 +148,7 @@ class ExpertMlp {
   struct Impl;  ///< library internal
 
  private:
+  explicit ExpertMlp(std::unique_ptr<Impl> impl);
   detail::Held<std::unique_ptr<Impl>, detail::kExpertObject> impl_;
 };
 

@@ -20,6 +20,7 @@
 
 #include "switchyard/group.hpp"
 #include "switchyard/held.hpp"
+#include "switchyard/moe_weights.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"
 
@@ -53,7 +54,8 @@ struct FusedMoeCall {
   /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the
   /// ids must be readable. Rows of `out` from T on are not written.
   const int32_t* device_tokens = nullptr;
-  bool add = false;  ///< the sums begin with the rows that `out` holds, instead of +0
+  bool add = false;    ///< the sums begin with the rows that `out` holds, instead of +0
+  int weight_set = 0;  ///< which of the object's sets of weights; equal on all ranks, and in both halves of a layer
 };
 
 /// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
@@ -62,7 +64,7 @@ struct FusedMoeMemory {
   /// flags aside.
   size_t heap_bytes = 0;
   /// R rows of H, twice, and of I, of two bytes each element; fp8: of H and of I, of one byte and 1 / 32, and of H of two;
-  /// flags, and on GPUs tables.
+  /// flags, on GPUs tables, and in fp8 16 bytes for every 128 x 128 weights: these again for each further set of weights.
   size_t private_bytes = 0;
 };
 
@@ -139,6 +141,17 @@ class FusedMoe {
   /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a dispatch_up before.
   void down_combine(const float* weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
+
+  /// Local. Weights of another layer of the model, which shares all memory of this object but theirs: calls say by
+  /// FusedMoeCall::weight_set whose they compute with. They are as the constructor takes them and stay the caller's; fp8: the
+  /// scales are read here. \returns their number: the constructor's have 0, then counted on; equal on all ranks if these make
+  /// the same additions. \throws Error(invalid_argument) naming the argument; Error(unsupported) on groups of CPUs;
+  /// Error(system).
+  int add_weights(const MoeWeights& weights);
+  /// The same on a group of CPUs. \throws Error(unsupported) on groups of GPUs.
+  int add_products(std::shared_ptr<FusedProducts> products);
+  /// Local. No call or graph that uses the set may be under way, and no later one names it.
+  void remove_weights(int set);
 
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
   /// the tokens may write them here, after the call before. fp8: null.

@@ -43,6 +43,18 @@ class RegisteredMemory {
   std::shared_ptr<detail::Registration> impl_;
 };
 
+/// What carries rows between hosts, on CPUs.
+enum class HostNetwork : uint8_t {
+  sockets = 0,  ///< TCP connections of the group's own: for tests and small groups
+  /// MPI, in a module that is loaded when the first object needs it (docs/concepts/hosts.md). All processes of MPI_COMM_WORLD
+  /// are ranks of the group.
+  mpi = 1,
+};
+template <>
+struct NamesOf<HostNetwork> {
+  static constexpr Named<HostNetwork> kAll[] = {{HostNetwork::sockets, "sockets"}, {HostNetwork::mpi, "mpi"}};
+};
+
 /// Settings of a group. Every rank must pass the same values, except where noted.
 struct GroupOptions {
   Backend backend = Backend::cpu;
@@ -65,6 +77,9 @@ struct GroupOptions {
   /// for one rank each, in turn ("a,a,b": rank 3 is on a again). "": the environment's SWITCHYARD_HOST; if that is not set
   /// either, ranks that can share memory share a host. May differ by rank.
   std::string host = {};
+  /// Several hosts: what carries their rows. sockets: the environment's SWITCHYARD_NETWORK ("sockets" or "mpi") where that is
+  /// set.
+  HostNetwork network = HostNetwork::sockets;
   /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
   /// nobody waits for them. Ranks tell of themselves ten times a second. 0: the timeout and a second more, so that a call which
   /// waits says first for whom. May differ by rank.

@@ -117,7 +117,7 @@ struct MoeLayerMemory {
 
 /// An MoE layer of a group. Construction and forward are collective, with what normal.hpp says of collective calls: all ranks
 /// make the same calls in the same order, T may differ and may be 0. Destruction is local. The group must outlive the layer.
-/// Several layers of one group are objects of their own, each with its share of the heap.
+/// Several layers of one group are objects of their own, each with its share of the heap; those of with_weights() share it.
 ///
 /// Bits: those of dispatch, ExpertMlp::forward and combine, called one by one with the same settings. On GPUs they depend on
 /// neither the exchange nor on capacity, where nothing is dropped, with CombineOrder::per_route and without `add`.
@@ -141,6 +141,12 @@ class MoeLayer {
   /// Error(unsupported) for what the backend does not have; Error(heap_exhausted); Error(system) without memory;
   /// Error(mismatch) if configurations differ. The group can be used afterwards.
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2);
+  /// Local. Another layer of the model, which differs from this one in its weights alone and shares all memory with it but
+  /// theirs (docs/layer.md says what a layer costs then). Either may end first. The weights are as the constructor takes them,
+  /// with MoeLayerConfig::storage. Calls of layers that share, graphs included, come one after the other, on all ranks of the
+  /// same layers in the same order; the fused form finds others (mismatch). All ranks make the same layers in the same order.
+  /// \throws Error(invalid_argument) naming the argument; Error(system) without memory.
+  MoeLayer with_weights(const MoeWeights& weights) const;
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
   /// CUDA: no call or graph of the layer may be under way.
@@ -170,6 +176,7 @@ class MoeLayer {
   struct Impl;  ///< library internal
 
  private:
+  explicit MoeLayer(std::unique_ptr<Impl> impl);
   detail::Held<std::unique_ptr<Impl>, detail::kMoeLayerObject> impl_;
 };
 

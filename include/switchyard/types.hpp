@@ -202,7 +202,8 @@ struct ExpertIds {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us, network_bytes).
+/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us,
+/// network_bytes).
 struct CallStatistics {
 #define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
 #define SWITCHYARD_STATISTIC_TIME(name) double name = 0;

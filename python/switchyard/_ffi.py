@@ -59,7 +59,7 @@ _SIGNATURES = {
 _LAYER_SIGNATURES = {
     "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
     "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp",
-    "sy_moe_layer_implementation": "pp",
+    "sy_moe_layer_implementation": "pp", "sy_moe_layer_with_weights": "pppppp",
     "sy_grouped_gemm_output": "ppp", "sy_grouped_gemm_create": "pppp", "sy_grouped_gemm_destroy": "p", "sy_grouped_gemm_run": "ppppp",
     "sy_expert_rows_of_dispatched": "pp", "sy_expert_rows_of_low_latency": "pp",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Optional, Type
+from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from . import _names
 from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
@@ -42,6 +42,16 @@ def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_toke
 _config.__qualname__ = "MoeLayer"  # which errors of wrong keywords name
 
 
+def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_scales: Any, w2_scales: Any) -> Tuple[Any, ...]:
+    """Of weights and scales, checked."""
+    here, backend = len(group.experts_of(c.num_experts)), group._backend
+    first = take(w13, "w13", (here, 2 * c.intermediate, c.hidden), (c.type,), backend)
+    second = take(w2, "w2", (here, c.hidden, c.intermediate), (c.type,), backend)
+    scales = (None if given is None else take(given, name, ("L", "rows", "columns"), (F32, FP8, U8), backend).pointer
+              for name, given in (("w13_scales", w13_scales), ("w2_scales", w2_scales)))
+    return (first.pointer, second.pointer, *scales)
+
+
 class MoeLayer:
     """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
 
@@ -57,25 +67,33 @@ class MoeLayer:
     """
 
     def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
-        self.group = group
-        self._functions = layer_library().functions
-        self._config = c = _config(backend=group._backend, **config)
-        here = len(group.experts_of(c.num_experts))
-        rows, backend = 2 * c.intermediate, group._backend
-        first = take(w13, "w13", (here, rows, c.hidden), (c.type,), backend)
-        second = take(w2, "w2", (here, c.hidden, c.intermediate), (c.type,), backend)
-        for name, scales in (("w13_scales", w13_scales), ("w2_scales", w2_scales)):
-            if scales is not None:
-                setattr(c, name, take(scales, name, ("L", "rows", "columns"), (F32, FP8, U8), backend).pointer)
+        functions, c = layer_library().functions, _config(backend=group._backend, **config)
+        first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
         made = ctypes.c_void_p()
         with group._lock:
-            check(self._functions.sy_moe_layer_create(group.pointer, byref(c), first.pointer, second.pointer, byref(made)))
-        keeps = (w13, w2, w13_scales, w2_scales) if c.storage else ()
-        self._owned = Owned(made.value, self._functions.sy_moe_layer_destroy, group._owned, *keeps, lock=group._lock)
+            check(functions.sy_moe_layer_create(group.pointer, byref(c), first, second, byref(made)))
+        self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales))
+
+    def _hold(self, group: Group, c: structs.MoeLayerConfig, made: Optional[int], weights: Tuple[Any, ...]) -> None:
+        self.group, self._config, self._functions = group, c, layer_library().functions
+        keeps = weights if c.storage else ()
+        self._owned = Owned(made, self._functions.sy_moe_layer_destroy, group._owned, *keeps, lock=group._lock)
         self._ids, self._options = structs.ExpertIds(), structs.MoeLayerCall()
         self._by = (byref(self._ids), byref(self._options))
         self._row_type = BF16 if c.type == FP8 else c.type
         self._like: Any = None
+
+    def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
+        """Another layer of the model, which differs from this one in its weights alone and shares all memory with it but theirs. Local;
+        all ranks make the same layers in the same order. Either may end first. Calls of layers that share, graphs included, come one
+        after the other, on all ranks in the same order."""
+        group, made = self.group, ctypes.c_void_p()
+        pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
+        with group._lock:
+            check(self._functions.sy_moe_layer_with_weights(self.pointer, *pointers, byref(made)))
+        other = MoeLayer.__new__(MoeLayer)
+        other._hold(group, self._config, made.value, (w13, w2, w13_scales, w2_scales))
+        return other
 
     @staticmethod
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> LayerMemory:

@@ -137,13 +137,14 @@ def _layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
                    experts: str = "automatic") -> int:
     """``heap_bytes`` of a group for :func:`parallelize_moe` of this model, not converted yet. Needs no group."""
-    topk, exchanges, layers = _topk_of(model, topk), {}, 0  # type: ignore[var-annotated]
+    topk, exchanges, layers = _topk_of(model, topk), {}, {}  # type: ignore[var-annotated]
     for _, module in _experts_modules(model):
         config = _config(module, topk, max_tokens, backend)
         exchanges[repr(config)] = config
         if _way(module, experts, backend) == "layer":
-            layers += MoeLayer.heap_bytes(world, backend=backend, **_layer_config(config, module))
-    return layers + sum(Exchange.heap_bytes(world, backend=backend, **each) for each in exchanges.values())
+            of_layer = _layer_config(config, module)
+            layers[repr(of_layer)] = MoeLayer.heap_bytes(world, backend=backend, **of_layer)
+    return sum(layers.values()) + sum(Exchange.heap_bytes(world, backend=backend, **each) for each in exchanges.values())
 
 
 def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional[int] = None, experts: str = "automatic") -> List[str]:
@@ -154,9 +155,9 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
 
     experts: what computes them in passes that record no gradients and are not compiled. "module": the module itself, as in all other
     passes. "grouped": :class:`GroupedGemm` between dispatch and combine, on GPUs. "layer": a :class:`MoeLayer` for each module, in whose
-    automatic form a GPU computes the whole layer by one kernel; each takes room in the heap (docs/python.md). Both read the module's
+    automatic form a GPU computes the whole layer by one kernel. Both read the module's
     parameters where they lie, need the library switchyard_layer, and are for SwiGLU of bf16 without biases; InvalidArgument says what a
-    module lacks. "automatic": "grouped" on GPUs where that can be, else "module".
+    module lacks. Layers of modules of one shape share all memory but their weights. "automatic": "grouped" on GPUs where that can be, else "module".
 
     Experts' parameters become those of ``group.experts_of(num_experts)``, so that a state dict has this rank's share. Routers, shared
     experts and all else stay as they are, on every rank. Each forward and backward pass of the model is collective; all ranks record
@@ -165,14 +166,17 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
 
     Returns the names of the modules that were converted; InvalidArgument if there is none.
     """
-    topk, exchanges, converted = _topk_of(model, topk), {}, []  # type: ignore[var-annotated]
+    topk, exchanges, layers, converted = _topk_of(model, topk), {}, {}, []  # type: ignore[var-annotated]
     found = [(name, module, _way(module, experts, group.backend)) for name, module in _experts_modules(model)]
     for name, module, way in found:
         config = _config(module, topk, max_tokens, group.backend)
         key = repr(config)
         if key not in exchanges:
             exchanges[key] = Exchange(group, **config)
-        share = _Share(module, group, exchanges[key], way, _layer_config(config, module) if way == "layer" else {})
+        share = _Share(module, group, exchanges[key], way)
+        if way == "layer":
+            of_layer = _layer_config(config, module)
+            share.compute_by(layers.setdefault(repr(of_layer), _Layers(group, of_layer)))
         module.forward = share.forward
         converted.append(name)
     if not converted:
@@ -181,23 +185,46 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     return converted
 
 
+class _Layers:
+    """Layers of modules of one shape, which share all memory but their weights."""
+
+    def __init__(self, group: Group, config: Dict[str, Any]) -> None:
+        self._group, self._config = group, config
+        self._of: Dict[int, MoeLayer] = {}  # by the module's identity
+
+    def __getitem__(self, module: Any) -> MoeLayer:
+        return self._of[id(module)]
+
+    def make(self, module: Any, w13: Any, w2: Any) -> None:
+        """The layer of this module, instead of one that it had. Collective for the first of all modules, and all ranks make them in
+        the same order."""
+        for each in self._of.values():
+            self._of[id(module)] = each.with_weights(w13, w2)
+            return
+        self._of[id(module)] = MoeLayer(self._group, w13, w2, **self._config)
+
+
 class _Share:
     """This rank's experts of one module, and the forward pass that brings all ranks' tokens to them."""
 
-    def __init__(self, module: Any, group: Group, exchange: Exchange, way: str, layer: Dict[str, Any]) -> None:
+    def __init__(self, module: Any, group: Group, exchange: Exchange, way: str) -> None:
         import torch
 
-        self._module, self._group, self._exchange, self._way, self._layer_config = module, group, exchange, way, layer
+        self._module, self._group, self._exchange, self._way = module, group, exchange, way
         self._experts, mine = module.forward, group.experts_of(module.num_experts)
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.shape[0] == module.num_experts:
                 share = torch.nn.Parameter(parameter.detach()[mine.start:mine.stop].clone(), parameter.requires_grad)
                 setattr(module, name, share)
         self._count = module.num_experts = len(mine)
-        self._layer: Optional[MoeLayer] = None
+        self._layers: Optional[_Layers] = None
         self._gemms: Tuple[GroupedGemm, ...] = ()
         self._places: Any = None
-        if way == "layer" and module.down_proj.is_cuda == (group.backend == "cuda"):
+
+    def compute_by(self, layers: _Layers) -> None:
+        """Passes without gradients are computed by one of these. Collective."""
+        self._layers = layers
+        if self._module.down_proj.is_cuda == (self._group.backend == "cuda"):
             self._made_layer()
 
     def forward(self, hidden_states: "torch.Tensor", top_k_index: "torch.Tensor", top_k_weights: "torch.Tensor") -> "torch.Tensor":
@@ -237,15 +264,12 @@ class _Share:
         return down(up(rows, handle), handle, out=self._exchange.allocate_rows(handle))
 
     def _made_layer(self) -> MoeLayer:
-        """Collective where weights have moved: the layer is made anew in the heap of the one before, when no rank reads that any more."""
+        """Where weights have moved, on all ranks alike, it is made anew."""
+        assert self._layers is not None
         w13, w2, moved = self._weights()
-        if moved or self._layer is None:
-            if self._layer is not None:
-                self._group.barrier()
-                self._layer.close()
-                self._layer = None
-            self._layer = MoeLayer(self._group, w13, w2, **self._layer_config)
-        return self._layer
+        if moved:
+            self._layers.make(self._module, w13, w2)
+        return self._layers[self._module]
 
     def _weights(self) -> Tuple[Any, Any, bool]:
         """Both weights, and whether they lie elsewhere than in the call before; then calls that read them there are over. What reads them

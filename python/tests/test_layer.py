@@ -69,6 +69,31 @@ def test_forward(ranks, layer, world, exchange):
     ranks(rank, world, heap_bytes=heap)
 
 
+@pytest.mark.parametrize("form", ["separate", "fused"])
+def test_layers_that_share_all_but_their_weights(ranks, layer, form):
+    world, shape = 2, {**SHAPE, "exchange": "normal", "form": form}
+    inputs = [given._replace(x=oracle.to_bf16(given.x)) for given in
+              oracle.make_inputs(world, seed=5, **{k: v for k, v in SHAPE.items() if k != "intermediate"})]
+    w13, w2 = weights_of_experts()
+    others = oracle.to_bf16(oracle.from_bf16(w13) * 2), oracle.to_bf16(oracle.from_bf16(w2) * -1)
+
+    def rank(group):
+        mine, given = group.experts_of(EXPERTS), inputs[group.rank]
+        first = sy.MoeLayer(group, w13[mine.start:mine.stop], w2[mine.start:mine.stop], **shape)
+        second = first.with_weights(*(each[mine.start:mine.stop] for each in others))
+        for moe, weights in ((first, (w13, w2)), (second, others), (first, (w13, w2))):
+            np.testing.assert_allclose(oracle.from_bf16(moe(*given)), reference(given, *weights), rtol=0.02, atol=0.03)
+        with pytest.raises(sy.InvalidArgument, match="w2 has the shape"):
+            second.with_weights(others[0][mine.start:mine.stop], w2[:1])
+        group.barrier()
+        first.close()
+        with pytest.raises(sy.InvalidArgument, match="the layer is closed"):
+            first.with_weights(w13[mine.start:mine.stop], w2[mine.start:mine.stop])
+        np.testing.assert_allclose(oracle.from_bf16(second(*given)), reference(given, *others), rtol=0.02, atol=0.03)
+
+    ranks(rank, world, heap_bytes=sy.MoeLayer.heap_bytes(world, **shape))  # of one layer
+
+
 def test_drops_and_mistakes(ranks, layer):
     w13, w2 = weights_of_experts()
 

@@ -125,8 +125,9 @@ class Rendezvous {
 std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds budget) {
   const Deadline deadline(budget);
   check(spec);
-  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(
-      Formed{Member{0, 1, {}, {}, {}, {}}, HostMap(1), std::vector<std::optional<Connection>>(1)});
+  if (spec.world == 1)
+    return std::make_unique<ProcessBootstrap>(
+        Formed{Member{0, 1, {}, {}, {}, {}}, HostMap(1), std::vector<std::optional<Connection>>(1)});
   if (spec.rank == 0 && !spec.private_folder.empty()) make_private_folder(spec.private_folder);
   Member me = {spec.rank, spec.world, spec.token, parse_endpoint(spec.store), this_host(), "switchyard-" + random_token()};
   me.host.place = spec.host;

@@ -81,8 +81,8 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
   // Its own store has the port.
   const int beside = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
-  return Launcher{"torchrun",   *rank,       *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}), world->value,
-                  host->value, beside};
+  return Launcher{"torchrun",   *rank,       *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
+                  world->value, host->value, beside};
 }
 
 std::optional<Launcher> find_open_mpi(const Environment& env) {
@@ -167,13 +167,15 @@ void derive_place(const Launcher& launcher, JoinSpec& spec) {
 void derive_tcp_store(const Launcher& launcher, JoinSpec& spec) {
   if (launcher.first_host.empty())
     fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
-             "\"): " + launcher.name + " started ranks on several hosts and does not say where rank 0 is: set SWITCHYARD_STORE to "
+             "\"): " + launcher.name +
+             " started ranks on several hosts and does not say where rank 0 is: set SWITCHYARD_STORE to "
              "tcp://host:port, with an address of rank 0's host and a free port there, and SWITCHYARD_JOB_TOKEN, on all ranks",
          ErrorCode::unsupported);
   constexpr unsigned kFirstPort = 20000, kPorts = 10000;  // below those that systems give to connections
-  const unsigned port = launcher.port != 0 ? static_cast<unsigned>(launcher.port)
-                                           : kFirstPort + static_cast<unsigned>(std::stoul(derive("port", launcher).substr(0, 6),
-                                                                                           nullptr, 16)) % kPorts;
+  const unsigned port =
+      launcher.port != 0
+          ? static_cast<unsigned>(launcher.port)
+          : kFirstPort + static_cast<unsigned>(std::stoul(derive("port", launcher).substr(0, 6), nullptr, 16)) % kPorts;
   const bool v6 = launcher.first_host.find(':') != std::string::npos;
   spec.store = "tcp://" + (v6 ? "[" + launcher.first_host + "]" : launcher.first_host) + ":" + std::to_string(port);
   parse_endpoint(spec.store, "the store that " + launcher.name + "'s variables name");
@@ -190,8 +192,10 @@ void derive_store(const Launcher& launcher, JoinSpec& spec) {
 /// Whoever can reach a TCP store could guess a token that follows from the names and numbers of a job.
 void require_chosen_token(const JoinSpec& spec, const Launcher& launcher) {
   if (parse_endpoint(spec.store).is_unix()) return;
-  fail("SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at " + spec.store + ", which others may reach: set it to some text, the "
-       "same on all ranks and known to no one else (what follows from " + launcher.name + "'s variables can be guessed)");
+  fail("SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at " + spec.store +
+       ", which others may reach: set it to some text, the "
+       "same on all ranks and known to no one else (what follows from " +
+       launcher.name + "'s variables can be guessed)");
 }
 
 [[noreturn]] void fail_nothing_found(const Environment& env) {

@@ -67,7 +67,7 @@ class HostMap {
   }
 
  private:
-  std::vector<int> host_of_, rail_;       // [world]
+  std::vector<int> host_of_, rail_;      // [world]
   std::vector<std::vector<int>> ranks_;  // [hosts]
 };
 

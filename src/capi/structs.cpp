@@ -12,14 +12,7 @@ constexpr sy_normal_config kNormalConfig = SWITCHYARD_NORMAL_CONFIG_INIT;
 constexpr sy_dispatch_options kDispatchOptions = SWITCHYARD_DISPATCH_OPTIONS_INIT;
 constexpr sy_combine_options kCombineOptions = SWITCHYARD_COMBINE_OPTIONS_INIT;
 
-// The macros say what the C++ defaults are.
-static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOptions.num_blocks == GroupOptions{}.num_blocks &&
-              kGroupOptions.num_warps == GroupOptions{}.num_warps &&
-              kGroupOptions.timeout_ms == GroupOptions{}.timeout.count() &&
-              kGroupOptions.rendezvous_timeout_ms == GroupOptions{}.rendezvous_timeout.count() &&
-              kGroupOptions.num_sms == GroupOptions{}.num_sms &&
-              kGroupOptions.backend == static_cast<int>(GroupOptions{}.backend) &&
-              kGroupOptions.device == GroupOptions{}.device);
+// The macros say what the C++ defaults are (of groups: tests/abi/group_defaults_test.cpp).
 static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
               kNormalConfig.pool_bytes == NormalConfig{}.pool_bytes &&
               kNormalConfig.ring_num_channels == RingSettings{}.num_channels &&

@@ -65,8 +65,8 @@ class SocketCarrier final : public Carrier {
     for (CarrierSocket& socket : sockets) {
       const int flags = ::fcntl(socket.fd.get(), F_GETFL);
       if (flags < 0 || ::fcntl(socket.fd.get(), F_SETFL, flags | O_NONBLOCK) < 0)
-        throw Error(ErrorCode::system, "carrier: the socket to rank " + std::to_string(socket.peer) +
-                                           " cannot be used: " + std::strerror(errno));
+        throw Error(ErrorCode::system,
+                    "carrier: the socket to rank " + std::to_string(socket.peer) + " cannot be used: " + std::strerror(errno));
       links_.push_back({socket.peer, std::move(socket.fd), 0, 0, {}, {}});
     }
   }
@@ -79,8 +79,7 @@ class SocketCarrier final : public Carrier {
         continue;
       }
       if (!leg.send.empty()) link->sends.push_back({round, {link->sent++, leg.send.size()}, leg.send.data()});
-      if (!leg.receive.empty())
-        link->receives.push_back({round, {link->received++, leg.receive.size()}, leg.receive.data()});
+      if (!leg.receive.empty()) link->receives.push_back({round, {link->received++, leg.receive.size()}, leg.receive.data()});
     }
     for (Link& link : links_) send_some(link);
   }
@@ -139,8 +138,7 @@ class SocketCarrier final : public Carrier {
       const size_t end = t.done < sizeof(LegHead) ? sizeof(LegHead) : t.size();
       msghdr message{};
       message.msg_iov = pieces;
-      message.msg_iovlen =
-          static_cast<size_t>(pieces_of(reinterpret_cast<std::byte*>(&t.seen), t.data, t.done, end, pieces));
+      message.msg_iovlen = static_cast<size_t>(pieces_of(reinterpret_cast<std::byte*>(&t.seen), t.data, t.done, end, pieces));
       const ssize_t n = ::recvmsg(link.fd.get(), &message, MSG_DONTWAIT);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && would_wait(errno)) return;

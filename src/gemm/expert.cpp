@@ -67,6 +67,23 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
                 std::string("ExpertMlp: options.type is ") + to_string(options.type) + "; allowed on the CPU: bf16");
 }
 
+/// Of options that have been checked; `scales`: what errors say before the name of a scale.
+void check_weights(const char* where, const char* scales, const ExpertShape& shape, const MoeWeights& w,
+                   const ExpertOptions& options) {
+  if (shape.num_local_experts == 0) return;
+  const auto given = [&](const std::string& name, const void* p, const char* what) {
+    require(p != nullptr, where, name + " is null; allowed: " + what + std::to_string(shape.num_local_experts) + " experts");
+  };
+  given("w13", w.w13, "the weights of ");
+  given("w2", w.w2, "the weights of ");
+  if (options.backend == Backend::cpu) return;
+  detail::check_aligned(where, "w13", w.w13);
+  detail::check_aligned(where, "w2", w.w2);
+  if (options.type != DType::fp8_e4m3) return;
+  given(std::string(scales) + "w13_scales", w.w13_scales, "for fp8_e4m3 the scales of the weights of ");
+  given(std::string(scales) + "w2_scales", w.w2_scales, "for fp8_e4m3 the scales of the weights of ");
+}
+
 [[noreturn]] void only_on_the_cpu(const char* where, const char* instead) {
   throw Error(ErrorCode::unsupported, std::string(where) + ": on the CPU only; these experts are a GPU's" + instead);
 }
@@ -82,22 +99,9 @@ void ExpertMlp::Impl::forward_rank_major(const uint16_t*, const ExpertIds&, cons
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
   check_options(shape, options);
-  require((w13 != nullptr && w2 != nullptr) || shape.num_local_experts == 0, kClass,
-          std::string(w13 == nullptr ? "w13" : "w2") + " is null; allowed: the weights of " +
-              std::to_string(shape.num_local_experts) + " experts");
-  if (options.backend == Backend::cpu) {
-    impl_ = detail::make_cpu_experts(shape, static_cast<const uint16_t*>(w13), static_cast<const uint16_t*>(w2), options);
-    return;
-  }
-  if (shape.num_local_experts > 0) {
-    detail::check_aligned(kClass, "w13", w13);
-    detail::check_aligned(kClass, "w2", w2);
-    const bool scales = options.w13_scales != nullptr && options.w2_scales != nullptr;
-    require(options.type != DType::fp8_e4m3 || scales, kClass,
-            std::string("options.") + (options.w13_scales == nullptr ? "w13_scales" : "w2_scales") +
-                " is null; allowed for fp8_e4m3: the scales of the weights");
-  }
-  impl_ = detail::make_gpu_experts(shape, w13, w2, options);
+  check_weights(kClass, "options.", shape, {w13, w2, options.w13_scales, options.w2_scales}, options);
+  impl_ = options.backend == Backend::cpu ? detail::make_cpu_experts(shape, w13, w2, options)
+                                          : detail::make_gpu_experts(shape, w13, w2, options);
 }
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options) {
@@ -108,6 +112,7 @@ ExpertMlp::ExpertMlp(const ExpertShape& shape, const Source& source, const Exper
   impl_ = detail::make_cpu_experts(shape, source, options);
 }
 
+ExpertMlp::ExpertMlp(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ExpertMlp::ExpertMlp(ExpertMlp&&) noexcept = default;
 ExpertMlp& ExpertMlp::operator=(ExpertMlp&&) noexcept = default;
 ExpertMlp::~ExpertMlp() = default;
@@ -153,6 +158,12 @@ void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, cons
             "ids.data, x or y is null; allowed only if ids.tokens is 0");
   }
   impl_->forward_rank_major(x, ids, weights, y);
+}
+
+ExpertMlp ExpertMlp::with_weights(const MoeWeights& weights) const {
+  const Impl& impl = *impl_;
+  check_weights("ExpertMlp::with_weights", "", impl.shape, weights, impl.options);
+  return ExpertMlp(impl.with_weights(weights));
 }
 
 const ExpertShape& ExpertMlp::shape() const { return impl_->shape; }

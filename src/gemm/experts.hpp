@@ -11,7 +11,8 @@
 namespace switchyard {
 
 struct ExpertMlp::Impl {
-  explicit Impl(const ExpertShape& shape_in, DType type_in) : shape(shape_in), type(type_in) {}
+  Impl(const ExpertShape& shape_in, const ExpertOptions& options_in)
+      : shape(shape_in), options(options_in), type(options_in.type) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -22,11 +23,15 @@ struct ExpertMlp::Impl {
   virtual void forward_on_host(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows,
                                uint16_t* y);
   virtual void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y);
+  /// Others of the same shape and options, weights and their scales aside; those of a GPU share the intermediate rows. The
+  /// weights are checked.
+  virtual std::unique_ptr<Impl> with_weights(const MoeWeights& weights) const = 0;
   virtual ExpertMemory memory() const = 0;
   virtual std::string implementation() const = 0;
 
-  ExpertShape shape;
-  DType type;
+  const ExpertShape shape;
+  const ExpertOptions options;
+  const DType type;
 };
 
 namespace detail {
@@ -35,7 +40,7 @@ namespace detail {
 using ExpertImpl = std::unique_ptr<ExpertMlp::Impl>;
 ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options);
 /// Of weights that are there; of what a source writes.
-ExpertImpl make_cpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options);
+ExpertImpl make_cpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& source, const ExpertOptions& options);
 
 /// Of GPU memory: the intermediate rows.

@@ -33,7 +33,7 @@ class MappedHeap final : public SymmetricHeap {
  private:
   Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
 
-  Segments segments_;         // also those of threads of other hosts, for their headers
+  Segments segments_;        // also those of threads of other hosts, for their headers
   std::vector<Range> away_;  // whole pages of this rank's segment, given back
 };
 

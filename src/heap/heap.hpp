@@ -20,7 +20,8 @@ namespace switchyard::detail {
 /// Every segment starts at a multiple of this in every mapping; the largest alignment that allocate() grants.
 inline constexpr size_t kHeapSegmentAlignment = size_t{2} << 20;
 
-/// Owns the mappings of all segments of this host; the addresses of the others are null. Non-collective, idempotent destruction: a segment disappears with its last user.
+/// Owns the mappings of all segments of this host; the addresses of the others are null. Non-collective, idempotent
+/// destruction: a segment disappears with its last user.
 class SymmetricHeap {
  public:
   /// Collective. Each rank creates a segment of `bytes` (rounded up to pages) and maps all of them. A machine without enough

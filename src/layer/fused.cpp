@@ -9,32 +9,38 @@
 namespace switchyard::detail {
 namespace {
 
-class FusedLayer final : public MoeLayer::Impl {
+class FusedLayer final : public LayerForm {
  public:
-  FusedLayer(const LayerSetup& setup, std::string products, FusedMoe layer)
-      : Impl(setup), products_(std::move(products)), layer_(std::move(layer)) {}
+  FusedLayer(const LayerSetup& setup, std::string products, FusedMoe layer, MakeProducts make)
+      : LayerForm(setup), products_(std::move(products)), layer_(std::move(layer)), make_(std::move(make)) {}
 
-  void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) override {
-    layer_.forward(x.data, ids, weights, out,
-                   {.stream = call.stream, .num_sms = call.num_sms, .device_tokens = call.device_tokens, .add = call.add});
+  void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
+               const MoeLayerCall& call) override {
+    layer_.forward(x.data, ids, weights, out, {call.stream, call.num_sms, call.device_tokens, call.add, set});
   }
+  int add_weights(const MoeWeights& weights) override {
+    return backend == Backend::cuda ? layer_.add_weights(weights) : layer_.add_products(make_(weights));
+  }
+  void remove_weights(int set) override { layer_.remove_weights(set); }
   std::span<const uint8_t> dropped() const override { return layer_.dropped(); }
   std::string implementation() const override { return "fused, normal, " + products_; }
 
  private:
   const std::string products_;
   FusedMoe layer_;
+  const MakeProducts make_;
 };
 
 }  // namespace
 
-std::unique_ptr<MoeLayer::Impl> make_fused_layer(Group& group, const LayerSetup& setup, const void* w13, const void* w2,
-                                                 std::shared_ptr<ExpertProducts> products) {
+std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setup, const MoeWeights& weights,
+                                            std::shared_ptr<ExpertProducts> products, MakeProducts make) {
   if (setup.backend == Backend::cuda)
     return std::make_unique<FusedLayer>(setup, std::string(to_string(setup.config.type)) + " wgmma:sm_90a",
-                                        FusedMoe(group, setup.fused(), w13, w2));
+                                        FusedMoe(group, setup.fused(), weights.w13, weights.w2), std::move(make));
   std::string text = products->implementation();
-  return std::make_unique<FusedLayer>(setup, std::move(text), FusedMoe(group, setup.fused(), std::move(products)));
+  return std::make_unique<FusedLayer>(setup, std::move(text), FusedMoe(group, setup.fused(), std::move(products)),
+                                      std::move(make));
 }
 
 }  // namespace switchyard::detail

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What MoeLayer stands for: the parts of a layer, put together in one of several forms.
+// What MoeLayer stands for: one set of weights of a form, in which the parts of a layer are put together. Layers that differ in
+// their weights share a form.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "base/forked.hpp"
 #include "gemm/cpu/fused_products.hpp"
 #include "layer/setup.hpp"
 #include "switchyard/expert.hpp"
@@ -12,40 +18,72 @@
 
 namespace switchyard {
 
-struct MoeLayer::Impl {
-  explicit Impl(const detail::LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
-  virtual ~Impl() = default;
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+namespace detail {
+
+/// Everything of a layer but its weights, and sets of these. Sets are numbered from 0 in the order in which they are added.
+class LayerForm {
+ public:
+  explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
+  virtual ~LayerForm() = default;
+  LayerForm(const LayerForm&) = delete;
+  LayerForm& operator=(const LayerForm&) = delete;
 
   /// What follows the collective part of a construction and may fail on this rank alone. Local.
   virtual void make_rows() {}
-  /// Collective. On the CPU `call` has no device_tokens: the host has read them.
-  virtual void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) = 0;
+  /// Collective, with the weights of `set`. On the CPU `call` has no device_tokens: the host has read them.
+  virtual void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
+                       const MoeLayerCall& call) = 0;
+  /// Local. \returns the number of the set. Throws Error(invalid_argument) naming the argument.
+  virtual int add_weights(const MoeWeights& weights) = 0;
+  virtual void remove_weights(int set) = 0;
   virtual std::span<const uint8_t> dropped() const { return {}; }
   virtual std::string implementation() const = 0;
 
   const MoeLayerConfig config;
   const Backend backend;
-  const int gpu;  ///< that is current in forward() and make_rows(); -1: none
+  const int gpu;  ///< that is current in all functions that do something; -1: none
 };
 
-namespace detail {
+/// A rank's experts in a layer of separate calls, by sets of weights.
+class LayerExperts {
+ public:
+  LayerExperts(ExpertMlp first, int most_sms) : num_sms(most_sms) { sets_.emplace(next_++, std::move(first)); }
 
-/// A rank's experts in a layer.
-struct LayerExperts {
-  ExpertMlp mlp;
-  int num_sms = 0;  ///< CUDA: most multiprocessors of a product, unless a call says otherwise; 0: all
-
+  const int num_sms;  ///< CUDA: most multiprocessors of a product, unless a call says otherwise; 0: all
+  ExpertMlp& of(int set) { return sets_.at(set); }
+  int add(const MoeWeights& weights) {
+    sets_.emplace(next_, sets_.begin()->second.with_weights(weights));
+    return next_++;
+  }
+  void remove(int set) { sets_.erase(set); }
   ExpertCall call(const MoeLayerCall& call) const { return {call.stream, call.num_sms > 0 ? call.num_sms : num_sms}; }
+  std::string implementation() const { return sets_.begin()->second.implementation(); }
+
+ private:
+  std::map<int, ExpertMlp> sets_;  ///< at least one, while a layer lives
+  int next_ = 0;
 };
 
 // Collective.
-std::unique_ptr<MoeLayer::Impl> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
-std::unique_ptr<MoeLayer::Impl> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
-/// `products`: on the CPU.
-std::unique_ptr<MoeLayer::Impl> make_fused_layer(Group& group, const LayerSetup& setup, const void* w13, const void* w2,
-                                                 std::shared_ptr<ExpertProducts> products);
+std::unique_ptr<LayerForm> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
+std::unique_ptr<LayerForm> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
+/// On the CPU, products of this rank's experts with weights of the layer's sizes. Throws Error(invalid_argument).
+using MakeProducts = std::function<std::shared_ptr<ExpertProducts>(const MoeWeights& weights)>;
+/// `products`, and `make` for further sets of weights: on the CPU.
+std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setup, const MoeWeights& weights,
+                                            std::shared_ptr<ExpertProducts> products, MakeProducts make);
 
 }  // namespace detail
+
+struct MoeLayer::Impl {
+  Impl(std::shared_ptr<detail::LayerForm> form_in, int set_in) : form(std::move(form_in)), set(set_in) {}
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const detail::HomeProcess home;
+  const std::shared_ptr<detail::LayerForm> form;
+  const int set;  ///< of the form's weights
+};
+
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/as_error.hpp"
 #include "heap/collective_step.hpp"
 #include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
@@ -50,18 +51,20 @@ int product_sms(const std::vector<Claim>& all, const GpuPlace& mine, const Group
 }
 
 /// On the CPU. Local.
-std::shared_ptr<detail::ExpertProducts> fused_products(const Group& group, const LayerSetup& setup, const void* w13,
-                                                       const void* w2) {
+detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup) {
   (void)FusedMoe::heap_bytes_for(setup.fused(), setup.world);  // fields that only it checks, before weights are packed
-  const GroupOptions& o = group.options();
-  return detail::make_expert_products(kClass, setup.shape_of(group.rank()), w13, w2, setup.config.storage,
-                                      o.num_blocks * o.num_warps);
+  const int workers = group.options().num_blocks * group.options().num_warps;
+  return [shape = setup.shape_of(group.rank()), storage = setup.config.storage, workers](const MoeWeights& weights) {
+    return detail::make_expert_products(kClass, shape, weights.w13, weights.w2, storage, workers);
+  };
 }
 
-std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2) {
+std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2) {
   LayerSetup setup;
   std::optional<ExpertMlp> mlp;
+  detail::MakeProducts make_products;
   std::shared_ptr<detail::ExpertProducts> products;
+  const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales};
   Claim mine;
   const Backend backend = group.options().backend;
   mine.report = detail::attempt([&] {
@@ -71,14 +74,17 @@ std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config,
     setup.gpu = mine.place.device;
     const CurrentGpu current(setup.gpu);
     if (setup.config.form == MoeForm::fused) {
-      if (backend == Backend::cpu) products = fused_products(group, setup, w13, w2);
+      if (backend == Backend::cuda) return;
+      make_products = fused_products(group, setup);
+      products = make_products(weights);
       return;
     }
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
   });
   const std::vector<Claim> all = compare(group, mine);
-  if (setup.config.form == MoeForm::fused) return detail::make_fused_layer(group, setup, w13, w2, std::move(products));
-  LayerExperts experts{std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0};
+  if (setup.config.form == MoeForm::fused)
+    return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));
+  LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));
   Claim rows;
@@ -92,8 +98,26 @@ std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config,
 
 }  // namespace
 
+MoeLayer::Impl::~Impl() {
+  if (!home.here() || form.use_count() == 1) return;  // the form goes as a whole, or is a parent's
+  try {
+    const CurrentGpu current(form->gpu);
+    form->remove_weights(set);
+  } catch (const Error&) {
+    // Without a context nothing is left to free.
+  }
+}
+
 MoeLayer::MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2)
-    : impl_(make(group, config, w13, w2)) {}
+    : MoeLayer(std::make_unique<Impl>(make(group, config, w13, w2), 0)) {}
+MoeLayer::MoeLayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MoeLayer MoeLayer::with_weights(const MoeWeights& weights) const {
+  return detail::as_error("MoeLayer::with_weights", [&] {
+    const Impl& impl = *impl_;
+    const CurrentGpu current(impl.form->gpu);
+    return MoeLayer(std::make_unique<Impl>(impl.form, impl.form->add_weights(weights)));
+  });
+}
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 MoeLayer::~MoeLayer() = default;
@@ -106,20 +130,21 @@ size_t MoeLayer::heap_bytes_for(const MoeLayerConfig& config, int world, Backend
 }
 
 void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) {
-  Impl& impl = *impl_;
+  const int set = impl_->set;
+  detail::LayerForm& form = *impl_->form;
   ExpertIds some = ids;
   MoeLayerCall now = call;
-  if (impl.backend == Backend::cpu) {
+  if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
-    const bool allowed = ids.tokens >= 0 && ids.tokens <= impl.config.max_tokens;  // the exchange refuses the others
+    const bool allowed = ids.tokens >= 0 && ids.tokens <= form.config.max_tokens;  // the exchange refuses the others
     if (call.device_tokens && allowed) some.tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.tokens);
   }
-  const CurrentGpu current(impl.gpu);
-  impl.forward({x, some.tokens, impl.config.hidden, impl.config.row_type()}, some, weights, out, now);
+  const CurrentGpu current(form.gpu);
+  form.forward(set, {x, some.tokens, form.config.hidden, form.config.row_type()}, some, weights, out, now);
 }
 
-std::span<const uint8_t> MoeLayer::dropped() const { return impl_->dropped(); }
-const MoeLayerConfig& MoeLayer::config() const { return impl_->config; }
-std::string MoeLayer::implementation() const { return impl_->implementation(); }
+std::span<const uint8_t> MoeLayer::dropped() const { return impl_->form->dropped(); }
+const MoeLayerConfig& MoeLayer::config() const { return impl_->form->config; }
+std::string MoeLayer::implementation() const { return impl_->form->implementation(); }
 
 }  // namespace switchyard

@@ -10,10 +10,10 @@
 namespace switchyard::detail {
 namespace {
 
-class LowLatencyLayer final : public MoeLayer::Impl {
+class LowLatencyLayer final : public LayerForm {
  public:
   LowLatencyLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
-      : Impl(setup), exchange_(group, setup.low_latency()), experts_(std::move(experts)), setup_(setup) {}
+      : LayerForm(setup), exchange_(group, setup.low_latency()), experts_(std::move(experts)), setup_(setup) {}
 
   void make_rows() override {
     received_ = exchange_.make_output();
@@ -21,14 +21,15 @@ class LowLatencyLayer final : public MoeLayer::Impl {
     add_ = make_row_adder(setup_);
   }
 
-  void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) override {
+  void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
+               const MoeLayerCall& call) override {
     LowLatencyDispatchOptions there;
     there.weights = weights;
     there.stream = call.stream;
     there.num_sms = call.num_sms;
     there.device_tokens = call.device_tokens;
     exchange_.dispatch(x, ids, received_, there);
-    experts_.mlp.forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
+    experts_.of(set).forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
     // An `out` that is not allowed is given to combine, which says so, to the other ranks too.
     const bool adds = call.add && add_->takes(out);
     LowLatencyCombineOptions back;
@@ -38,7 +39,9 @@ class LowLatencyLayer final : public MoeLayer::Impl {
     exchange_.combine(made_, received_, adds ? add_->sums() : out, back);
     if (adds) add_->add(out, ids.tokens, call, experts_.call(call).num_sms);
   }
-  std::string implementation() const override { return "separate, low_latency, " + experts_.mlp.implementation(); }
+  int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }
+  void remove_weights(int set) override { experts_.remove(set); }
+  std::string implementation() const override { return "separate, low_latency, " + experts_.implementation(); }
 
  private:
   LowLatencyExchange exchange_;
@@ -51,7 +54,7 @@ class LowLatencyLayer final : public MoeLayer::Impl {
 
 }  // namespace
 
-std::unique_ptr<MoeLayer::Impl> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
+std::unique_ptr<LayerForm> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
   return std::make_unique<LowLatencyLayer>(group, setup, std::move(experts));
 }
 

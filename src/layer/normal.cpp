@@ -8,20 +8,21 @@
 namespace switchyard::detail {
 namespace {
 
-class NormalLayer final : public MoeLayer::Impl {
+class NormalLayer final : public LayerForm {
  public:
   NormalLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
-      : Impl(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {
+      : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {
     // Calls of a layer come one after the other, so its graphs never run at the same time.
     if (setup.backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
   }
 
-  void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) override {
+  void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
+               const MoeLayerCall& call) override {
     last_ = {};
     Dispatched d = exchange_.dispatch(x, ids, weights, dispatch_options(call));
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.row_type(), call.stream);
-      experts_.mlp.forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
+      experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
       exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
     }
     if (config.overflow != Overflow::drop_and_report) return;
@@ -29,7 +30,9 @@ class NormalLayer final : public MoeLayer::Impl {
     last_ = std::move(d);
   }
   std::span<const uint8_t> dropped() const override { return last_.dropped; }
-  std::string implementation() const override { return "separate, normal, " + experts_.mlp.implementation(); }
+  int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }
+  void remove_weights(int set) override { experts_.remove(set); }
+  std::string implementation() const override { return "separate, normal, " + experts_.implementation(); }
 
  private:
   DispatchOptions dispatch_options(const MoeLayerCall& call) const {
@@ -59,7 +62,7 @@ class NormalLayer final : public MoeLayer::Impl {
 
 }  // namespace
 
-std::unique_ptr<MoeLayer::Impl> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
+std::unique_ptr<LayerForm> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
   return std::make_unique<NormalLayer>(group, setup, std::move(experts));
 }
 

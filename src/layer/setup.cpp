@@ -214,8 +214,8 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
     return s;
   }
   if (c.exchange == MoeExchange::automatic) {
-    const bool decodes = c.capacity == 0 && c.order != CombineOrder::per_host && c.max_tokens >= 1 && c.max_tokens <= kMostDecodeTokens &&
-                         s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
+    const bool decodes = c.capacity == 0 && c.order != CombineOrder::per_host && c.max_tokens >= 1 &&
+                         c.max_tokens <= kMostDecodeTokens && s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }
   if (c.form == MoeForm::separate) return s;

@@ -63,12 +63,11 @@ struct FusedMemory {
   float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one for 128 elements of a row; h_scales: [I / 128, scale_pitch]
   float* h_scales = nullptr;
   int64_t scale_pitch = 0;
-  float (*weight_scales)[4] = nullptr;  ///< fp8: spread for the kernel, of the product up, then of the one down
-  std::byte* h = nullptr;               ///< [rows, I]
-  std::byte* y = nullptr;               ///< [rows, H]
-  uint64_t* arrived = nullptr;          ///< [rows] of x_rows
-  uint64_t* h_done = nullptr;           ///< [row tiles, column tiles of up]
-  uint64_t* y_done = nullptr;           ///< [row tiles, column tiles of down]
+  std::byte* h = nullptr;       ///< [rows, I]
+  std::byte* y = nullptr;       ///< [rows, H]
+  uint64_t* arrived = nullptr;  ///< [rows] of x_rows
+  uint64_t* h_done = nullptr;   ///< [row tiles, column tiles of up]
+  uint64_t* y_done = nullptr;   ///< [row tiles, column tiles of down]
   FusedCounters* counters = nullptr;
   int64_t flags = 0;  ///< bytes of the counters and flags, which come first
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What crosses between hosts, as both ends know it. Rows and records lie where the plan of all ranks has them; these tables only
-// say which tokens pass through whom.
+// What crosses between hosts, as both ends know it. Rows and records lie where the plan of all ranks has them; these tables
+// only say which tokens pass through whom.
 #pragma once
 
 #include <cstdint>

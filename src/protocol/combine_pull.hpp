@@ -298,10 +298,9 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
 template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
-  const uint64_t late = A::lanes_where(
-      w, call.world(), [&](int r) {
-        return is_mapped<A>(call.heap, r) && call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0;
-      });
+  const uint64_t late = A::lanes_where(w, call.world(), [&](int r) {
+    return is_mapped<A>(call.heap, r) && call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0;
+  });
   if (late == 0) return true;
   WarpSpan<A> span(w, call, Event::wait_outputs, -1);
   const auto writer = [&](int i) { return nth_bit(late, i); };

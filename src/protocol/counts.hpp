@@ -79,8 +79,8 @@ struct NoRelay {
   }
 };
 
-/// Writes this rank's counts row to all ranks and waits for theirs. `relay(w)` makes those of other hosts come in between; false
-/// after a fault (recorded).
+/// Writes this rank's counts row to all ranks and waits for theirs. `relay(w)` makes those of other hosts come in between;
+/// false after a fault (recorded).
 template <class A, class Relay = NoRelay>
 SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row,
                                    const Relay& relay = {}) {
@@ -114,7 +114,8 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
   publish_all<A>(w, call, control, Site::placement);
 }
 
-/// Writes the placement of rank `source` of another host, which came as bytes, to the ranks of this one and releases `placement`.
+/// Writes the placement of rank `source` of another host, which came as bytes, to the ranks of this one and releases
+/// `placement`.
 template <class A>
 void publish_placement_of(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
                           const std::byte* place) {

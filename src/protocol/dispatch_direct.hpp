@@ -127,8 +127,8 @@ SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k,
 
 /// Writes the records of token t, which its source calls `token`, at all its receivers on this host.
 template <class A>
-SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t token, const SendEntry* entries,
-                                int places) {
+SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t token,
+                                const SendEntry* entries, int places) {
   A::for_lanes(w, places * p.shape.topk, [&](int i) {
     const SendEntry e = entries[i / p.shape.topk];
     if (e.rank < 0 || !is_mapped<A>(p.call.heap, e.rank)) return;

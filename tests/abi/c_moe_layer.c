@@ -92,6 +92,24 @@ static void two_calls(int rank, sy_group* group) {
   if (form_of_run == SWITCHYARD_MOE_FORM_FUSED) begin = "fused, normal, ";
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
+
+  // One that shares all but the weights, which are those of the other rank, outlives the one that it was made from.
+  sy_moe_layer* other = NULL;
+  const int peer = 1 - rank;
+  CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, &other), kWrong, "layer is NULL");
+  CHECK_FAILS(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, NULL), kWrong, "other is NULL");
+  CHECK_FAILS(sy_moe_layer_with_weights(layer, NULL, w2[peer], NULL, NULL, &other), kWrong, "w13 is null");
+  CHECK(other == NULL);
+  CHECK_OK(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, &other));
+  CHECK_OK(sy_moe_layer_forward(other, x[rank], &routing, weights[rank], out, NULL));
+  CHECK(memcmp(out, expected[0][rank], sizeof out) != 0);
+  sy_moe_layer* back = NULL;
+  CHECK_OK(sy_moe_layer_with_weights(other, w13[rank], w2[rank], NULL, NULL, &back));
+  CHECK_OK(sy_moe_layer_destroy(other));
+  CHECK_OK(sy_moe_layer_forward(back, x[rank], &routing, weights[rank], out, NULL));
+  CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);
+  CHECK_OK(sy_moe_layer_destroy(back));
+
   CHECK_FAILS(sy_moe_layer_dropped(layer, NULL, &count), kWrong, "dropped is NULL");
   CHECK_FAILS(sy_moe_layer_dropped(layer, &dropped, NULL), kWrong, "count is NULL");
   CHECK_FAILS(sy_moe_layer_implementation(layer, NULL), kWrong, "text is NULL");

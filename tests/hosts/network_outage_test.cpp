@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two hosts in network namespaces of their own, with a bridge between them that can lose everything. Needs Linux that lets this
-// user make namespaces, and ip(8); without them the tests are skipped and say so. A program of its own: it moves to a namespace.
+// user make namespaces, and ip(8); without them the tests are skipped and say so. A program of its own: it moves to a
+// namespace.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/wait.h>

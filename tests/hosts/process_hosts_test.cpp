@@ -60,7 +60,8 @@ TEST_P(ProcessHosts, MapTheirOwnRanksAndGatherFromAll) {
     }
     for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, size_t{3'000'000}}) {
       group.barrier();
-      std::vector<unsigned char> mine(bytes, static_cast<unsigned char>(group.rank() + 1)), all(bytes * static_cast<size_t>(group.size()));
+      std::vector<unsigned char> mine(bytes, static_cast<unsigned char>(group.rank() + 1)),
+          all(bytes * static_cast<size_t>(group.size()));
       group.all_gather(mine.data(), bytes, all.data());
       for (int r = 0; r < group.size(); ++r)
         for (size_t i = 0; i < bytes; i += 997)
@@ -132,9 +133,8 @@ TEST(ProcessHostsFaults, WithAnotherTokenNobodyGetsIn) {
   const auto ends = run_ranks(3, [&](ChildRank& me) {
     GroupOptions options = options_of("a,b");
     options.rendezvous_timeout = 1500ms;
-    say(me, outcome_of([&] {
-      Group::connect(me.rank(), me.world(), place.store(), me.rank() == 2 ? "another" : "token", options);
-    }));
+    say(me, outcome_of(
+                [&] { Group::connect(me.rank(), me.world(), place.store(), me.rank() == 2 ? "another" : "token", options); }));
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rendezvous rank -1: ")) << all_said(end);
   EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
@@ -147,11 +147,11 @@ TEST(ProcessHostsFaults, DifferentCallsAreNamedAcrossHosts) {
     group.barrier();
     char every[4];
     say(me, outcome_of([&] {
-      if (me.rank() == 3)
-        group.all_gather("x", 1, every);
-      else
-        group.barrier();
-    }));
+          if (me.rank() == 3)
+            group.all_gather("x", 1, every);
+          else
+            group.barrier();
+        }));
     me.say("done");
     me.require(outcome_of([&] { group.check(); }).code == ErrorCode::mismatch, "sticky");
   });
@@ -217,20 +217,18 @@ TEST(ProcessHostsFaults, AKilledRankIsNoticedByAllHosts) {
             EXPECT_TRUE(r == killed || ranks.wait_until_said_first(r, "peer_failed rank " + std::to_string(killed), kLong));
         },
         {killed});
-    for (const RankEnd& end : ends)
-      EXPECT_TRUE(end.rank == killed || said(end, "is gone")) << all_said(end);
+    for (const RankEnd& end : ends) EXPECT_TRUE(end.rank == killed || said(end, "is gone")) << all_said(end);
   }
 }
 
 TEST(ProcessHostsFaults, AKilledHostIsNoticed) {
-  ends_of_barrier(
-      options_of("a,a,b,b"),
-      [&](ForkedRanks& ranks) {
-        ranks.kill(2);
-        ranks.kill(3);
-        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
-      },
-      {2, 3});
+  ends_of_barrier(options_of("a,a,b,b"),
+                  [&](ForkedRanks& ranks) {
+                    ranks.kill(2);
+                    ranks.kill(3);
+                    for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+                  },
+                  {2, 3});
 }
 
 TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
@@ -267,16 +265,16 @@ TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
 
 /// A rank that stands still says nothing: as a network that loses everything.
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
-  const auto ends = ends_of_barrier(
-      options_of("a,a,b,b", 1200ms),
-      [&](ForkedRanks& ranks) {
-        ranks.kill(2, SIGSTOP);
-        ranks.kill(3, SIGSTOP);
-        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
-        ranks.kill(2, SIGCONT);
-        ranks.kill(3, SIGCONT);
-      },
-      {2, 3});
+  const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
+                                    [&](ForkedRanks& ranks) {
+                                      ranks.kill(2, SIGSTOP);
+                                      ranks.kill(3, SIGSTOP);
+                                      for (const int r : {0, 1})
+                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
+                                      ranks.kill(2, SIGCONT);
+                                      ranks.kill(3, SIGCONT);
+                                    },
+                                    {2, 3});
   for (const int r : {0, 1}) {
     const RankEnd& end = ends[static_cast<size_t>(r)];
     EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
@@ -285,35 +283,35 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
 }
 
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
-  const auto ends = ends_of_barrier(
-      options_of("a,a,b,b", 60s),
-      [&](ForkedRanks& ranks) {
-        ranks.kill(2, SIGSTOP);
-        ranks.kill(3, SIGSTOP);
-        ::usleep(2'000'000);
-        ranks.kill(2, SIGCONT);
-        ranks.kill(3, SIGCONT);
-        ranks.tell(2, "go");
-        ranks.tell(3, "go");
-        for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
-      },
-      {2, 3});
+  const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
+                                    [&](ForkedRanks& ranks) {
+                                      ranks.kill(2, SIGSTOP);
+                                      ranks.kill(3, SIGSTOP);
+                                      ::usleep(2'000'000);
+                                      ranks.kill(2, SIGCONT);
+                                      ranks.kill(3, SIGCONT);
+                                      ranks.tell(2, "go");
+                                      ranks.tell(3, "go");
+                                      for (int r = 0; r < 4; ++r)
+                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
+                                    },
+                                    {2, 3});
   expect_all_ok(ends);
 }
 
 TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
   GroupOptions options = options_of("a,a,b,b");
   options.silence = 1s;
-  const auto ends = ends_of_barrier(
-      options,
-      [&](ForkedRanks& ranks) {
-        ranks.kill(2, SIGSTOP);
-        ranks.kill(3, SIGSTOP);
-        for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
-        ranks.kill(2, SIGCONT);
-        ranks.kill(3, SIGCONT);
-      },
-      {2, 3});
+  const auto ends = ends_of_barrier(options,
+                                    [&](ForkedRanks& ranks) {
+                                      ranks.kill(2, SIGSTOP);
+                                      ranks.kill(3, SIGSTOP);
+                                      for (const int r : {0, 1})
+                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+                                      ranks.kill(2, SIGCONT);
+                                      ranks.kill(3, SIGCONT);
+                                    },
+                                    {2, 3});
   for (const int r : {0, 1}) {
     const RankEnd& end = ends[static_cast<size_t>(r)];
     EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
@@ -323,9 +321,8 @@ TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
 TEST(ProcessHostsFaults, RanksWithoutAPlaceAmongNamedHostsAreToldSo) {
   const Place place("path");
   const auto ends = run_ranks(2, [&](ChildRank& me) {
-    say(me, outcome_of([&] {
-      Group::connect(me.rank(), me.world(), place.store(), "token", options_of(me.rank() == 0 ? "a" : ""));
-    }));
+    say(me, outcome_of(
+                [&] { Group::connect(me.rank(), me.world(), place.store(), "token", options_of(me.rank() == 0 ? "a" : "")); }));
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rank 1 listens nowhere for those of others")) << all_said(end);
 }

@@ -55,14 +55,16 @@ enum class Phase {
   sums_back_hosts
 };
 constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
-constexpr Phase kPhases[] = {Phase::dispatch,         Phase::dispatch_out, Phase::cached,         Phase::combine_in_place,
-                             Phase::combine_ordinary, Phase::combine_sums, Phase::combine_routes, Phase::ledger,
-                             Phase::ledger_sentinel,  Phase::low_latency,  Phase::flat,           Phase::fused,
-                             Phase::dispatch_hosts,   Phase::cached_hosts, Phase::rows_back_hosts, Phase::sums_back_hosts};
-constexpr const char* kPhaseNames[] = {"dispatch",         "dispatch_out", "cached",         "combine_in_place",
-                                       "combine_ordinary", "combine_sums", "combine_routes", "ledger",
-                                       "ledger_sentinel",  "low_latency",  "flat",           "fused",
-                                       "dispatch_hosts",   "cached_hosts", "rows_back_hosts", "sums_back_hosts"};
+constexpr Phase kPhases[] = {
+    Phase::dispatch,       Phase::dispatch_out,   Phase::cached,         Phase::combine_in_place, Phase::combine_ordinary,
+    Phase::combine_sums,   Phase::combine_routes, Phase::ledger,         Phase::ledger_sentinel,  Phase::low_latency,
+    Phase::flat,           Phase::fused,          Phase::dispatch_hosts, Phase::cached_hosts,     Phase::rows_back_hosts,
+    Phase::sums_back_hosts};
+constexpr const char* kPhaseNames[] = {
+    "dispatch",       "dispatch_out",   "cached",         "combine_in_place", "combine_ordinary",
+    "combine_sums",   "combine_routes", "ledger",         "ledger_sentinel",  "low_latency",
+    "flat",           "fused",          "dispatch_hosts", "cached_hosts",     "rows_back_hosts",
+    "sums_back_hosts"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -177,7 +179,8 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
-  const bool by_rank = phase == Phase::dispatch_out || phase == Phase::rows_back_hosts || phase == Phase::combine_in_place || phase == Phase::combine_ordinary;
+  const bool by_rank = phase == Phase::dispatch_out || phase == Phase::rows_back_hosts || phase == Phase::combine_in_place ||
+                       phase == Phase::combine_ordinary;
   s.problem.layout = by_rank ? Layout::rank_major : Layout::expert_major;
   if (phase == Phase::combine_routes) s.order = CombineOrder::per_route;
   s.tokens = {17, 16, 15};

@@ -81,8 +81,8 @@ void check_words(const BenchOptions& o) {
         "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
         "--layout expert_major");
   if (!mode.has_layouts && order_named(o.order) == CombineOrder::per_host)
-    throw UsageError(
-        fmt::format("--order: 'per_host' given with --mode {}; allowed with --mode normal, or per_rank or per_route", mode.name));
+    throw UsageError(fmt::format(
+        "--order: 'per_host' given with --mode {}; allowed with --mode normal, or per_rank or per_route", mode.name));
   if (mode.has_experts && o.dtype != to_string(DType::bf16))
     throw UsageError(
         fmt::format("--mode: '{}' given with {} rows; its tokens are bf16, and fp8 on the way and in its experts "

@@ -69,7 +69,8 @@ void declare(Options& add, VerifyOptions& o) {
               "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales; of a layer, CUDA, also those between its "
               "products [none; layers on CUDA: all that their sizes allow]");
   add.choices("--staging", o.staging, kStaging, "How rows travel");
-  add.choices("--orders", o.orders, kOrders, "Order of combine's sum; per_route applies to expert_major, per_host to normal mode");
+  add.choices("--orders", o.orders, kOrders,
+              "Order of combine's sum; per_route applies to expert_major, per_host to normal mode");
   add.texts("--routings", o.routings, "SOURCE,...", true,
             "Routing sources, comma-separated or given several times, see below [uniform,zipf,drops]");
   add.group("Shapes (lists)");

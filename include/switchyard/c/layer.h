@@ -87,6 +87,12 @@ switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int
 /// `layer` NULL, ends the call of the others with peer_failed.)
 switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer);
+/// Local. Another layer of the model, which differs from `layer` in its weights alone and shares all memory with it but theirs;
+/// either may be destroyed first. Calls of layers that share, graphs included, come one after the other, on all ranks of the
+/// same layers in the same order, and all ranks make the same layers in the same order. The scales are those of fp8, else NULL.
+/// Errors: invalid_argument naming the argument; system.
+switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+                                            const void* w2_scales, sy_moe_layer** other);
 /// Local. CUDA: no call or graph of the layer may be under way.
 switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer);
 

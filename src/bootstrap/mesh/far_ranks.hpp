@@ -52,9 +52,9 @@ class FarRanks {
  private:
   struct Peer {
     std::mutex mutex;
-    int fd = -1;          // -1: broken, or left
-    Bytes rest;           // of frames that the socket did not take
-    uint64_t told = 0;    // number of the last call that it was told of
+    int fd = -1;        // -1: broken, or left
+    Bytes rest;         // of frames that the socket did not take
+    uint64_t told = 0;  // number of the last call that it was told of
     std::atomic<Clock::rep> heard{Clock::now().time_since_epoch().count()};
   };
   struct Told {

@@ -144,8 +144,7 @@ bool ProcessBootstrap::wait_for_news() {
     polls.push_back({peer.connection->fd(), static_cast<short>(POLLIN | (waits ? POLLOUT : 0)), 0});
     if (peer.process) polls.push_back({peer.process.get(), POLLIN, 0});
   }
-  ::poll(polls.data(), static_cast<nfds_t>(polls.size()),
-         far_.any() ? static_cast<int>(far_.until_beat().count()) : -1);
+  ::poll(polls.data(), static_cast<nfds_t>(polls.size()), far_.any() ? static_cast<int>(far_.until_beat().count()) : -1);
   uint64_t count = 0;
   (void)!::read(wake_.get(), &count, sizeof count);
   const std::lock_guard lock(mutex_);

@@ -56,8 +56,8 @@ class ProcessBootstrap final : public Bootstrap {
   };
   struct Peer {
     std::optional<Connection> connection;  // none: this rank itself
-    UniqueFd process;             // pidfd: readable once the process has ended, also if a child still holds its sockets
-    bool cut = false;             // this side sent a part of a frame and gave up; caller's thread only
+    UniqueFd process;  // pidfd: readable once the process has ended, also if a child still holds its sockets
+    bool cut = false;  // this side sent a part of a frame and gave up; caller's thread only
     // Receiving thread only.
     std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet
     uint64_t received = 0;        // bytes, when they were counted last

@@ -100,7 +100,9 @@ Writer& put_roster_fields(Writer& w, const Roster& m) {
   return w;
 }
 
-Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) { return w.number(m.from).number(m.to).raw(m.session).raw(m.nonce); }
+Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) {
+  return w.number(m.from).number(m.to).raw(m.session).raw(m.nonce);
+}
 
 /// Starts what a proof covers: the kind, so that a proof of one message is none of another.
 Writer signed_part(FrameKind kind) {

@@ -121,6 +121,17 @@ switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config
   });
 }
 
+switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+                                            const void* w2_scales, sy_moe_layer** other) {
+  if (other) *other = nullptr;
+  return guarded([&] {
+    require(layer, "layer");
+    require(other, "other");
+    const MoeWeights weights{w13, w2, w13_scales, w2_scales};
+    *other = std::make_unique<sy_moe_layer>(sy_moe_layer{layer->group, layer->layer.with_weights(weights)}).release();
+  });
+}
+
 switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer) {
   delete layer;
   return SWITCHYARD_OK;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <string>
 #include <vector>
@@ -27,11 +28,11 @@ PrivateBuffer private_memory(size_t bytes) {
 template <class A>
 class CpuFused final : public FusedImpl {
  public:
-  CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config), products_(from.products) {
+  CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config) {
     construct("FusedMoe", "FusedMoeConfig", [&] {
       check_config(config, world());
       check_type_on_cpu(config);
-      if (products_ == nullptr && here() > 0) invalid("products", " is null");
+      add_products(from.products);
       layout_ = layout_of(config, world());
       layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
       make_memory();
@@ -53,6 +54,17 @@ class CpuFused final : public FusedImpl {
     return {p_.memory.h, nullptr, 0, handle_.first_row.data(), num_rows_.data(), layout_.rows};
   }
 
+  int add_weights(const MoeWeights&) override {
+    throw Error(ErrorCode::unsupported,
+                "FusedMoe::add_weights: the group is of CPUs, where products come from the caller: add_products");
+  }
+  int add_products(std::shared_ptr<FusedProducts> products) final {
+    if (products == nullptr && here() > 0) invalid("products", " is null");
+    sets_.emplace(next_set_, std::move(products));
+    return next_set_++;
+  }
+  void remove_weights(int set) override { sets_.erase(set); }
+
   void* tokens() const override { return group_.heap->view().local(layout_.x(0)); }
   std::span<const uint8_t> dropped() const override { return handle_.dropped; }
   CallStatistics last_call() override { return stats_; }
@@ -63,7 +75,8 @@ class CpuFused final : public FusedImpl {
   void call(const FusedParts& parts, const void* x, const ExpertIds& given, const float* weights, void* out,
             const FusedMoeCall& o) {
     group_.check_usable(kCall);
-    check_turn(parts);
+    check_turn(parts, o);
+    products_ = find_set(sets_, o).get();
     check_given(parts, x, given, out);
     ExpertIds ids = given;
     if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
@@ -72,7 +85,7 @@ class CpuFused final : public FusedImpl {
     p_.call = group_.begin_call(Operation::layer);
     p_.call.epoch = epochs_.next();
     const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.tokens : p_.tokens);
-    if (parts.up) plan(ids, parts, o.add);
+    if (parts.up) plan(ids, parts, o);
     const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
     if (parts.up) {
       p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
@@ -88,7 +101,7 @@ class CpuFused final : public FusedImpl {
     on_workers(
         [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
     group_.raise_fault(kCall, epochs_.calls());
-    end_turn(parts);
+    end_turn(parts, o);
     stats_ = sum_moved(group_.moved);
     stats_.plan_us = plan_us;
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
@@ -114,7 +127,7 @@ class CpuFused final : public FusedImpl {
   }
 
   /// Where every route goes, and the rank's tiles. Throws on all ranks alike beyond a capacity, if that is to fail.
-  void plan(const ExpertIds& ids, const FusedParts& parts, bool adds) {
+  void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
     const int64_t routes = ids.tokens * ids.topk;
     {
@@ -122,7 +135,7 @@ class CpuFused final : public FusedImpl {
       local_.build(ids, config.num_experts, world());
     }
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, adds)), ids.tokens, capacity, 0};
+    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, o)), ids.tokens, capacity, 0};
     int other = -1;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, epochs_.calls());
@@ -167,7 +180,8 @@ class CpuFused final : public FusedImpl {
       products_->up(w.index(), tile.expert, m.x_rows + at, tile.rows, h);
   }
 
-  const std::shared_ptr<FusedProducts> products_;
+  std::map<int, std::shared_ptr<FusedProducts>> sets_;
+  FusedProducts* products_ = nullptr;  ///< of the call under way
   FusedLayout layout_;
   PrivateBuffer memory_;
   FusedLayerParams p_;  ///< of the call under way

@@ -113,7 +113,7 @@ using namespace detail;
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2)
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         if constexpr (kHasGpuCode)
-          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, w13, w2);
+          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales});
         throw AgreedError(ErrorCode::unsupported,
                           "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
                           "MoeLayer",
@@ -147,7 +147,8 @@ FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world
   if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory))};
   const int here = ExpertMap{config.num_experts, world}.max_count();
   const TablesShape tables{world, config.num_experts, here, config.topk, config.max_tokens, true};
-  return {heap, static_cast<size_t>(carve_fused(nullptr, config, rows, here, memory) + carve_tables(nullptr, tables).bytes)};
+  const int64_t own = carve_fused(nullptr, config, rows, here, memory) + carve_tables(nullptr, tables).bytes;
+  return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, here)};
 }
 size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
   return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;
@@ -163,6 +164,13 @@ void FusedMoe::down_combine(const float* weights, void* out, const FusedMoeCall&
   impl_->collective_call("MoE layer", [&] { impl_->down_combine(weights, out, call); });
 }
 FusedMoeRows FusedMoe::rows() const { return impl_->rows(); }
+int FusedMoe::add_weights(const MoeWeights& weights) {
+  return as_error("FusedMoe::add_weights", [&] { return impl_->add_weights(weights); });
+}
+int FusedMoe::add_products(std::shared_ptr<FusedProducts> products) {
+  return as_error("FusedMoe::add_products", [&] { return impl_->add_products(std::move(products)); });
+}
+void FusedMoe::remove_weights(int set) { impl_->remove_weights(set); }
 void* FusedMoe::tokens() const { return impl_->tokens(); }
 std::span<const uint8_t> FusedMoe::dropped() const { return impl_->dropped(); }
 const FusedMoeConfig& FusedMoe::config() const { return impl_->config; }

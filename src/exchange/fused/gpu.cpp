@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -100,17 +101,25 @@ RowWay way_of(int64_t row_bytes, int most_rows) {
   return way;
 }
 
+/// What of a call depends on whose weights it computes with.
+struct WeightSet {
+  gemm::GroupedParams up, down;
+  FusedFp8Scales up_scales, down_scales;  ///< fp8
+  DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
+};
+
 class CudaFused final : public FusedImpl {
  public:
-  CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const void* w13, const void* w2)
-      : FusedImpl(group, c), gpu_(gpu) {
+  CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
     construct("FusedMoe", "FusedMoeConfig", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
-      check_gpu(w13, w2);
+      check_gpu();
+      check_weights(weights);
       layout_ = layout_of(config, world());
       layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
-      make_memory(w13, w2);
+      make_memory();
+      sets_.emplace(next_set_++, make_set(weights));
       order_.emplace(gpu_);
       return hash();
     });
@@ -120,6 +129,7 @@ class CudaFused final : public FusedImpl {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
+      for (auto& [number, set] : sets_) gpu_.let_go(std::move(set.scales));
       gpu_.let_go(std::move(state_));
       gpu_.let_go(std::move(memory_));
     } catch (const Error&) {
@@ -142,6 +152,23 @@ class CudaFused final : public FusedImpl {
     return {m.h, m.h_scales, m.scale_pitch, tables_.first_row, tables_.kept, layout_.rows};
   }
 
+  int add_weights(const MoeWeights& weights) override {
+    const DeviceGuard guard(gpu_.device());
+    check_weights(weights);
+    sets_.emplace(next_set_, make_set(weights));
+    return next_set_++;
+  }
+  int add_products(std::shared_ptr<FusedProducts>) override {
+    throw Error(ErrorCode::unsupported, "FusedMoe::add_products: the group is of GPUs, which multiply themselves: add_weights");
+  }
+  void remove_weights(int set) override {
+    const auto found = sets_.find(set);
+    if (found == sets_.end()) return;
+    const DeviceGuard guard(gpu_.device());
+    gpu_.let_go(std::move(found->second.scales));
+    sets_.erase(found);
+  }
+
   void* tokens() const override { return config.type == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }
   std::span<const uint8_t> dropped() const override {
     if (config.overflow != Overflow::drop_and_report) return {};
@@ -157,9 +184,14 @@ class CudaFused final : public FusedImpl {
             const FusedMoeCall& o) {
     group_.check_usable("MoE layer");
     const DeviceGuard guard(gpu_.device());
-    check_turn(parts);
+    check_turn(parts, o);
     check_call(parts, x, ids, weights, out, o);
     FusedParams p = params_;
+    const WeightSet& set = find_set(sets_, o);
+    p.up = set.up;
+    p.down = set.down;
+    p.up_scales = set.up_scales;
+    p.down_scales = set.down_scales;
     p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
     p.call.moved = order_->moved();
     p.parts = parts;
@@ -183,10 +215,10 @@ class CudaFused final : public FusedImpl {
     }
     (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
     order_->end(at, blocks);
-    end_turn(parts);
+    end_turn(parts, o);
   }
 
-  void check_gpu(const void* w13, const void* w2) {
+  void check_gpu() {
     gpu::DeviceTraits traits;
     check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
     if (traits.generation != 9)
@@ -196,19 +228,20 @@ class CudaFused final : public FusedImpl {
     if (const int64_t most = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > most)
       invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens),
                     "at most " + std::to_string(most) + " on this GPU");
-    const bool experts = here() > 0;
-    if (experts && w13 == nullptr) invalid("w13", " is null");
-    if (experts && w2 == nullptr) invalid("w2", " is null");
-    gpu_.check_pointer("w13", w13, 16);
-    gpu_.check_pointer("w2", w2, 16);
-    if (config.type != DType::fp8_e4m3) return;
-    if (gpu_.max_blocks() < 2)
+    if (config.type == DType::fp8_e4m3 && gpu_.max_blocks() < 2)
       throw Error(ErrorCode::unsupported, "FusedMoe: fp8_e4m3 needs two multiprocessors, and the rank has one");
-    if (experts && config.w13_scales == nullptr) invalid("FusedMoeConfig::w13_scales", " is null");
-    if (experts && config.w2_scales == nullptr) invalid("FusedMoeConfig::w2_scales", " is null");
+  }
+  void check_weights(const MoeWeights& weights) const {
+    const auto check = [&](const char* name, const void* given, size_t alignment) {
+      if (here() > 0 && given == nullptr) invalid(name, " is null");
+      gpu_.check_pointer(name, given, alignment);
+    };
+    check("w13", weights.w13, 16);
+    check("w2", weights.w2, 16);
+    if (config.type != DType::fp8_e4m3) return;
     const size_t scale = config.weight_scales == ScaleKind::f32 ? 4 : 1;
-    gpu_.check_pointer("FusedMoeConfig::w13_scales", config.w13_scales, scale);
-    gpu_.check_pointer("FusedMoeConfig::w2_scales", config.w2_scales, scale);
+    check("w13_scales", weights.w13_scales, scale);
+    check("w2_scales", weights.w2_scales, scale);
   }
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
@@ -223,7 +256,7 @@ class CudaFused final : public FusedImpl {
     gpu_.check_pointer("FusedMoeCall::device_tokens", o.device_tokens, 4);
   }
 
-  void make_memory(const void* w13, const void* w2) {
+  void make_memory() {
     const gpu::Stream copies = gpu_.copy_stream();
     const int64_t rows = layout_.rows;
     const TablesShape shape{world(), config.num_experts, here(), config.topk, config.max_tokens, true};
@@ -251,28 +284,32 @@ class CudaFused final : public FusedImpl {
     params_.route_row = tables_.route_row;
     params_.pulled = way_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
     params_.returned = way_of(layout_.row_bytes, 32);
-    make_products(w13, w2);
+    params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
-  void make_products(const void* w13, const void* w2) {
+  /// Of weights that have been checked.
+  WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
-    const Product up{here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows},
-        down{here(), config.hidden, config.intermediate, false, w2, m.h, m.y, rows};
+    const Product up{here(), 2 * config.intermediate, config.hidden, true, weights.w13, m.x_rows, m.h, rows},
+        down{here(), config.hidden, config.intermediate, false, weights.w2, m.h, m.y, rows};
+    WeightSet set;
     if (config.type != DType::fp8_e4m3) {
-      params_.up = bf16_params(up, tables_);
-      params_.down = bf16_params(down, tables_);
-      return;
+      set.up = bf16_params(up, tables_);
+      set.down = bf16_params(down, tables_);
+      return set;
     }
-    params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
-    params_.up = fp8_params(up, tables_, m);
-    params_.down = fp8_params(down, tables_, m);
-    if (here() == 0 || rows == 0) return;
-    params_.up_scales = {scales_map(m.x_scales, m, rows, params_.up.inner_blocks), reinterpret_cast<float4*>(m.weight_scales)};
-    params_.down_scales = {scales_map(m.h_scales, m, rows, params_.down.inner_blocks),
-                           params_.up_scales.weights + here() * weight_scales_of(config).up};
-    spread(params_.up, config.w13_scales, 2 * config.intermediate, true, params_.up_scales);
-    spread(params_.down, config.w2_scales, config.hidden, false, params_.down_scales);
+    set.up = fp8_params(up, tables_, m);
+    set.down = fp8_params(down, tables_, m);
+    if (here() == 0 || rows == 0) return set;
+    set.scales = DeviceMemory(weight_scales_bytes(config, here()), gpu_.copy_stream());
+    auto* const spread_up = set.scales.as<float4>();
+    set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
+    set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
+                       spread_up + here() * weight_scales_of(config).up};
+    spread(set.up, weights.w13_scales, 2 * config.intermediate, true, set.up_scales);
+    spread(set.down, weights.w2_scales, config.hidden, false, set.down_scales);
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "scales of the weights");
+    return set;
   }
   void spread(const gemm::GroupedParams& g, const void* given, int64_t weights, bool gated, const FusedFp8Scales& to) {
     WeightScales s;
@@ -304,7 +341,7 @@ class CudaFused final : public FusedImpl {
     p.layout = Layout::expert_major;
     p.capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
     p.fail_on_overflow = config.capacity > 0 && config.overflow == Overflow::fail;
-    p.signature = mix_hash(hash(), fused_call_kind(parts, o.add));
+    p.signature = mix_hash(hash(), fused_call_kind(parts, o));
     p.object = mix_hash(group_.nonce, object_);
     p.tables = tables_;
     p.soft = gpu_.device_soft_fault();
@@ -317,7 +354,8 @@ class CudaFused final : public FusedImpl {
   CudaRank& gpu_;
   FusedLayout layout_;
   Tables tables_;
-  FusedParams params_;   ///< what does not change from call to call
+  FusedParams params_;  ///< what does not change from call to call, nor with the weights
+  std::map<int, WeightSet> sets_;
   DeviceMemory state_;   ///< ObjectState, then the plan's scratch
   DeviceMemory memory_;  ///< FusedMemory, then tables
   int64_t last_tokens_ = 0;
@@ -326,8 +364,8 @@ class CudaFused final : public FusedImpl {
 
 }  // namespace
 
-std::unique_ptr<FusedImpl> FusedImpl::make_on_gpu(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2) {
-  return std::make_unique<CudaFused>(group, rank_of(group), config, w13, w2);
+std::unique_ptr<FusedImpl> FusedImpl::make_on_gpu(Group& group, const FusedMoeConfig& config, const MoeWeights& weights) {
+  return std::make_unique<CudaFused>(group, rank_of(group), config, weights);
 }
 
 }  // namespace switchyard::detail

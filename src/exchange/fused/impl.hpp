@@ -2,8 +2,10 @@
 // What stands behind FusedMoe, on a GPU (gpu.cpp) and on the CPU (cpu.cpp).
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "exchange/fused/sizes.hpp"
 #include "exchange/group/exchange_base.hpp"
@@ -19,7 +21,9 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 int64_t most_rows(const FusedMoeConfig& config, int world);
 
 /// Of calls that all ranks make alike.
-inline uint64_t fused_call_kind(const FusedParts& parts, bool adds) { return (parts.down ? 0 : 2) + (adds ? 1 : 0); }
+inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& call) {
+  return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
+}
 
 /// Symmetric memory without a base.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
@@ -36,8 +40,8 @@ class FusedImpl : protected ExchangeBase {
   virtual ~FusedImpl() = default;
   FusedImpl(const FusedImpl&) = delete;
   FusedImpl& operator=(const FusedImpl&) = delete;
-  static std::unique_ptr<FusedImpl> make_on_gpu(Group& group, const FusedMoeConfig& config, const void* w13,
-                                                const void* w2);  // gpu.cpp
+  static std::unique_ptr<FusedImpl> make_on_gpu(Group& group, const FusedMoeConfig& config,
+                                                const MoeWeights& weights);  // gpu.cpp
   template <class A>
   static std::unique_ptr<FusedImpl> make_on_cpu(Group& group, const FusedOnCpu& from);  // cpu.cpp
 
@@ -45,6 +49,9 @@ class FusedImpl : protected ExchangeBase {
   virtual void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call) = 0;
   virtual void down_combine(const float* weights, void* out, const FusedMoeCall& call) = 0;
   virtual FusedMoeRows rows() const = 0;
+  virtual int add_weights(const MoeWeights& weights) = 0;
+  virtual int add_products(std::shared_ptr<FusedProducts> products) = 0;
+  virtual void remove_weights(int set) = 0;
   virtual void* tokens() const = 0;
   virtual std::span<const uint8_t> dropped() const = 0;
   virtual CallStatistics last_call() = 0;
@@ -54,13 +61,29 @@ class FusedImpl : protected ExchangeBase {
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
 
-  /// Before a call of these parts: throws unless halves come in turn.
-  void check_turn(const FusedParts& parts) const {
+  /// Before a call of these parts: throws unless halves come in turn, and of the same weights.
+  void check_turn(const FusedParts& parts, const FusedMoeCall& call) const {
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
+    if (!parts.up && call.weight_set != up_set_)
+      invalid_value("FusedMoeCall::weight_set", std::to_string(call.weight_set),
+                    std::to_string(up_set_) + ", that of dispatch_up");
   }
   /// After it.
-  void end_turn(const FusedParts& parts) { between_ = !parts.down; }
+  void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
+    between_ = !parts.down;
+    up_set_ = call.weight_set;
+  }
+  /// The set of weights of a call; throws invalid_argument unless it is there.
+  template <class Set>
+  static const Set& find_set(const std::map<int, Set>& sets, const FusedMoeCall& call) {
+    const auto found = sets.find(call.weight_set);
+    if (found == sets.end())
+      invalid("FusedMoeCall::weight_set",
+              " = " + std::to_string(call.weight_set) + ": no such weights have been added, or they have been removed");
+    return found->second;
+  }
+  int next_set_ = 0;  ///< the number of the next set of weights
 
   /// Experts of this rank.
   int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
@@ -71,6 +94,7 @@ class FusedImpl : protected ExchangeBase {
 
  private:
   bool between_ = false;
+  int up_set_ = 0;  ///< of the last call
 };
 
 }  // namespace switchyard::detail

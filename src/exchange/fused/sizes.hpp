@@ -65,6 +65,13 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
+/// Bytes of the spread scales of one set of weights, of `here` experts: those up, then those down. Whole 128, as parts of
+/// memory are.
+inline size_t weight_scales_bytes(const FusedMoeConfig& c, int here) {
+  if (c.type != DType::fp8_e4m3) return 0;
+  return static_cast<size_t>(round_up(here * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
+}
+
 /// Carves `base`, or only counts the bytes if it is null. `here`: experts of the rank.
 inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int here, FusedMemory& m) {
   const FusedTypeSizes type = fused_type_sizes(c);
@@ -82,7 +89,6 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   m.scale_pitch = (rows + 3) / 4 * 4;
   carver.take(m.x_scales, c.hidden / kFusedScaled * m.scale_pitch);
   carver.take(m.h_scales, c.intermediate / kFusedScaled * m.scale_pitch);
-  carver.take(m.weight_scales, here * (weight_scales_of(c).up + weight_scales_of(c).down));
   return carver.bytes();
 }
 

@@ -9,7 +9,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/enum_text.hpp"
 #include "base/forked.hpp"
+#include "exchange/group/enum_checks.hpp"
 #include "exchange/group/exchange_base.hpp"
 #include "exchange/group/impl.hpp"
 #include "switchyard/status.hpp"
@@ -34,6 +36,13 @@ void check_duration(const char* name, std::chrono::milliseconds duration) {
 /// What the caller left open.
 GroupOptions completed(GroupOptions options) {
   if (const char* const host = std::getenv("SWITCHYARD_HOST"); options.host.empty() && host != nullptr) options.host = host;
+  if (const char* const name = std::getenv("SWITCHYARD_NETWORK"); name != nullptr && options.network == HostNetwork::sockets) {
+    const auto known = from_string<HostNetwork>(name);
+    if (!known)
+      throw Error(ErrorCode::invalid_argument, std::string("SWITCHYARD_NETWORK = \"") + name + "\": must be " +
+                                                   detail::names_where<HostNetwork>([](HostNetwork) { return true; }));
+    options.network = *known;
+  }
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
   if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
   const char* const end = text + std::char_traits<char>::length(text);
@@ -48,6 +57,7 @@ void check_options(const GroupOptions& o) {
   detail::check_range("GroupOptions::num_blocks", o.num_blocks, 1, 1024);
   detail::check_range("GroupOptions::num_warps", o.num_warps, 1, 1024);
   if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
+  detail::check_enum("GroupOptions::network", o.network);
   check_duration("GroupOptions::timeout", o.timeout);
   check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
   if (o.silence.count() != 0) check_duration("GroupOptions::silence", o.silence);
@@ -151,8 +161,8 @@ TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens)
 void Group::Impl::require_one_host(const char* what, const char* instead) const {
   if (host_map().one_host()) return;
   throw AgreedError(ErrorCode::unsupported, std::string(what) + ": needs the memory of all ranks, and this group has " +
-                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() + "): " +
-                                                instead);
+                                                std::to_string(host_map().hosts()) + " hosts (" + host_map().text() +
+                                                "): " + instead);
 }
 
 uint64_t Group::Impl::abort_word() const noexcept {
@@ -227,7 +237,8 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
+      text +=
+          "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");

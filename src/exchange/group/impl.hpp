@@ -142,8 +142,9 @@ struct Group::Impl {
   uint64_t nonce = 0;    ///< random, the same on all ranks of this group
   uint64_t objects = 0;  ///< exchanges made so far, which is collective
   // Settings of the objects that are made from now on. Tests change them (tests/testing).
-  uint64_t first_epoch = 1;    ///< the same on all ranks
-  int64_t round_bytes = int64_t{4} << 20;  ///< several hosts: about what a rank sends to a peer at a time; the same on all ranks
+  uint64_t first_epoch = 1;  ///< the same on all ranks
+  int64_t round_bytes =
+      int64_t{4} << 20;        ///< several hosts: about what a rank sends to a peer at a time; the same on all ranks
   bool defers_copies = false;  ///< CPU: make_deferred makes them
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot

@@ -16,8 +16,8 @@ inline constexpr bool kHasGpuCode = false;
 #endif
 
 /// Collective: the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an arch, in
-/// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`, if any: the object needs
-/// the memory of all ranks, and what a caller can use on several hosts.
+/// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`, if any: the object
+/// needs the memory of all ranks, and what a caller can use on several hosts.
 template <class Impl, class Config>
 std::unique_ptr<Impl> make_on(const char* object, Group& group, const Config& config, const char* instead = nullptr) {
   return group.impl().collective_call(object, [&] {

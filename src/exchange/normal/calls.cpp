@@ -76,7 +76,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
     // Over several hosts rows come by way of proxies, which tell of them once: they are copied afterwards.
-    d.copied = out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
+    d.copied =
+        out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
     const bool nothing_comes = call.own_placed && world() == 1;
     d.place.dispatch.copies_out = d.copied && !nothing_comes ? 1 : 0;
   } catch (const Error& error) {
@@ -251,8 +252,8 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
                              std::vector<std::shared_ptr<OutputBlock>>& held, std::exception_ptr& error) {
   SumStaging s;
   s.place.signature = call.signature;
-  const bool expert_major = h.layout == Layout::expert_major,
-             by_route = expert_major && shape.order != CombineOrder::per_rank, per_route = by_route && !spans_hosts();
+  const bool expert_major = h.layout == Layout::expert_major, by_route = expert_major && shape.order != CombineOrder::per_rank,
+             per_route = by_route && !spans_hosts();
   s.place.pull.takes_weights = shape.out_weights ? 1 : 0;
   if (!per_route) s.place.pull.gives_weights = shape.weights_in ? 1 : 0;
   if (through_rings()) return s;  // rows pass through the rings from wherever they lie

@@ -110,8 +110,9 @@ void NormalImpl::check_handle(const Handle& handle) const {
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
   if (!spans_hosts()) return;
   if (!h.hosts)
-    throw Error(ErrorCode::unsupported,
-                "handle was made from bytes, or by a group of one host: bytes do not say what crossed between hosts; dispatch again");
+    throw Error(
+        ErrorCode::unsupported,
+        "handle was made from bytes, or by a group of one host: bytes do not say what crossed between hosts; dispatch again");
   for (int r = 0; r < world(); ++r)
     if (h.hosts->host_of[static_cast<size_t>(r)] != group_.host_map().host_of(r))
       invalid("handle was made by a group in which rank " + std::to_string(r) + " was on host " +

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "carrier/sockets.hpp"
+#include "exchange/group/host_carrier.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -42,11 +42,7 @@ void CpuNormal<A>::build() {
 template <class A>
 void CpuNormal<A>::connect_hosts() {
   group_.collectively("NormalExchange", [&] {
-    std::vector<UniqueFd> fds = group_.bootstrap->connect_rails(group_.options.rendezvous_timeout);
-    std::vector<CarrierSocket> sockets;
-    for (size_t r = 0; r < fds.size(); ++r)
-      if (fds[r]) sockets.push_back({static_cast<int>(r), std::move(fds[r])});
-    hosts_ = std::make_unique<HostLinks>(group_.host_map(), rank(), make_socket_carrier(std::move(sockets)), group_.round_bytes,
+    hosts_ = std::make_unique<HostLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
                                          flag_word(epochs_.last()));
   });
 }
@@ -107,7 +103,8 @@ void CpuNormal<A>::exchange_placements(const CpuCall& call, const SumStaging& st
   bool ok = false;
   on_one_warp([&](CpuWarp& w) {
     const Placement& place = staging.place;
-    publish_placement<A>(w, call.context, control_, place, staging.distances, staging.own_in_place ? &staging.own_rows : nullptr);
+    publish_placement<A>(w, call.context, control_, place, staging.distances,
+                         staging.own_in_place ? &staging.own_rows : nullptr);
     if (hosts_) {
       const auto none = [](const RailPeer&) { return int64_t{0}; };
       const auto deliver = [&](int source, int64_t, const std::byte* theirs) {

@@ -68,8 +68,8 @@ int64_t expert_id(const ExpertIds& ids, int64_t index) {
 /// Experts of the calling thread.
 class CpuExperts final : public ExpertMlp::Impl {
  public:
-  CpuExperts(const ExpertShape& shape_in, const ExpertOptions& options)
-      : Impl(shape_in, DType::bf16),
+  CpuExperts(const ExpertShape& shape_in, const ExpertOptions& options_in)
+      : Impl(shape_in, options_in),
         tiles_(shape, options.storage),
         capacity_(route_capacity(shape, options)),
         scratch_(Scratch::make(shape, options, true)),
@@ -80,6 +80,9 @@ class CpuExperts final : public ExpertMlp::Impl {
   void forward_on_host(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows,
                        uint16_t* y) override;
   void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) override;
+  ExpertImpl with_weights(const MoeWeights& weights) const override {
+    return make_cpu_experts(shape, weights.w13, weights.w2, options);
+  }
   ExpertMemory memory() const override;
   std::string implementation() const override { return tiles_.implementation(); }
 
@@ -213,7 +216,9 @@ ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& o
   return {tiles.weight_bytes, tiles.scratch_bytes + Scratch::make(shape, options, false).bytes()};
 }
 
-ExpertImpl make_cpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options) {
+ExpertImpl make_cpu_experts(const ExpertShape& shape, const void* w13_in, const void* w2_in, const ExpertOptions& options) {
+  const auto* const w13 = static_cast<const uint16_t*>(w13_in);
+  const auto* const w2 = static_cast<const uint16_t*>(w2_in);
   auto made = std::make_unique<CpuExperts>(shape, options);
   if (options.storage == WeightStorage::view) {
     made->tiles().bind(w13, w2);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "gemm/checks.hpp"
 #include "gemm/experts.hpp"
@@ -14,8 +16,10 @@ constexpr const char* kForward = "ExpertMlp::forward";
 /// Two grouped GEMMs, and the rows between them.
 class GpuExperts final : public ExpertMlp::Impl {
  public:
-  GpuExperts(const ExpertShape& shape_in, const void* w13, const void* w2, const ExpertOptions& options)
-      : Impl(shape_in, options.type), max_rows_(options.max_rows), bytes_(intermediate_bytes(shape_in, options)) {
+  /// `intermediate`: rows of experts that these share them with; null: they have their own.
+  GpuExperts(const ExpertShape& shape_in, const MoeWeights& weights, const ExpertOptions& options_in,
+             std::shared_ptr<gemm::GpuMemory> intermediate)
+      : Impl(shape_in, options_in), bytes_(intermediate_bytes(shape, options)), intermediate_(std::move(intermediate)) {
     if (shape.num_local_experts == 0) return;
     GroupedGemmConfig up;
     up.num_experts = shape.num_local_experts;
@@ -29,15 +33,15 @@ class GpuExperts final : public ExpertMlp::Impl {
     down.k = shape.intermediate;
     down.epilogue = Epilogue::none;
     if (is_fp8()) up.quantize = ScaleKind::f32;
-    gate_up_.emplace(up, w13, is_fp8() ? options.w13_scales : nullptr);
-    down_.emplace(down, w2, is_fp8() ? options.w2_scales : nullptr);
-    if (bytes_ > 0) intermediate_.emplace("ExpertMlp", bytes_);
+    gate_up_.emplace(up, weights.w13, is_fp8() ? weights.w13_scales : nullptr);
+    down_.emplace(down, weights.w2, is_fp8() ? weights.w2_scales : nullptr);
+    if (bytes_ > 0 && !intermediate_) intermediate_ = std::make_shared<gemm::GpuMemory>("ExpertMlp", bytes_);
   }
 
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) override {
-    require(
-        x.rows <= max_rows_, kForward,
-        "x has " + std::to_string(x.rows) + " rows; allowed: at most ExpertOptions::max_rows, " + std::to_string(max_rows_));
+    require(x.rows <= options.max_rows, kForward,
+            "x has " + std::to_string(x.rows) + " rows; allowed: at most ExpertOptions::max_rows, " +
+                std::to_string(options.max_rows));
     check_aligned(kForward, "x", x.data);
     check_aligned(kForward, "y", y.data);
     Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
@@ -45,32 +49,35 @@ class GpuExperts final : public ExpertMlp::Impl {
       // Scales lie first: whole 16 bytes a row, so that the rows begin at such a multiple, too.
       between.scales = intermediate_->data();
       between.scale_kind = ScaleKind::f32;
-      const size_t scales = static_cast<size_t>(max_rows_) * scale_row_bytes(shape.intermediate, ScaleKind::f32);
+      const size_t scales = static_cast<size_t>(options.max_rows) * scale_row_bytes(shape.intermediate, ScaleKind::f32);
       between.data = static_cast<std::byte*>(intermediate_->data()) + scales;
     }
-    const GroupedGemmOptions options{call.stream, call.num_sms};
-    gate_up_->run(x, rows, between, options);
+    const GroupedGemmOptions how{call.stream, call.num_sms};
+    gate_up_->run(x, rows, between, how);
     ExpertRows by_rows = rows;
     by_rows.scale_rows = 0;
-    down_->run(between, by_rows, y, options);
+    down_->run(between, by_rows, y, how);
   }
 
+  ExpertImpl with_weights(const MoeWeights& weights) const override {
+    return std::make_unique<GpuExperts>(shape, weights, options, intermediate_);
+  }
   ExpertMemory memory() const override { return {0, bytes_}; }
   std::string implementation() const override { return std::string(to_string(type)) + " wgmma:sm_90a"; }
 
  private:
   bool is_fp8() const { return type == DType::fp8_e4m3; }
 
-  int64_t max_rows_;
-  size_t bytes_;
+  const size_t bytes_;
   std::optional<GroupedGemm> gate_up_, down_;
-  std::optional<gemm::GpuMemory> intermediate_;  // [max_rows, I]
+  std::shared_ptr<gemm::GpuMemory> intermediate_;  // [max_rows, I]
 };
 
 }  // namespace
 
 ExpertImpl make_gpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
-  return std::make_unique<GpuExperts>(shape, w13, w2, options);
+  const MoeWeights weights{w13, w2, options.w13_scales, options.w2_scales};
+  return std::make_unique<GpuExperts>(shape, weights, options, nullptr);
 }
 
 }  // namespace switchyard::detail

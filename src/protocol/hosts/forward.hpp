@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts. A token crosses once to each other host that it touches: as a crossing row, to the rank there that
-// stands for its source, which sends it on as if it were a token of its own (send_records, send_row) and sets the flags that the
-// source would set. Rows and records lie where the plan of all ranks has them. Rows for ranks of this host go as on one host.
+// Dispatch over several hosts. A token crosses once to each other host that it touches: as a crossing row, to the rank there
+// that stands for its source, which sends it on as if it were a token of its own (send_records, send_row) and sets the flags
+// that the source would set. Rows and records lie where the plan of all ranks has them. Rows for ranks of this host go as on
+// one host.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
 // | placement | receiver, and who stands for it          | all sources       | release/acquire | system | epoch, never reset |
@@ -63,7 +64,7 @@ struct DispatchRail {
   CrossedTokens* crossed = nullptr;  ///< complete in a cached dispatch; filled by a fresh one
   DispatchParams forward;            ///< of this call, with the tables of `crossed`
   int64_t source_tokens = 0;
-  int told_chunks = 0;               ///< chunks whose rows flags are set
+  int told_chunks = 0;  ///< chunks whose rows flags are set
   int32_t told_records[kMaxRanks] = {};
 };
 
@@ -102,8 +103,7 @@ void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayo
     return;
   }
   A::copy(w, row, x, static_cast<size_t>(at.row_bytes));
-  if (p.shape.scales)
-    A::copy(w, scale, p.shape.scales + t * at.scale_bytes, static_cast<size_t>(at.scale_bytes));
+  if (p.shape.scales) A::copy(w, scale, p.shape.scales + t * at.scale_bytes, static_cast<size_t>(at.scale_bytes));
 }
 
 /// Proxy side: keeps what the head of crossing row `slot` says of token number i.

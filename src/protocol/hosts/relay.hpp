@@ -18,7 +18,7 @@ struct RailPeer {
   int rank = -1;
   int host = -1;
   bool stands_for_me = false;
-  bool i_stand = false;  ///< for it, on this host
+  bool i_stand = false;            ///< for it, on this host
   std::vector<std::byte> out, in;  ///< messages
 };
 
@@ -30,8 +30,8 @@ struct RelayHead {
   uint64_t bytes;
 };
 
-/// Sends `bytes` bytes to all who stand for this rank, with number(peer), and calls deliver(source, number, bytes) for what came
-/// of each rank that this one stands for. False after a fault (recorded).
+/// Sends `bytes` bytes to all who stand for this rank, with number(peer), and calls deliver(source, number, bytes) for what
+/// came of each rank that this one stands for. False after a fault (recorded).
 template <class A, class Number, class Deliver>
 bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers,
            const void* message, size_t bytes, Number&& number, Deliver&& deliver) {

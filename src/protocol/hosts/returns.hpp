@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine over several hosts. On each other host the rank that stands for a token's owner reads what lies there for the token,
-// which is what an owner does on its own host, and gives it back in rounds of the owner's tokens: exact rows (per_rank, per_route),
-// or their sum (per_host). The owner adds what lies on its own host and what has come. Rows that peers of the host cannot read where
-// they lie are copied first, and per_rank of expert-major rows sums them first (combine_copies.hpp, combine_sums.hpp).
+// which is what an owner does on its own host, and gives it back in rounds of the owner's tokens: exact rows (per_rank,
+// per_route), or their sum (per_host). The owner adds what lies on its own host and what has come. Rows that peers of the host
+// cannot read where they lie are copied first, and per_rank of expert-major rows sums them first (combine_copies.hpp,
+// combine_sums.hpp).
 //
 // | flag    | written by                               | read by            | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum, each chunk       | owners and proxies | release/acquire | system | epoch, never reset |
@@ -19,8 +20,8 @@
 
 namespace switchyard::detail {
 
-/// What one rank gives back for the tokens of an owner: rows of `stride` bytes, of which the last are the token's weights if the
-/// owner takes any. A round covers `tokens_per_round` of the owner's tokens, and has the rows of those in their order.
+/// What one rank gives back for the tokens of an owner: rows of `stride` bytes, of which the last are the token's weights if
+/// the owner takes any. A round covers `tokens_per_round` of the owner's tokens, and has the rows of those in their order.
 struct ReturnedRows {
   int64_t tokens = 0;  ///< of the owner
   int64_t tokens_per_round = 1;
@@ -38,11 +39,11 @@ struct ReturnedRows {
 /// Both ways of one rail in a combine.
 struct CombineRail {
   int peer = -1;
-  bool i_stand = false;              ///< `out` goes to the peer, for its tokens
+  bool i_stand = false;  ///< `out` goes to the peer, for its tokens
   const CrossedTokens* crossed = nullptr;
-  CombineParams sum;                 ///< of this call, with the tables of `crossed`
+  CombineParams sum;  ///< of this call, with the tables of `crossed`
   ReturnedRows out;
-  bool stands_for_me = false;        ///< `in` comes from the peer
+  bool stands_for_me = false;  ///< `in` comes from the peer
   ReturnedRows in;
 
   int64_t number(int64_t k) const { return crossed->first_from(out.first_token(k)); }
@@ -61,7 +62,7 @@ struct HostCombineParams {
   CombineRail* rails = nullptr;
   Leg* legs = nullptr;  ///< [num_rails]
   int num_rails = 0;
-  ReturnedRows own;               ///< rounds of this rank's tokens, as each peer that gives back has them
+  ReturnedRows own;  ///< rounds of this rank's tokens, as each peer that gives back has them
   RowsBack rows_back = RowsBack::per_rank;
   const int* rail_of_host = nullptr;  ///< [hosts] of whom its rows come; -1: this one
   int hosts = 1;
@@ -82,8 +83,8 @@ inline const std::byte* weights_here(const CombineParams& p, const TokenRows& ro
   return p.call.heap.base[rank] + place.pull.weights + int64_t{4} * p.shape.topk * rows.entries[i].record;
 }
 
-/// Sums the rows of token t that lie on this host from +0, in the contracted order, to `out`, and their weights to `out_weights`
-/// unless null. False: there are none. Pending.
+/// Sums the rows of token t that lie on this host from +0, in the contracted order, to `out`, and their weights to
+/// `out_weights` unless null. False: there are none. Pending.
 template <class A>
 bool sum_here(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts, shared by the warps of a rank: what a round sends is packed by all warps, warp 0 posts it and drives the
-// carrier while it waits, and all warps take what has come. A ring of three slots each way: one is packed, one is under way, one
-// is taken.
+// Rounds between hosts, shared by the warps of a rank: what a round sends is packed by all warps, warp 0 posts it and drives
+// the carrier while it waits, and all warps take what has come. A ring of three slots each way: one is packed, one is under
+// way, one is taken.
 //
 // | flag    | written by                       | read by              | order           | scope  | reuse              |
 // | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
@@ -9,8 +9,8 @@
 //
 // Buffers: a slot is packed again after its round has gone, and receives again after all warps have taken what it held: warp 0
 // posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then takes round j and packs round j + 3 in turn, so
-// none waits for a round before all have packed it; rounds come in the same order at both ends, and nothing else is waited for in
-// between but ranks of this host, who wait for none of it.
+// none waits for a round before all have packed it; rounds come in the same order at both ends, and nothing else is waited for
+// in between but ranks of this host, who wait for none of it.
 #pragma once
 
 #include "carrier/carrier.hpp"

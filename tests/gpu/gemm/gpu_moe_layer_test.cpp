@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/gemm/moe_calls.hpp"
@@ -43,6 +44,39 @@ TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
     MoeGpuRank rank(rig, me.group, m);
     for (uint32_t call = 0; call < 3; ++call) run_call(me, rank, call, false, [&] { rank.forward(); });
     run_call(me, rank, 3, false, [&] { rank.forward({.num_sms = 8}); });
+    me.group.check();
+    me.meet();
+  });
+}
+
+// As on the CPU (unit/layer/moe_layer_test.cpp), the second layer also in a graph that outlives the first one.
+TEST_P(GpuMoeLayers, ShareAllButTheirWeights) {
+  const MoeCase& m = GetParam();
+  on_gpus(m.c.world(), m.heap_bytes(Backend::cuda, 2), [&](Station& me) {
+    GpuRig rig(me);
+    MoeGpuRank rank(rig, me.group, m);
+    const switchyard::MoeWeights others = rank.other_weights();
+    MoeLayer second = rank.layer().with_weights(others), alone = rank.made(me.group, others);
+    std::vector<std::byte> expected;
+    const auto results_of = [&](const auto& enqueue) {
+      rank.write(3);
+      me.meet();
+      enqueue();
+      me.meet();
+      return rank.result();
+    };
+    const auto equal = [&](const char* when, const auto& enqueue) {
+      me.f.equal(true, results_of(enqueue) == expected, std::string("bits of a layer of its own, ") + when);
+    };
+    expected = results_of([&] { rank.forward_by(alone); });
+    equal("at first", [&] { rank.forward_by(second); });
+    run_call(me, rank, 3, false, [&] { rank.forward(); });
+    equal("again", [&] { rank.forward_by(second); });
+    Graph graph(me, [&] { rank.forward_by(second); });
+    equal("in a graph", [&] { graph.launch(); });
+    rank.layer() = std::move(second);
+    equal("in a graph after the first one's end", [&] { graph.launch(); });
+    equal("after the first one's end", [&] { rank.forward_by(rank.layer()); });
     me.group.check();
     me.meet();
   });

@@ -410,9 +410,9 @@ uint64_t bytes_over_network(const Case& c, int rank, bool combine) {
     }
     rows += hosts.size() - hosts.count(host_of[idx(rank)]);
   }
-  const int64_t bytes = combine ? row_bytes(s, s.y_type)
-                                : row_bytes(s, sent_type(s)) +
-                                      static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
+  const int64_t bytes =
+      combine ? row_bytes(s, s.y_type)
+              : row_bytes(s, sent_type(s)) + static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
   return rows * static_cast<uint64_t>(bytes);
 }
 

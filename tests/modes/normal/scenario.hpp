@@ -133,9 +133,9 @@ class RankData {
   std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
 };
 
-/// Payload that crosses between hosts for rank `rank`, by definition: a dispatch sends each token once to each other host that it
-/// touches, whatever a capacity drops; a combine takes a row of each rank (per_rank), route (per_route) or host (per_host) of
-/// other hosts that keeps one.
+/// Payload that crosses between hosts for rank `rank`, by definition: a dispatch sends each token once to each other host that
+/// it touches, whatever a capacity drops; a combine takes a row of each rank (per_rank), route (per_route) or host (per_host)
+/// of other hosts that keeps one.
 uint64_t bytes_over_network(const Case& c, int rank, bool combine);
 
 /// The body of one rank: runs all repetitions on `exchange`, checks everything. Collective.

@@ -22,9 +22,9 @@ using testing::MoeRank;
 using Rank = MoeRank<HostRig>;
 
 /// `body` on every rank of a group for `m`; what it returns must be empty.
-void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>& body) {
+void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>& body, size_t layers = 1) {
   GroupOptions options;
-  options.heap_bytes = m.heap_bytes(Backend::cpu);
+  options.heap_bytes = m.heap_bytes(Backend::cpu, layers);
   std::vector<Group> groups = Group::in_process(m.c.world(), options);
   std::vector<std::string> found(groups.size());
   harness::on_threads(groups.size(), [&](size_t r) {
@@ -64,6 +64,38 @@ TEST_P(MoeLayers, AddToWhatIsThere) {
     }
     return found;
   });
+}
+
+// Layers that share all but their weights, in turn: each has the bits of a layer of its own with those weights, also when the
+// one that they were made from is gone.
+TEST_P(MoeLayers, ShareAllButTheirWeights) {
+  const auto body = [](Rank& rank, Group& group) {
+    const MoeWeights others = rank.other_weights();
+    MoeLayer second = rank.layer().with_weights(others), alone = rank.made(group, others);
+    std::string found;
+    rank.write(3);
+    rank.forward_by(alone);
+    const auto expected = rank.result();
+    const auto like_alone = [&](MoeLayer& layer, const char* when) {
+      rank.write(3);
+      rank.forward_by(layer);
+      if (rank.result() != expected) found += std::string("other bits than a layer of its own ") + when + "; ";
+    };
+    for (const char* when : {"at first", "again"}) {
+      like_alone(second, when);
+      rank.write(3);
+      rank.forward();
+      if (rank.tokens() > 0 && rank.result() == expected) found += "the weights of the other layer; ";
+      rank.by_hand(false);
+      found += rank.judge(3, false);
+    }
+    rank.layer() = std::move(second);
+    like_alone(rank.layer(), "after the first one's end");
+    MoeLayer third = rank.layer().with_weights(others);
+    like_alone(third, "as the third");
+    return found;
+  };
+  on_ranks(GetParam(), body, 2);
 }
 
 // T from memory: rows behind it are left alone, and the others are as if the ids had ended there. Numbers outside are clamped.

@@ -59,9 +59,9 @@ struct MoeCase {
   }
   /// Of fp8: codes have three bits behind the point, in rows, weights and the rows between; their errors are independent.
   double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
-  /// Of both layers.
-  size_t heap_bytes(Backend backend) const {
-    return MoeLayer::heap_bytes_for(moe(), c.world(), backend) +
+  /// Of the layer by hand and of so many others.
+  size_t heap_bytes(Backend backend, size_t layers = 1) const {
+    return layers * MoeLayer::heap_bytes_for(moe(), c.world(), backend) +
            (c.masked ? LowLatencyExchange::heap_bytes_for(low_latency(), c.world())
                      : NormalExchange::heap_bytes_for(normal(), c.world(), backend));
   }
@@ -97,6 +97,8 @@ inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
 struct RankWeights {
   std::byte *w13 = nullptr, *w2 = nullptr;
   float *w13_scales = nullptr, *w2_scales = nullptr;
+
+  operator MoeWeights() const { return {w13, w2, w13_scales, w2_scales}; }  // NOLINT(google-explicit-constructor): the same
 };
 
 /// Weights as e4m3 codes, each 128 x 128 with a power of two of their own.
@@ -222,11 +224,22 @@ class MoeRank {
     tokens_ = static_cast<int32_t*>(rig.room(4));
     const RankWeights w =
         make_weights(rig, m, first_expert(m.c.experts, m.c.world(), rank_), first_expert(m.c.experts, m.c.world(), rank_ + 1));
-    MoeLayerConfig config = m.moe();
+    layer_.emplace(made(group, w));
+    by_hand_.emplace(group, m, w);
+  }
+
+  /// Weights of a layer of other experts, which add up to other results.
+  MoeWeights other_weights() {
+    const int first = first_expert(m_.c.experts, m_.c.world(), rank_);
+    const int end = first_expert(m_.c.experts, m_.c.world(), rank_ + 1);
+    return make_weights(rig_, m_, first + m_.c.experts, end + m_.c.experts);
+  }
+  /// Collective: a layer of its own.
+  MoeLayer made(Group& group, const MoeWeights& w) const {
+    MoeLayerConfig config = m_.moe();
     config.w13_scales = w.w13_scales;
     config.w2_scales = w.w2_scales;
-    layer_.emplace(group, config, w.w13, w.w2);
-    by_hand_.emplace(group, m, w);
+    return {group, config, w.w13, w.w2};
   }
 
   /// The inputs of the calls from now on, T itself in device_tokens(), and rows to add to in out.
@@ -241,9 +254,10 @@ class MoeRank {
     rig_.write(tokens_, &t, 4);
   }
   /// Collective, as by_hand().
-  void forward(MoeLayerCall call = {}) {
+  void forward(MoeLayerCall call = {}) { forward_by(*layer_, call); }
+  void forward_by(MoeLayer& layer, MoeLayerCall call = {}) {
     call.stream = rig_.stream();
-    layer_->forward(x_, arguments().ids, weights_, out_, call);
+    layer.forward(x_, arguments().ids, weights_, out_, call);
   }
   void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
 

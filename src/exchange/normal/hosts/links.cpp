@@ -102,8 +102,8 @@ void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_
   rail.host = peer.host;
   const auto lay_out = [&](CrossingRows& rows, Ring& ring, int64_t count, int host, bool weights) {
     rows.count = count;
-    rows.layout = {p.shape.topk, places_on(host, p.shape.topk), fresh, expert_major,
-                   weights,      p.shape.row_bytes,             p.shape.scale_bytes};
+    rows.layout = {p.shape.topk,       places_on(host, p.shape.topk), fresh, expert_major, weights, p.shape.row_bytes,
+                   p.shape.scale_bytes};
     rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.layout.bytes());
     make_room(ring, std::min(count, rows.per_round) * rows.layout.bytes(), rows.slots);
   };
@@ -190,8 +190,8 @@ void HostLinks::prepare_rail(const CombineParams& p, const HandleData& h, bool w
   }
   rail.i_stand = true;
   rail.crossed = &crossed;
-  rail.out = rounds_of(p, h.counts.tokens[idx(peer.rank)],
-                       p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
+  rail.out =
+      rounds_of(p, h.counts.tokens[idx(peer.rank)], p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
   rail.out.rows_before = before.data();
   make_room(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
   rail.sum = p;

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module: legs of rounds as MPI messages of a communicator of its own.
+//
+// A leg is a head and then its bytes, in messages of at most MpiCarrierSpec::most_bytes, all with the tag of the two ranks. MPI
+// keeps the order of messages with one tag between two processes, so the n-th head that a rank takes is the n-th that its peer
+// has sent; the head says whether both mean the same leg.
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "carrier/mpi/module.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Ranks of a group at most; a tag has both ranks of a leg, and what is left tells groups apart.
+constexpr int kRanks = 64;
+
+/// One thread at a time is in MPI. Held for calls that do not wait, and while the communicator is made.
+std::mutex& mpi_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+MPI_Comm communicator = MPI_COMM_NULL;  // guarded by mpi_mutex()
+
+MpiEnd end_with(MpiEnd end, MpiText* why, const char* text) {
+  std::snprintf(why->text, sizeof why->text, "%s", text);
+  return end;
+}
+bool failed(int code, const char* call, MpiText* why) {
+  if (code == MPI_SUCCESS) return false;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  std::snprintf(why->text, sizeof why->text, "%s: %.400s", call, text);
+  return true;
+}
+
+/// True in a process where MPI cannot be used any more.
+bool is_over() {
+  int finalized = 0;
+  return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
+}
+
+void finalize_at_exit() {
+  if (!is_over()) MPI_Finalize();
+}
+
+MpiEnd start_mpi(MpiText* why) {
+  int initialized = 0, level = MPI_THREAD_SINGLE;
+  if (failed(MPI_Initialized(&initialized), "MPI_Initialized", why)) return MpiEnd::failed;
+  if (!initialized) {
+    if (failed(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", why)) return MpiEnd::failed;
+    std::atexit(finalize_at_exit);  // a launcher takes a process that ends without it for one that crashed
+  } else if (failed(MPI_Query_thread(&level), "MPI_Query_thread", why)) {
+    return MpiEnd::failed;
+  }
+  if (level < MPI_THREAD_SERIALIZED)
+    return end_with(MpiEnd::unsupported, why,
+                    "was started without MPI_THREAD_SERIALIZED: call MPI_Init_thread with it, or with MPI_THREAD_MULTIPLE");
+  return MpiEnd::ok;
+}
+
+/// Collective over the processes of MPI_COMM_WORLD, but with a deadline: so it is begun and asked for.
+MpiEnd make_communicator(Clock::time_point deadline, MpiText* why) {
+  MPI_Comm made = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (failed(MPI_Comm_idup(MPI_COMM_WORLD, &made, &request), "MPI_Comm_idup", why)) return MpiEnd::failed;
+  for (int done = 0; !done;) {
+    if (failed(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup", why)) return MpiEnd::failed;
+    if (done) break;
+    if (Clock::now() > deadline)
+      return end_with(MpiEnd::timeout, why,
+                      "not all processes of MPI_COMM_WORLD have made a group over MPI within the deadline");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  if (failed(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", why)) return MpiEnd::failed;
+  communicator = made;
+  return MpiEnd::ok;
+}
+
+MpiEnd begin(int64_t deadline_ms, int* process, MpiText* why) {
+  const std::lock_guard lock(mpi_mutex());
+  if (is_over()) return end_with(MpiEnd::unsupported, why, "MPI_Finalize has been called in this process");
+  if (communicator == MPI_COMM_NULL) {
+    if (const MpiEnd end = start_mpi(why); end != MpiEnd::ok) return end;
+    const MpiEnd end = make_communicator(Clock::now() + std::chrono::milliseconds(deadline_ms), why);
+    if (end != MpiEnd::ok) return end;
+  }
+  return failed(MPI_Comm_rank(communicator, process), "MPI_Comm_rank", why) ? MpiEnd::failed : MpiEnd::ok;
+}
+
+const char* library() {
+  static char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return text;
+}
+
+struct Head {
+  uint64_t nonce, number, bytes;
+  bool operator==(const Head&) const = default;
+};
+
+/// One direction of a leg. Stays where it is while MPI has its requests.
+struct Transfer {
+  uint64_t round;
+  Head head, seen{};
+  std::vector<MPI_Request> requests = {};  ///< of the head, then of the pieces
+};
+
+struct Link {
+  int peer, process, tag_out, tag_in;
+  uint64_t sent = 0, received = 0;  ///< legs begun
+  std::list<Transfer> sends = {}, receives = {};
+
+  bool waits_for(uint64_t round) const {
+    return (!receives.empty() && receives.front().round <= round) || (!sends.empty() && sends.front().round <= round);
+  }
+};
+
+class MpiCarrier final : public Carrier {
+ public:
+  MpiCarrier(const MpiCarrierSpec& spec, int groups) : nonce_(spec.nonce), most_bytes_(spec.most_bytes) {
+    const int group = static_cast<int>(spec.nonce % static_cast<uint64_t>(groups));
+    const auto tag = [&](int from, int to) { return (group * kRanks + from) * kRanks + to; };
+    for (int r = 0; r < static_cast<int>(spec.processes.size()); ++r)
+      if (r != spec.rank) links_.push_back({r, spec.processes[static_cast<size_t>(r)], tag(spec.rank, r), tag(r, spec.rank)});
+  }
+
+  ~MpiCarrier() override {
+    const std::lock_guard lock(mpi_mutex());
+    if (is_over()) return;
+    for (Link& link : links_) {
+      for (Transfer& t : link.receives) {
+        for (MPI_Request& request : t.requests) cancel(request);
+      }
+      for (Transfer& t : link.sends) {
+        for (MPI_Request& request : t.requests)
+          if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+      }
+      if (!link.sends.empty()) keep(std::move(link.sends));
+    }
+  }
+
+  void post(uint64_t round, std::span<const Leg> legs, void*) override {
+    const std::lock_guard lock(mpi_mutex());
+    for (const Leg& leg : legs) {
+      const auto link = std::find_if(links_.begin(), links_.end(), [&](const Link& l) { return l.peer == leg.peer; });
+      if (link == links_.end()) {
+        fail(RoundState::broken, leg.peer);
+        continue;
+      }
+      if (!leg.receive.empty()) begin_receive(*link, round, leg.receive);
+      if (!leg.send.empty()) begin_send(*link, round, leg.send);
+    }
+  }
+
+  RoundLook advance(uint64_t round) override {
+    const std::lock_guard lock(mpi_mutex());
+    if (aborted_.load(std::memory_order_acquire) || is_over()) fail(RoundState::broken, -1);
+    for (Link& link : links_) {
+      if (failure_.state != RoundState::done) return failure_;
+      while (!link.sends.empty() && done(link, link.sends.front())) link.sends.pop_front();
+      while (!link.receives.empty() && done(link, link.receives.front())) {
+        if (!(link.receives.front().seen == link.receives.front().head)) {
+          fail(RoundState::unlike, link.peer);
+          break;
+        }
+        link.receives.pop_front();
+      }
+    }
+    if (failure_.state != RoundState::done) return failure_;
+    for (const Link& link : links_)
+      if (link.waits_for(round)) return {RoundState::under_way, link.peer};
+    return {};
+  }
+
+  void abort() noexcept override { aborted_.store(true, std::memory_order_release); }
+
+ private:
+  /// The first failure counts.
+  void fail(RoundState state, int peer) {
+    if (failure_.state == RoundState::done) failure_ = {state, peer};
+  }
+
+  void begin_send(Link& link, uint64_t round, std::span<const std::byte> bytes) {
+    Transfer& t = link.sends.emplace_back(Transfer{round, {nonce_, link.sent++, bytes.size()}});
+    add(link, t, MPI_Isend(&t.head, sizeof t.head, MPI_BYTE, link.process, link.tag_out, communicator, request_of(t)));
+    for (size_t at = 0; at < bytes.size(); at += most_bytes_)
+      add(link, t,
+          MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
+                    request_of(t)));
+  }
+  void begin_receive(Link& link, uint64_t round, std::span<std::byte> bytes) {
+    Transfer& t = link.receives.emplace_back(Transfer{round, {nonce_, link.received++, bytes.size()}});
+    add(link, t, MPI_Irecv(&t.seen, sizeof t.seen, MPI_BYTE, link.process, link.tag_in, communicator, request_of(t)));
+    for (size_t at = 0; at < bytes.size(); at += most_bytes_)
+      add(link, t,
+          MPI_Irecv(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
+                    request_of(t)));
+  }
+  int piece(size_t left) const { return static_cast<int>(std::min(left, most_bytes_)); }
+  static MPI_Request* request_of(Transfer& t) {
+    t.requests.push_back(MPI_REQUEST_NULL);
+    return &t.requests.back();
+  }
+  void add(const Link& link, Transfer& t, int code) {
+    if (code == MPI_SUCCESS) return;
+    t.requests.back() = MPI_REQUEST_NULL;
+    fail(RoundState::broken, link.peer);
+  }
+
+  /// Whether all messages of a transfer have gone or come. Messages that are longer than awaited belong to another leg.
+  bool done(const Link& link, Transfer& t) {
+    int all = 0;
+    statuses_.resize(t.requests.size());
+    const int code = MPI_Testall(static_cast<int>(t.requests.size()), t.requests.data(), &all, statuses_.data());
+    if (code == MPI_SUCCESS) return all != 0;
+    RoundState state = RoundState::broken;
+    for (const MPI_Status& status : statuses_) {
+      int kind = MPI_SUCCESS;
+      if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING &&
+          MPI_Error_class(status.MPI_ERROR, &kind) == MPI_SUCCESS && kind == MPI_ERR_TRUNCATE)
+        state = RoundState::unlike;
+    }
+    fail(state, link.peer);
+    return false;
+  }
+
+  /// Of a receive. One whose message is coming cannot be cancelled: it is waited for, for a moment.
+  static void cancel(MPI_Request& request) {
+    if (request == MPI_REQUEST_NULL || MPI_Cancel(&request) != MPI_SUCCESS) return;
+    const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(100);
+    int done = 0;
+    while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done && Clock::now() < deadline) {
+    }
+    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+  }
+
+  /// Heads that MPI may read until the process ends.
+  static void keep(std::list<Transfer> sends) {
+    static auto& kept = *new std::list<Transfer>;
+    kept.splice(kept.end(), sends);
+  }
+
+  const uint64_t nonce_;
+  const size_t most_bytes_;
+  std::vector<Link> links_;
+  std::vector<MPI_Status> statuses_;
+  RoundLook failure_;  ///< `done`: none
+  std::atomic<bool> aborted_{false};
+};
+
+MpiEnd make(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why) {
+  const std::lock_guard lock(mpi_mutex());
+  if (communicator == MPI_COMM_NULL || is_over())
+    return end_with(MpiEnd::unsupported, why, "has not been started, or has ended");
+  void* value = nullptr;
+  int there = 0;
+  if (failed(MPI_Comm_get_attr(communicator, MPI_TAG_UB, &value, &there), "MPI_Comm_get_attr", why)) return MpiEnd::failed;
+  const int most_tag = there ? *static_cast<int*>(value) : 32767;
+  const int groups = most_tag / (kRanks * kRanks);
+  if (groups < 1) return end_with(MpiEnd::unsupported, why, "has fewer than 4096 tags");
+  *carrier = new MpiCarrier(*spec, groups);
+  return MpiEnd::ok;
+}
+
+}  // namespace
+}  // namespace switchyard::detail
+
+extern "C" __attribute__((visibility("default"))) const switchyard::detail::MpiModule* switchyard_internal_mpi_module_1() {
+  static constexpr switchyard::detail::MpiModule kModule{switchyard::detail::library, switchyard::detail::begin,
+                                                         switchyard::detail::make};
+  return &kModule;
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/group/host_carrier.hpp"
+
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "carrier/mpi.hpp"
+#include "carrier/sockets.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr const char* kSubject = "connecting the hosts";
+
+/// What a rank tells the others of its way to them.
+struct Claim {
+  StepReport report;
+  HostNetwork network = HostNetwork::sockets;
+  int process = -1;  ///< HostNetwork::mpi
+  uint64_t nonce = 0;
+};
+
+std::unique_ptr<Carrier> over_sockets(Group::Impl& group, Milliseconds deadline) {
+  std::vector<UniqueFd> fds = group.bootstrap->connect_rails(deadline);
+  std::vector<CarrierSocket> sockets;
+  for (size_t r = 0; r < fds.size(); ++r)
+    if (fds[r]) sockets.push_back({static_cast<int>(r), std::move(fds[r])});
+  return make_socket_carrier(std::move(sockets));
+}
+
+}  // namespace
+
+std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
+  const Milliseconds deadline = group.options.rendezvous_timeout;
+  Bootstrap& link = *group.bootstrap;
+  Claim mine{{}, group.options.network};
+  std::random_device source;
+  mine.nonce = uint64_t{source()} << 32 | source();
+  mine.report = attempt([&] {
+    if (mine.network == HostNetwork::mpi) mine.process = mpi_process(deadline);
+  });
+  std::vector<Claim> all(static_cast<size_t>(link.world()));
+  link.all_gather(&mine, sizeof mine, all.data(), deadline);
+  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].network != all[0].network)
+      throw AgreedError(ErrorCode::mismatch,
+                        std::string("GroupOptions::network is ") + to_string(all[0].network) + " on rank 0 and " +
+                            to_string(all[r].network) + " on rank " + std::to_string(r),
+                        "GroupOptions::network");
+  if (mine.network == HostNetwork::sockets) return over_sockets(group, deadline);
+  MpiCarrierSpec spec;
+  spec.rank = link.rank();
+  spec.nonce = all[0].nonce;
+  for (const Claim& claim : all) spec.processes.push_back(claim.process);
+  std::unique_ptr<Carrier> made;
+  run_step(link, Deadline(deadline), kSubject, [&] { made = make_mpi_carrier(spec); });
+  return made;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// SWITCHYARD_GROUP_OPTIONS_INIT says what the C++ defaults are. Other structs of options are compared at compile time
+// (src/capi/structs.cpp); GroupOptions holds a text, which not every compiler knows then.
+#include <gtest/gtest.h>
+
+#include "switchyard/c/switchyard.h"
+#include "switchyard/group.hpp"
+
+namespace switchyard {
+namespace {
+
+TEST(GroupDefaults, AreTheSameInC) {
+  const sy_group_options c = SWITCHYARD_GROUP_OPTIONS_INIT;
+  const GroupOptions options;
+  EXPECT_EQ(c.struct_size, sizeof c);
+  EXPECT_EQ(c.heap_bytes, options.heap_bytes);
+  EXPECT_EQ(c.timeout_ms, options.timeout.count());
+  EXPECT_EQ(c.rendezvous_timeout_ms, options.rendezvous_timeout.count());
+  EXPECT_EQ(c.num_blocks, options.num_blocks);
+  EXPECT_EQ(c.num_warps, options.num_warps);
+  EXPECT_EQ(c.num_sms, options.num_sms);
+  EXPECT_EQ(static_cast<int>(c.backend), static_cast<int>(options.backend));
+  EXPECT_EQ(c.device, options.device);
+}
+
+}  // namespace
+}  // namespace switchyard

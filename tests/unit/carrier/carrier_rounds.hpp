@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds whose bytes follow from (sender, receiver, round), for tests of any carrier.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arch/cpu/polite_wait.hpp"
+#include "carrier/carrier.hpp"
+
+namespace switchyard::detail::carrier_rounds {
+
+using Bytes = std::vector<std::byte>;
+
+/// Waits until the round is no longer under way.
+inline RoundLook finish(Carrier& carrier, uint64_t round) {
+  RoundLook look;
+  for (int64_t polls = 0; (look = carrier.advance(round)).state == RoundState::under_way; ++polls) polite_wait(polls);
+  return look;
+}
+
+/// What rank `from` sends to rank `to` in a round: sizes differ by direction, some are none at all, some larger than any socket
+/// buffer.
+inline size_t bytes_of(int from, int to, uint64_t round) {
+  const uint64_t n = static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + round;
+  return n % 5 == 0 ? 0 : n % 11 == 3 ? size_t{3} << 20 : static_cast<size_t>(n * 977 % 5000 + 1);
+}
+inline std::byte value_of(int from, int to, uint64_t round, size_t i) {
+  return static_cast<std::byte>((static_cast<uint64_t>(from) * 31 + static_cast<uint64_t>(to) * 17 + round * 5 + i) % 251);
+}
+inline Bytes content(int from, int to, uint64_t round) {
+  Bytes bytes(bytes_of(from, to, round));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = value_of(from, to, round, i);
+  return bytes;
+}
+
+/// All rounds of one rank, three of them under way at a time.
+inline void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
+  struct Round {
+    std::vector<Bytes> out, in;
+  };
+  std::vector<Round> slots(3);
+  const auto check = [&](uint64_t n) {
+    ASSERT_EQ(finish(carrier, n + 100).state, RoundState::done);
+    for (int peer = 0, i = 0; peer < world; ++peer) {
+      if (peer == rank) continue;
+      ASSERT_EQ(slots[n % 3].in[static_cast<size_t>(i++)], content(peer, rank, n)) << "round " << n << " from " << peer;
+    }
+  };
+  for (uint64_t n = 0; n < rounds; ++n) {
+    if (n >= 3) check(n - 3);
+    Round& slot = slots[n % 3];
+    slot = {};
+    for (int peer = 0; peer < world; ++peer) {
+      if (peer == rank) continue;
+      slot.out.push_back(content(rank, peer, n));
+      slot.in.emplace_back(bytes_of(peer, rank, n));
+    }
+    std::vector<Leg> legs;
+    for (int peer = 0, i = 0; peer < world; ++peer)
+      if (peer != rank) legs.push_back({peer, slot.out[static_cast<size_t>(i)], slot.in[static_cast<size_t>(i)]}), ++i;
+    carrier.post(n + 100, legs, nullptr);
+  }
+  for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
+}
+
+}  // namespace switchyard::detail::carrier_rounds
