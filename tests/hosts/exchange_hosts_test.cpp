@@ -242,7 +242,8 @@ TEST(OverHosts, TracesShowWhatCrosses) {
     EXPECT_EQ(code_name(end.code), "ok") << end.text;
   std::set<std::string> names;
   for (const auto& phase : trace.summary()) names.insert(phase.name);
-  for (const char* name : {"pack_rows", "wait_network", "forward_rows", "sum_returned"}) EXPECT_TRUE(names.contains(name)) << name;
+  for (const char* name : {"pack_rows", "wait_network", "forward_rows", "sum_returned"})
+    EXPECT_TRUE(names.contains(name)) << name;
 }
 
 }  // namespace
