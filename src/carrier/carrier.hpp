@@ -41,7 +41,8 @@ class Carrier {
   virtual void post(uint64_t round, std::span<const Leg> legs, void* stream) = 0;
   /// Moves on what can move now, of all rounds, and says how `round` stands. Never waits.
   virtual RoundLook advance(uint64_t round) = 0;
-  /// Ends all rounds: advance() says `broken` from now on, and peers hear of it. From any thread, at any time.
+  /// Ends all rounds here: advance() says `broken` from now on. From any thread, at any time. Peers may hear of it (sockets) or
+  /// not (MPI): whoever aborts tells them by the group.
   virtual void abort() noexcept = 0;
 
  protected:

@@ -263,16 +263,22 @@ TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
   }
 }
 
+/// Ranks 2 and 3 of "a,a,b,b".
+template <class Body>
+void while_host_1_stands_still(ForkedRanks& ranks, const Body& body) {
+  for (const int r : {2, 3}) ranks.kill(r, SIGSTOP);
+  body();
+  for (const int r : {2, 3}) ranks.kill(r, SIGCONT);
+}
+
 /// A rank that stands still says nothing: as a network that loses everything.
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
                                     [&](ForkedRanks& ranks) {
-                                      ranks.kill(2, SIGSTOP);
-                                      ranks.kill(3, SIGSTOP);
-                                      for (const int r : {0, 1})
-                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
-                                      ranks.kill(2, SIGCONT);
-                                      ranks.kill(3, SIGCONT);
+                                      while_host_1_stands_still(ranks, [&] {
+                                        for (const int r : {0, 1})
+                                          EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
+                                      });
                                     },
                                     {2, 3});
   for (const int r : {0, 1}) {
@@ -285,11 +291,7 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
                                     [&](ForkedRanks& ranks) {
-                                      ranks.kill(2, SIGSTOP);
-                                      ranks.kill(3, SIGSTOP);
-                                      ::usleep(2'000'000);
-                                      ranks.kill(2, SIGCONT);
-                                      ranks.kill(3, SIGCONT);
+                                      while_host_1_stands_still(ranks, [&] { ::usleep(2'000'000); });
                                       ranks.tell(2, "go");
                                       ranks.tell(3, "go");
                                       for (int r = 0; r < 4; ++r)
@@ -304,12 +306,10 @@ TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
   options.silence = 1s;
   const auto ends = ends_of_barrier(options,
                                     [&](ForkedRanks& ranks) {
-                                      ranks.kill(2, SIGSTOP);
-                                      ranks.kill(3, SIGSTOP);
-                                      for (const int r : {0, 1})
-                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
-                                      ranks.kill(2, SIGCONT);
-                                      ranks.kill(3, SIGCONT);
+                                      while_host_1_stands_still(ranks, [&] {
+                                        for (const int r : {0, 1})
+                                          EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+                                      });
                                     },
                                     {2, 3});
   for (const int r : {0, 1}) {

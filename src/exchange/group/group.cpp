@@ -285,8 +285,12 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
   // A GPU may have heard of the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
-  const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
-                          abort_awaited(word) == fault.awaited_rank;
+  const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
+  // On several hosts a rank may wait for one that waits for the missing one, by way of proxies.
+  if (const int missing = abort_awaited(word);
+      timed_out && !host_map().one_host() && missing < bootstrap->world() && missing != bootstrap->rank())
+    fault.awaited_rank = missing;
+  const bool same_story = timed_out && abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) {
     if (abort_is_left(word) || abort_word() == 0) post_word(word);  // who has left, or what only GPUs were told of
     throw_abort(word, operation);
