@@ -77,7 +77,12 @@ void FarRanks::close() noexcept {
   }
 }
 
-void FarRanks::set_side(FarSide* side) { side_.store(side); }
+void FarRanks::set_side(FarSide* side) {
+  const std::lock_guard lock(telling_);
+  side_.store(side);
+  if (side == nullptr) return;
+  for (const Told& told : std::exchange(early_, {})) deliver(told.rank, told.frame);
+}
 
 Milliseconds FarRanks::silence(int rank) const noexcept {
   const auto& peer = peers_[static_cast<size_t>(rank)];
@@ -99,6 +104,7 @@ bool FarRanks::deliver(int rank, const Frame& frame) {
 }
 
 bool FarRanks::take(int rank, const Frame& frame) {
+  const std::lock_guard lock(telling_);
   if (side_.load() == nullptr) {
     early_.push_back({rank, frame});
     return true;
@@ -113,9 +119,6 @@ void FarRanks::tell_left(int rank) {
 std::vector<int> FarRanks::beat() {
   std::vector<int> silent;
   if (!any_) return silent;
-  if (side_.load() != nullptr) {
-    for (const Told& told : std::exchange(early_, {})) deliver(told.rank, told.frame);
-  }
   const Clock::time_point now = Clock::now();
   // A rank that slept itself blames nobody for what it did not hear meanwhile.
   const bool overslept = now - last_beat_ > 10 * kBeat;

@@ -34,6 +34,7 @@ class FarRanks {
   /// Nothing is sent any more. What has gone into the sockets arrives, unless they are closed with something to read in them.
   void close() noexcept;
 
+  /// What came before is told at once, in its order.
   void set_side(FarSide* side);
   void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
   /// How long nothing has come from `rank`.
@@ -70,8 +71,9 @@ class FarRanks {
   bool any_ = false;
   std::atomic<Milliseconds::rep> limit_ms_{Milliseconds::max().count()};
   std::atomic<FarSide*> side_{nullptr};
-  // Receiving thread.
+  std::mutex telling_;       // news are told one after the other, as they came
   std::vector<Told> early_;  // what came before there was a side to tell
+  // Receiving thread.
   Clock::time_point last_beat_ = Clock::now();
 };
 
