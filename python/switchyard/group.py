@@ -42,11 +42,14 @@ def _milliseconds(argument: str, seconds: Optional[float]) -> int:
 
 
 def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, rendezvous_timeout: float = 60.0, backend: str = "cpu",
-             device: int = -1, workers: int = 1, num_sms: int = 0) -> structs.GroupOptions:
+             device: int = -1, workers: int = 1, num_sms: int = 0, host: str = "", network: str = "sockets",
+             silence: Optional[float] = None) -> structs.GroupOptions:
     return structs.GroupOptions(
         heap_bytes=heap_bytes, timeout_ms=_milliseconds("timeout", timeout),
         rendezvous_timeout_ms=_milliseconds("rendezvous_timeout", rendezvous_timeout), num_warps=workers,
-        backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms)
+        backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms,
+        host=host.encode(), network=_names.value_of(_names.NETWORKS, "network", network),
+        silence_ms=0 if silence is None else _milliseconds("silence", silence))
 
 
 def _host() -> Tuple[str, str]:
@@ -91,6 +94,12 @@ class Group:
     rendezvous_timeout: seconds to wait for all ranks to come, to the group or to the creation of an exchange.
     backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
     workers: CPU threads of each rank. num_sms: most multiprocessors of any call on a GPU; 0: the library's choice.
+    host: where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are for
+    one rank each, in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set either, ranks that
+    can share memory share a host. May differ by rank.
+    network: what carries rows between hosts, "sockets" or "mpi" (docs/concepts/hosts.md).
+    silence: seconds; ranks of another host, as processes, of which nothing has come for longer count as dead, also if nobody waits for
+    them. None: the timeout and a second more. May differ by rank.
 
     A group is a context manager: at the end of ``with`` the rank leaves. It keeps what was made from it usable, so the order in which
     objects are let go does not matter. One thread at a time is in a call of a group: others wait.
@@ -110,6 +119,10 @@ class Group:
         self.rank: int = number.value
         check(functions.sy_group_size(pointer, byref(number)))
         self.size: int = number.value
+        other = ctypes.c_int32()
+        check(functions.sy_group_hosts(pointer, byref(other), byref(number)))
+        self.hosts: int = other.value  #: how many; numbered by their lowest ranks
+        self.host: int = number.value  #: of this rank
 
     # ---- How groups are formed ----
 
@@ -193,6 +206,12 @@ class Group:
         rank = self.rank if rank is None else rank
         return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
 
+    def host_of(self, rank: int) -> int:
+        """The host that `rank` is on."""
+        host = ctypes.c_int32()
+        check(self._functions.sy_group_host_of(self.pointer, rank, byref(host)))
+        return host.value
+
     def barrier(self) -> None:
         """Collective. Waits until all ranks called it."""
         with self._lock:
@@ -256,7 +275,8 @@ class Group:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<switchyard.Group rank {self.rank} of {self.size}, {self.backend}{', closed' if self.closed else ''}>"
+        hosts = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
+        return f"<switchyard.Group rank {self.rank} of {self.size}{hosts}, {self.backend}{', closed' if self.closed else ''}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Group belongs to its process: form one in each process, for example by Group.from_environment()")
