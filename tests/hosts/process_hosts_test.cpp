@@ -12,6 +12,7 @@
 
 #include "exchange/group/impl.hpp"
 #include "harness/outcome.hpp"
+#include "modes/normal/normal_rig.hpp"
 #include "multiproc/meeting.hpp"
 
 namespace switchyard::test {
@@ -121,6 +122,27 @@ TEST_P(ProcessHosts, AreConnectedByRails) {
 
 INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts, testing::ValuesIn(kHosts),
                          [](const auto& d) { return std::string(d.param.name); });
+
+/// Two processes, each of which is a host of two ranks: threads that join by themselves.
+TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
+  const Place place("127.0.0.1");
+  expect_all_ok(run_ranks(2, [&](ChildRank& me) {
+    std::vector<std::string> wrong(2);
+    harness::on_threads(2, [&](size_t thread) {
+      wrong[thread] = outcome_of([&] {
+                        const int rank = 2 * me.rank() + static_cast<int>(thread);
+                        GroupOptions options = options_of("a,a,b,b", 60s);
+                        options.heap_bytes = size_t{8} << 20;
+                        Group group = Group::connect(rank, 4, place.store(), "token", options);
+                        if (group.hosts() != 2 || group.host() != me.rank()) throw Error(ErrorCode::mismatch, "hosts");
+                        harness::NormalRig rig(group);
+                        for (int round = 0; round < 5; ++round) rig.round();
+                        group.barrier();
+                      }).text;
+    });
+    me.require(wrong[0].empty() && wrong[1].empty(), wrong[0] + "; " + wrong[1]);
+  }));
+}
 
 /// One body for all ranks of "a,a,b,b"; a rank says how its call ended.
 void say(ChildRank& me, const Outcome& o) {
