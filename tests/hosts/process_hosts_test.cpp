@@ -310,6 +310,39 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   }
 }
 
+/// By its own host and by others; and a wait for a rank that runs is taken for one for it.
+TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(3, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b"));
+    const auto& link = *group.impl().bootstrap;
+    group.barrier();
+    me.say("met");
+    me.await("look");
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    const auto wait_until_still = [&](bool still) {
+      while (link.stands_still(1) != still && std::chrono::steady_clock::now() < end) ::usleep(1000);
+      return link.stands_still(1) == still;
+    };
+    if (me.rank() != 1) {
+      const int other = 2 - me.rank();
+      me.require(wait_until_still(true), "rank 1 stands still");
+      me.require(link.cause_of_wait(1) == 1 && link.cause_of_wait(other) == 1, "whom a wait is for");
+      me.say("seen");
+      me.require(wait_until_still(false), "rank 1 runs again");
+      if (me.rank() == 0) me.require(link.cause_of_wait(0) == 0 && link.cause_of_wait(2) == 2, "nobody stands still");
+    }
+    me.await("end");
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
+  ranks.kill(1, SIGSTOP);
+  ranks.tell_all("look");
+  for (const int r : {0, 2}) EXPECT_TRUE(ranks.wait_until_said(r, "seen", kLong));
+  ranks.kill(1, SIGCONT);
+  ranks.tell_all("end");
+  expect_all_ok(ranks.finish(kLong));
+}
+
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
                                     [&](ForkedRanks& ranks) {
