@@ -195,11 +195,12 @@ def _member_on_hosts(rank, world, path):
         model = torch.nn.ModuleList([mine])
         assert sy.parallelize_moe(model, group, max_tokens=tokens, topk=2) == ["0"]
         out = mine(xs[rank], ids[rank], weights[rank])
-        torch.testing.assert_close(out, whole(xs[rank], ids[rank], weights[rank]))
+        # torch.testing would import sympy, in each process.
+        assert torch.allclose(out, whole(xs[rank], ids[rank], weights[rank]), rtol=1e-5, atol=1e-5)
         out.square().sum().backward()
         sum(whole(*each).square().sum() for each in zip(xs, ids, weights)).backward()
         experts = group.experts_of(5)
-        torch.testing.assert_close(mine.down_proj.grad, whole.down_proj.grad[experts.start:experts.stop])
+        assert torch.allclose(mine.down_proj.grad, whole.down_proj.grad[experts.start:experts.stop], rtol=1e-4, atol=1e-4)
         group.barrier()
     dist.destroy_process_group()
 
