@@ -58,8 +58,8 @@ class HostMap {
       if (exchange_rows(rank, r)) peers.push_back(r);
     return peers;
   }
-  /// Rails: as many as the host with most ranks has. Each has one rank of each host, its proxies for one rail index, so ranks of
-  /// hosts with fewer ranks are on several.
+  /// Rails: as many as the host with most ranks has. Each has one rank of each host, its proxies for one rail index, so ranks
+  /// of hosts with fewer ranks are on several.
   int rails() const noexcept {
     size_t most = 0;
     for (const std::vector<int>& ranks : ranks_) most = std::max(most, ranks.size());

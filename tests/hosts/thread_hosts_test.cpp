@@ -176,9 +176,10 @@ TEST(ThreadHostsSettings, NcclIsForGpus) {
   GroupOptions options = options_of("a,b");
   options.network = switchyard::HostNetwork::nccl;
   const Outcome o = outcome_of([&] { (void)Group::in_process(2, options); });
-  expect_text(o, ErrorCode::unsupported,
-              "GroupOptions::network = nccl on rank 0: nccl moves the memory of GPUs; between hosts, ranks on CPUs have sockets "
-              "or mpi");
+  expect_text(
+      o, ErrorCode::unsupported,
+      "GroupOptions::network = nccl on rank 0: nccl moves the memory of GPUs; between hosts, ranks on CPUs have sockets "
+      "or mpi");
   options.host = "a";
   EXPECT_EQ(Group::in_process(2, options)[0].options().network, switchyard::HostNetwork::nccl) << "one host needs no network";
 }

@@ -49,8 +49,7 @@ class NcclCarrier final : public Carrier {
     const Clock::time_point until = Clock::now() + kFlushTime;
     std::vector<NcclComm> left;
     for (const NcclComm comm : comms) {
-      const bool flushed =
-          !broken_.load() && settle(comm, api_.finalize(comm), until, [] { return false; }) == kNcclSuccess;
+      const bool flushed = !broken_.load() && settle(comm, api_.finalize(comm), until, [] { return false; }) == kNcclSuccess;
       if (!flushed || api_.destroy(comm) != kNcclSuccess) left.push_back(comm);
     }
     try {
@@ -80,9 +79,8 @@ class NcclCarrier final : public Carrier {
                                                : api_.send(leg.send.data(), leg.send.size(), kNcclBytes, to, comm, stream),
                               leg.peer);
       good = good &&
-             enqueued(leg.receive.empty()
-                          ? kNcclSuccess
-                          : api_.receive(leg.receive.data(), leg.receive.size(), kNcclBytes, to, comm, stream),
+             enqueued(leg.receive.empty() ? kNcclSuccess
+                                          : api_.receive(leg.receive.data(), leg.receive.size(), kNcclBytes, to, comm, stream),
                       leg.peer);
       if (std::find(used.begin(), used.end(), comm) == used.end()) used.push_back(comm);
       ++num_legs;
@@ -168,10 +166,9 @@ class NcclCarrier final : public Carrier {
       throw Error(ErrorCode::rendezvous, "NCCL: the communicator of ranks " + ranks + " was not made within " +
                                              std::to_string(spec_.deadline.count()) + " ms, or the group was ended meanwhile");
     const char *const text = api_.error_text(result), *const last = comm ? api_.last_error(comm) : nullptr;
-    throw Error(ErrorCode::system, "NCCL: the communicator of ranks " + ranks + " cannot be made: " +
-                                       (text ? text : "result " + std::to_string(result)) +
-                                       (last && *last ? std::string("; ") + last : "") +
-                                       " (NCCL_DEBUG=WARN says more)");
+    throw Error(ErrorCode::system, "NCCL: the communicator of ranks " + ranks +
+                                       " cannot be made: " + (text ? text : "result " + std::to_string(result)) +
+                                       (last && *last ? std::string("; ") + last : "") + " (NCCL_DEBUG=WARN says more)");
   }
 
   const NcclApi& api_;

@@ -164,8 +164,16 @@ const char* CudaRank::advice() const noexcept {
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
+  auto& found = const_cast<FaultRecord&>(host_fault_);  // first: kernels then record that they were told of it
+  if (std::atomic_ref(found.ready).load(std::memory_order_acquire) != 0) return &host_fault_;
   auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
   return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
+}
+
+void CudaRank::record(const FaultRecord& fault) {
+  if (std::atomic_ref(host_fault_.ready).load(std::memory_order_acquire) != 0) return;
+  host_fault_ = fault;
+  std::atomic_ref(host_fault_.ready).store(1, std::memory_order_release);
 }
 
 void CudaRank::raise_soft_fault(const char* context) {

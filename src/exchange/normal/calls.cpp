@@ -15,7 +15,8 @@ void NormalImpl::throw_pool_exhausted(size_t bytes, const std::string& state) co
 }
 
 DispatchOptions NormalImpl::resolved(DispatchOptions o) const {
-  if (o.size == SizePolicy::automatic) o.size = counts_at_ == CountsAt::host ? SizePolicy::exact : SizePolicy::worst_case;
+  if (o.size == SizePolicy::automatic)
+    o.size = counts_at_ == CountsAt::host || spans_hosts() ? SizePolicy::exact : SizePolicy::worst_case;
   return o;
 }
 

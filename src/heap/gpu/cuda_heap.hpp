@@ -9,9 +9,10 @@
 //         processes is collective; no sleep.
 // SWITCHYARD_CUDA_HEAP: auto (default), vmm (an error where it is missing) or ipc.
 //
-// Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; those of others are null. Sizes are rounded up to the granularity of the driver (2
-// MiB). Ranks may share a GPU. No call waits for work on the caller's streams, except sleep. All calls leave the current device
-// as it was and create no context on other GPUs than those of this process's ranks.
+// Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; those of others are null. Sizes are
+// rounded up to the granularity of the driver (2 MiB). Ranks may share a GPU. No call waits for work on the caller's streams,
+// except sleep. All calls leave the current device as it was and create no context on other GPUs than those of this process's
+// ranks.
 #pragma once
 
 #include <cstddef>
@@ -85,7 +86,7 @@ class CudaHeap final : public SymmetricHeap {
   int device_;
   Kind kind_;
   bool same_process_;
-  std::vector<int> users_;  ///< devices that access this rank's mappings
+  std::vector<int> users_;                                ///< devices that access this rank's mappings
   std::vector<std::shared_ptr<DeviceSegment>> segments_;  ///< null: of another host
   std::vector<Kept> kept_;
   Bootstrap* bootstrap_;  ///< for a collective teardown, else null

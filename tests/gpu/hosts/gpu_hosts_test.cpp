@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups on GPUs whose ranks are threads on several hosts by name: what they map, what they refuse, how an abort travels.
+// Groups on GPUs whose ranks are threads on several hosts by name: what they map, what they refuse, how an abort travels, and
+// what a rank is told of one that does not come to a round. Rows: the suites of tests/modes/normal.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -8,6 +10,7 @@
 
 #include "exchange/group/impl.hpp"
 #include "harness/outcome.hpp"
+#include "harness/rank_memory.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -61,8 +64,7 @@ TEST_P(GpuHosts, MeetSleepAndWake) {
   for (const Outcome& o : all) EXPECT_EQ(shown(o), "ok: ");
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, GpuHosts, testing::ValuesIn(kHosts),
-                         [](const auto& d) { return std::string(d.param.name); });
+INSTANTIATE_TEST_SUITE_P(Groups, GpuHosts, testing::ValuesIn(kHosts), [](const auto& d) { return std::string(d.param.name); });
 
 TEST(GpuHostsFaults, AnAbortReachesOtherHosts) {
   const auto all = outcomes(4, options_on_gpus("a,a,b,b"), [&](Group& group) {
@@ -106,6 +108,73 @@ TEST(GpuHostsRefusals, NameTheHosts) {
     }
   });
   for (const Outcome& o : all) EXPECT_EQ(shown(o), "ok: ");
+}
+
+switchyard::NormalConfig small_config() {
+  switchyard::NormalConfig config;
+  config.hidden = 64;
+  config.num_experts = 4;
+  config.topk = 2;
+  config.max_tokens = 8;
+  return config;
+}
+
+/// Calls without tokens: all phases and all rounds of control, and no memory of the caller.
+class EmptyCalls {
+ public:
+  explicit EmptyCalls(Group& group) : exchange_(group, small_config()) {
+    cudaSetDevice(group.rank() % count_gpus());
+    cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+  }
+  switchyard::Dispatched dispatch() {
+    switchyard::DispatchOptions options;
+    options.stream = stream_;
+    const switchyard::ConstRows x{nullptr, 0, 64, switchyard::DType::bf16};
+    switchyard::ExpertIds ids;
+    ids.topk = 2;
+    return exchange_.dispatch(x, ids, nullptr, options);
+  }
+  void combine(const switchyard::Dispatched& d) {
+    switchyard::CombineOptions options;
+    options.stream = stream_;
+    exchange_.combine({nullptr, 0, 64, switchyard::DType::bf16}, d.handle, nullptr, options);
+  }
+
+ private:
+  switchyard::NormalExchange exchange_;
+  cudaStream_t stream_ = nullptr;
+};
+
+TEST(GpuHostsCalls, WithoutTokens) {
+  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  const auto all = outcomes(2, options_on_gpus("a,b"), [&](Group& group) {
+    EmptyCalls calls(group);
+    for (int i = 0; i < 5; ++i) {
+      const auto d = calls.dispatch();
+      EXPECT_EQ(d.rows, 0);
+      calls.combine(d);
+    }
+    group.barrier();
+    group.check();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(shown(o), "ok: ");
+}
+
+TEST(GpuHostsCalls, ARankThatDoesNotComeIsNamed) {
+  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  GroupOptions options = options_on_gpus("a,b");
+  options.timeout = kSoon;
+  const auto all = outcomes(2, options, [&](Group& group) {
+    EmptyCalls calls(group);
+    group.barrier();
+    if (group.rank() == 0) (void)calls.dispatch();
+    std::this_thread::sleep_for(3 * kSoon);
+    group.check();
+  });
+  EXPECT_EQ(code_name(all[0].code), "peer_timeout") << all[0].text;
+  EXPECT_EQ(all[0].report.awaited_rank, 1) << all[0].text;
+  EXPECT_EQ(std::string(all[0].report.site), "network") << all[0].text;
+  EXPECT_NE(code_name(all[1].code), "ok") << "it hears that rank 0 gave it up";
 }
 
 TEST(GpuHostsRefusals, NetworksOfCpus) {

@@ -17,8 +17,8 @@
 namespace switchyard::detail {
 namespace {
 
-using test::FakeNccl;
 using std::chrono::milliseconds;
+using test::FakeNccl;
 using Told = std::vector<std::string>;
 
 std::string refusal_of(const char* file) {
@@ -240,8 +240,9 @@ TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
     FAIL() << "made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::system);
-    EXPECT_STREQ(error.what(),
-                 "NCCL: the communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
+    EXPECT_STREQ(
+        error.what(),
+        "NCCL: the communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
   }
   EXPECT_EQ(told_until("abort c0").back(), "abort c0");
 }
