@@ -72,8 +72,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
     take_output(call, d);
     if (d.placed) d.place.rows = static_cast<uint64_t>(d.out() - call.context.heap.base[rank()]);
     // The host that knows the counts has no more to do for its own rows than for others.
-    call.own_placed = out && !d.placed && !through_rings() && counts_at_ == CountsAt::device && d.format.scale_bytes == 0 &&
-                      config.layout == Layout::rank_major;
+    call.own_placed = out && !d.placed && !through_rings() && !spans_hosts() && counts_at_ == CountsAt::device &&
+                      d.format.scale_bytes == 0 && config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
     // Over several hosts rows come by way of proxies, which tell of them once: they are copied afterwards.
