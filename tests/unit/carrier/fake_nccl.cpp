@@ -55,10 +55,12 @@ int ncclCommFinalize(void* comm) {
 }
 int ncclCommDestroy(void* comm) {
   fake().tell("destroy " + name(comm));
+  fake().end_one();
   return 0;
 }
 int ncclCommAbort(void* comm) {
   fake().tell("abort " + name(comm));
+  fake().end_one();
   return 0;
 }
 int ncclGroupStart() {

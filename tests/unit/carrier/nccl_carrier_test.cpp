@@ -70,11 +70,21 @@ class NcclCarrierTest : public testing::Test {
     EXPECT_EQ(api_.version, 22809);
     void* const library = ::dlopen(std::getenv("FAKE_NCCL"), RTLD_NOW);
     fake_ = reinterpret_cast<FakeNccl* (*)()>(::dlsym(library, "fake_nccl"))();
-    fake_->comms = 0;
+    fake_->comms = fake_->ended = 0;
     fake_->in_progress = 0;
     fake_->init_result = fake_->group_end_result = 7;
     fake_->send_result = fake_->state = 0;
     fake_->take_told();
+  }
+
+  /// Threads that end communicators end with the test that they belong to.
+  void TearDown() override {
+    const auto left = [&] {
+      const std::lock_guard lock(fake_->mutex);
+      return fake_->comms - fake_->ended;
+    };
+    for (int i = 0; i < 20000 && left() > 0; ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(left(), 0);
   }
 
   /// Of rank `rank` among hosts of these names.
@@ -102,7 +112,7 @@ class NcclCarrierTest : public testing::Test {
   /// Waits until the fake has been told `last`.
   Told told_until(const std::string& last) {
     Told all;
-    for (int i = 0; i < 2000 && (all.empty() || all.back() != last); ++i) {
+    for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {
       for (std::string& text : fake_->take_told()) all.push_back(std::move(text));
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -208,7 +218,11 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
   fake_->take_told();
   fake_->in_progress = 1 << 30;
   std::thread other([&] {
-    std::this_thread::sleep_for(milliseconds(20));
+    const auto asked = [&] {
+      const std::lock_guard lock(fake_->mutex);
+      return fake_->in_progress < 1 << 30;
+    };
+    while (!asked()) std::this_thread::yield();  // post() waits
     carrier->abort();
   });
   const std::array<Leg, 1> legs{Leg{1, {}, in_}};
