@@ -43,16 +43,19 @@ class RegisteredMemory {
   std::shared_ptr<detail::Registration> impl_;
 };
 
-/// What carries rows between hosts, on CPUs.
+/// What carries rows between hosts.
 enum class HostNetwork : uint8_t {
-  sockets = 0,  ///< TCP connections of the group's own: for tests and small groups
+  sockets = 0,  ///< CPUs: TCP connections of the group's own, for tests and small groups. As an option: what is usual
   /// MPI, in a module that is loaded when the first object needs it (docs/concepts/hosts.md). All processes of MPI_COMM_WORLD
-  /// are ranks of the group.
+  /// are ranks of the group. CPUs.
   mpi = 1,
+  /// NCCL, at least 2.19, which is looked up when the first object needs it (docs/concepts/hosts.md). GPUs have nothing else.
+  nccl = 2,
 };
 template <>
 struct NamesOf<HostNetwork> {
-  static constexpr Named<HostNetwork> kAll[] = {{HostNetwork::sockets, "sockets"}, {HostNetwork::mpi, "mpi"}};
+  static constexpr Named<HostNetwork> kAll[] = {
+      {HostNetwork::sockets, "sockets"}, {HostNetwork::mpi, "mpi"}, {HostNetwork::nccl, "nccl"}};
 };
 
 /// Settings of a group. Every rank must pass the same values, except where noted.
@@ -77,8 +80,8 @@ struct GroupOptions {
   /// for one rank each, in turn ("a,a,b": rank 3 is on a again). "": the environment's SWITCHYARD_HOST; if that is not set
   /// either, ranks that can share memory share a host. May differ by rank.
   std::string host = {};
-  /// Several hosts: what carries their rows. sockets: the environment's SWITCHYARD_NETWORK ("sockets" or "mpi") where that is
-  /// set.
+  /// Several hosts: what carries their rows. sockets: the environment's SWITCHYARD_NETWORK ("sockets", "mpi" or "nccl") where
+  /// that is set; else on GPUs nccl. A network that ranks of this backend do not have is Error(unsupported), on all ranks.
   HostNetwork network = HostNetwork::sockets;
   /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
   /// nobody waits for them. Ranks tell of themselves ten times a second. 0: the timeout and a second more, so that a call which

@@ -150,7 +150,7 @@ class Group:
     host: where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are for
     one rank each, in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set either, ranks that
     can share memory share a host. May differ by rank.
-    network: what carries rows between hosts, "sockets" or "mpi" (docs/concepts/hosts.md).
+    network: what carries rows between hosts, "sockets" or "mpi", on GPUs "nccl" without being asked (docs/concepts/hosts.md).
     silence: seconds; ranks of another host, as processes, of which nothing has come for longer count as dead, also if nobody waits for
     them. None: the timeout and a second more. May differ by rank.
 

@@ -45,6 +45,8 @@ inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread;
 
 /// On the current device; does not synchronise with the legacy stream.
 inline Status make_stream(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
+/// What is enqueued on it still runs.
+inline Status destroy_stream(Stream stream) { return cudaStreamDestroy(stream); }
 /// A number that no other stream of the process has, ever. Not of a stream that is captured.
 inline Status id_of(Stream stream, unsigned long long* id) { return cudaStreamGetId(stream, id); }
 inline Status device_of(Stream stream, int* device) { return cudaStreamGetDevice(stream, device); }

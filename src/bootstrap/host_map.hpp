@@ -58,6 +58,21 @@ class HostMap {
       if (exchange_rows(rank, r)) peers.push_back(r);
     return peers;
   }
+  /// Rails: as many as the host with most ranks has. Each has one rank of each host, its proxies for one rail index, so ranks
+  /// of hosts with fewer ranks are on several.
+  int rails() const noexcept {
+    size_t most = 0;
+    for (const std::vector<int>& ranks : ranks_) most = std::max(most, ranks.size());
+    return static_cast<int>(most);
+  }
+  /// [hosts]
+  std::vector<int> rail_ranks(int rail) const {
+    std::vector<int> on;
+    for (const std::vector<int>& ranks : ranks_) on.push_back(ranks[static_cast<size_t>(rail) % ranks.size()]);
+    return on;
+  }
+  /// The rail on which rows go between ranks a and b, if they exchange rows; -1: they do not.
+  int rail_between(int a, int b) const noexcept { return exchange_rows(a, b) ? std::max(rail(a), rail(b)) : -1; }
   /// "host 0: ranks 0-3; host 1: ranks 4-7".
   std::string text() const {
     std::string all;

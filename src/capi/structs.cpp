@@ -44,7 +44,8 @@ static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_op
 static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
               SWITCHYARD_BACKEND_CUDA == static_cast<int>(Backend::cuda));
 static_assert(SWITCHYARD_NETWORK_SOCKETS == static_cast<int>(HostNetwork::sockets) &&
-              SWITCHYARD_NETWORK_MPI == static_cast<int>(HostNetwork::mpi));
+              SWITCHYARD_NETWORK_MPI == static_cast<int>(HostNetwork::mpi) &&
+              SWITCHYARD_NETWORK_NCCL == static_cast<int>(HostNetwork::nccl));
 static_assert(SWITCHYARD_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
               SWITCHYARD_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
               SWITCHYARD_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));

@@ -29,6 +29,7 @@ SWITCHYARD_FN Share share_of_blocks(const Warp& w, int first, int end) {
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
   for (int r = 0; r < call.world(); ++r) {
+    if (!is_mapped<A>(call.heap, r)) continue;                // its host hears of it from this one
     uint64_t* theirs = call.heap.at(r, SymPtr<uint64_t>{0});  // HeapHeader::abort_word
     if (A::template load_acquire<Scope::system>(theirs, Site::none) == 0)
       A::template store_release<Scope::system>(w, theirs, word, Site::none);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -14,7 +15,9 @@
 #include <string_view>
 
 #include "harness/on_threads.hpp"
+#include "harness/rank_memory.hpp"
 #include "harness/rank_team.hpp"
+#include "harness/suite_hosts.hpp"
 #include "switchyard/status.hpp"
 #include "testing/test_access.hpp"
 
@@ -67,12 +70,24 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
+/// On GPUs: ranks of a host by name share a GPU, and others have another, as on machines of their own. NCCL takes this process
+/// for one of that machine, and goes over its network.
+void place_on_gpu(int rank, int world, switchyard::GroupOptions& options) {
+  if constexpr (kBackend == switchyard::Backend::cuda) {
+    if (!spans_hosts(world)) return;
+    const int host = hosts_of_suite(world)[static_cast<size_t>(rank)];
+    options.device = host % std::max(1, count_gpus());
+    ::setenv("NCCL_HOSTID", ("host-" + std::to_string(host)).c_str(), 1);
+  }
+}
+
 /// One rank of a group of processes, from joining to leaving. Returns its failures.
 std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string& store, const std::string& token,
                                  const RankBody& body) {
   Failures failures("rank " + std::to_string(rank));
   try {
-    const auto& options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
+    auto options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
+    place_on_gpu(rank, fleet.world, options);
     Group group = Group::connect(rank, fleet.world, store, token, options);
     run_body(group, fleet, body, failures);
   } catch (const std::exception& error) {

@@ -172,6 +172,28 @@ TEST(ThreadHostsRefusals, NameTheHostsAndWhatToUse) {
   for (const Outcome& o : all) EXPECT_EQ(shown(o), "ok: ");
 }
 
+TEST(ThreadHostsSettings, NcclIsForGpus) {
+  GroupOptions options = options_of("a,b");
+  options.network = switchyard::HostNetwork::nccl;
+  const Outcome o = outcome_of([&] { (void)Group::in_process(2, options); });
+  expect_text(
+      o, ErrorCode::unsupported,
+      "GroupOptions::network = nccl on rank 0: nccl moves the memory of GPUs; between hosts, ranks on CPUs have sockets "
+      "or mpi");
+  options.host = "a";
+  EXPECT_EQ(Group::in_process(2, options)[0].options().network, switchyard::HostNetwork::nccl) << "one host needs no network";
+}
+
+TEST(ThreadHostsSettings, TheEnvironmentNamesNetworks) {
+  ::setenv("SWITCHYARD_NETWORK", "nccl", 1);
+  const Outcome refused = outcome_of([&] { (void)Group::in_process(2, options_of("a,b")); });
+  ::setenv("SWITCHYARD_NETWORK", "pigeons", 1);
+  const Outcome unknown = outcome_of([&] { (void)Group::in_process(2, options_of("a,b")); });
+  ::unsetenv("SWITCHYARD_NETWORK");
+  expect_text(refused, ErrorCode::unsupported, "GroupOptions::network = nccl");
+  expect_text(unknown, ErrorCode::invalid_argument, "SWITCHYARD_NETWORK = \"pigeons\": must be sockets, mpi or nccl");
+}
+
 TEST(ThreadHostsSettings, TheEnvironmentNamesHosts) {
   ::setenv("SWITCHYARD_HOST", "x,y", 1);
   const auto named = Group::in_process(4, options_with(20s));

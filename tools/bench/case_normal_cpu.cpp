@@ -91,13 +91,8 @@ class RankBench {
     std::vector<CheckResult> checks;
     for (int set = 0; setup_.options.verify && set < setup_.sets; ++set) verify(set, checks);
     group_.barrier();
-    return {{"dispatch", dispatch_s},
-            {"combine", combine_s},
-            {"plan_us", plan_us},
-            {"remote_bytes", remote},
-            {"network_bytes", network},
-            {"host_of", hosts_of_ranks()},
-            {"checks", told(checks)}};
+    return {{"dispatch", dispatch_s},   {"combine", combine_s},        {"plan_us", plan_us},    {"remote_bytes", remote},
+            {"network_bytes", network}, {"host_of", hosts_of_ranks()}, {"checks", told(checks)}};
   }
 
  private:

@@ -42,8 +42,8 @@ nlohmann::json to_json(const HostTraffic& t) {
 
 std::string hosts_line(const HostTraffic& t, double sent_row_bytes) {
   return fmt::format(
-      "{} hosts: {} cross in a dispatch, {} in a combine; a row per (token, rank) would be {} each, a row per route {}", t.hosts,
-      decimal_size(t.dispatch), decimal_size(t.combine), decimal_size(t.pairs * sent_row_bytes),
+      "{} hosts: {} cross in a dispatch, {} in a combine; a row per (token, rank) would be {} each, a row per route {}",
+      t.hosts, decimal_size(t.dispatch), decimal_size(t.combine), decimal_size(t.pairs * sent_row_bytes),
       decimal_size(t.routes * sent_row_bytes));
 }
 

@@ -2,6 +2,7 @@
 #include "exchange/gpu/rank.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -163,8 +164,16 @@ const char* CudaRank::advice() const noexcept {
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
+  auto& found = const_cast<FaultRecord&>(host_fault_);  // first: kernels then record that they were told of it
+  if (std::atomic_ref(found.ready).load(std::memory_order_acquire) != 0) return &host_fault_;
   auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
   return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
+}
+
+void CudaRank::record(const FaultRecord& fault) {
+  if (std::atomic_ref(host_fault_.ready).load(std::memory_order_acquire) != 0) return;
+  host_fault_ = fault;
+  std::atomic_ref(host_fault_.ready).store(1, std::memory_order_release);
 }
 
 void CudaRank::raise_soft_fault(const char* context) {
@@ -322,14 +331,18 @@ int device_of(const GroupOptions& options, int rank) {
   return device;
 }
 
-/// Identity of a GPU on this host: its PCI address.
+/// Identity of a GPU: its PCI address on its machine, and a number that no other GPU has.
 struct DeviceAddress {
   char text[32] = {};
-  bool operator==(const DeviceAddress& other) const { return std::strcmp(text, other.text) == 0; }
+  std::array<char, 16> uuid{};
+  bool operator==(const DeviceAddress& other) const { return std::strcmp(text, other.text) == 0 && uuid == other.uuid; }
 };
 DeviceAddress address_of(int device) {
   DeviceAddress address;
   check_cuda(gpu::pci_address(address.text, sizeof address.text, device), "cudaDeviceGetPCIBusId");
+  gpu::DeviceTraits traits;
+  check_cuda(gpu::traits_of(&traits, device), "device properties");
+  address.uuid = traits.uuid;
   return address;
 }
 
@@ -350,12 +363,12 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   return parts;
 }
 
-std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& options) {
+std::vector<DeviceParts> devices_in_process(const HostMap& hosts, const GroupOptions& options) {
   std::vector<int> devices;
-  for (int r = 0; r < world; ++r) devices.push_back(device_of(options, r));
-  auto controls = SymmetricHeap::create_in_process(world, kControlBytes);
-  auto heaps = CudaHeap::create_in_process(devices, options.heap_bytes);
-  std::vector<DeviceParts> parts(static_cast<size_t>(world));
+  for (int r = 0; r < hosts.world(); ++r) devices.push_back(device_of(options, r));
+  auto controls = SymmetricHeap::create_in_process(hosts, kControlBytes);
+  auto heaps = CudaHeap::create_in_process(hosts, devices, options.heap_bytes);
+  std::vector<DeviceParts> parts(static_cast<size_t>(hosts.world()));
   for (size_t r = 0; r < parts.size(); ++r) {
     parts[r].control = std::move(controls[r]);
     parts[r].rank = std::make_unique<CudaRank>(*heaps[r], *parts[r].control,

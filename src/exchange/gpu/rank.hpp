@@ -34,6 +34,8 @@ class CudaRank final : public DeviceRank {
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
+  /// A fault that this host found while kernels could not: rounds between hosts. Once; any thread.
+  void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
@@ -120,6 +122,7 @@ class CudaRank final : public DeviceRank {
   std::atomic<bool> expects_users_ = false;
   std::future<void> drained_;  ///< of the last drain()
   std::atomic<uint64_t> heard_ = 0;
+  FaultRecord host_fault_;  ///< `ready` is atomic
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
   const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();

@@ -57,6 +57,6 @@ void end_device(DeviceParts parts) noexcept;
 /// Collective; a process per rank.
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options);
 /// All ranks of this process at once, from one thread.
-std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& options);
+std::vector<DeviceParts> devices_in_process(const HostMap& hosts, const GroupOptions& options);
 
 }  // namespace switchyard::detail

@@ -42,6 +42,8 @@ GroupOptions completed(GroupOptions options) {
       throw Error(ErrorCode::invalid_argument, std::string("SWITCHYARD_NETWORK = \"") + name + "\": must be " +
                                                    detail::names_where<HostNetwork>([](HostNetwork) { return true; }));
     options.network = *known;
+  } else if (options.backend == Backend::cuda && options.network == HostNetwork::sockets) {
+    options.network = HostNetwork::nccl;
   }
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
   if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
@@ -79,11 +81,25 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
-void refuse_hosts_of_gpus(const HostMap& hosts) {
+/// What ranks tell each other when they have met.
+struct Greeting {
+  uint64_t nonce = random_word();
+  HostNetwork network = HostNetwork::sockets;
+};
+
+/// Throws, on all ranks alike, Error(unsupported) if one names a network that ranks of this backend do not have. `all`: by
+/// rank.
+void check_networks(const HostMap& hosts, Backend backend, const std::vector<Greeting>& all) {
   if (hosts.one_host()) return;
-  throw AgreedError(ErrorCode::unsupported, "GroupOptions::backend = cuda: the ranks are on " + std::to_string(hosts.hosts()) +
-                                                " hosts (" + hosts.text() +
-                                                "), and groups on GPUs have one: use Backend::cpu, or a group per host");
+  const bool on_gpus = backend == Backend::cuda;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if ((all[r].network == HostNetwork::nccl) == on_gpus) continue;
+    throw AgreedError(ErrorCode::unsupported,
+                      std::string("GroupOptions::network = ") + to_string(all[r].network) + " on rank " + std::to_string(r) +
+                          (on_gpus ? ": between hosts, rows on GPUs travel by nccl"
+                                   : ": nccl moves the memory of GPUs; between hosts, ranks on CPUs have sockets or mpi"),
+                      "GroupOptions::network");
+  }
 }
 
 template <class Memory>
@@ -342,9 +358,9 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& given) {
   const uint64_t nonce = random_word();
   auto links = make_thread_bootstraps(world, options.host);
   std::vector<Group> groups;
+  check_networks(links[0]->host_map(), options.backend, {Greeting{nonce, options.network}});
   if (options.backend == Backend::cuda) {
-    refuse_hosts_of_gpus(links[0]->host_map());
-    auto parts = devices_in_process(world, options);
+    auto parts = devices_in_process(links[0]->host_map(), options);
     for (size_t r = 0; r < links.size(); ++r)
       groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning, nonce));
     return groups;
@@ -368,16 +384,17 @@ Group join(const JoinSpec& spec, const GroupOptions& given) {
   JoinSpec placed = spec;
   placed.host = place_of_rank(options.host, spec.rank);
   auto link = connect_processes(placed, options.rendezvous_timeout);
-  std::vector<uint64_t> words(static_cast<size_t>(link->world()));
-  const uint64_t mine = random_word();
-  link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
+  std::vector<Greeting> all(static_cast<size_t>(link->world()));
+  Greeting mine;
+  mine.network = options.network;
+  link->all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
+  check_networks(link->host_map(), options.backend, all);
   if (options.backend == Backend::cuda) {
-    refuse_hosts_of_gpus(link->host_map());
     auto parts = join_device(*link, options);
-    return form(std::move(link), std::move(parts), options, tuning, words[0]);
+    return form(std::move(link), std::move(parts), options, tuning, all[0].nonce);
   }
   auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
-  return form(std::move(link), std::move(heap), options, tuning, words[0]);
+  return form(std::move(link), std::move(heap), options, tuning, all[0].nonce);
 }
 
 }  // namespace

@@ -17,11 +17,14 @@ inline constexpr bool kHasGpuCode = false;
 
 /// Collective: the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an arch, in
 /// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`, if any: the object
-/// needs the memory of all ranks, and what a caller can use on several hosts.
+/// needs the memory of all ranks, and what a caller can use on several hosts. On GPUs all modes do but those that say
+/// Impl::kGpusSpanHosts.
 template <class Impl, class Config>
 std::unique_ptr<Impl> make_on(const char* object, Group& group, const Config& config, const char* instead = nullptr) {
   return group.impl().collective_call(object, [&] {
     if (instead) group.impl().require_one_host(object, instead);
+    if constexpr (!requires { Impl::kGpusSpanHosts; })
+      if (group.impl().device) group.impl().require_one_host(object, "on GPUs, use a group per host");
     if constexpr (kHasGpuCode)
       if (group.impl().device) return Impl::make_on_gpu(group, config);
     if (group.impl().defers_copies) return make_deferred<Impl, Config>(group, config);

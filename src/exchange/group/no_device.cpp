@@ -18,6 +18,6 @@ namespace {
 
 void end_device(DeviceParts) noexcept {}
 DeviceParts join_device(Bootstrap&, const GroupOptions&) { refuse(); }
-std::vector<DeviceParts> devices_in_process(int, const GroupOptions&) { refuse(); }
+std::vector<DeviceParts> devices_in_process(const HostMap&, const GroupOptions&) { refuse(); }
 
 }  // namespace switchyard::detail

@@ -15,7 +15,8 @@ void NormalImpl::throw_pool_exhausted(size_t bytes, const std::string& state) co
 }
 
 DispatchOptions NormalImpl::resolved(DispatchOptions o) const {
-  if (o.size == SizePolicy::automatic) o.size = counts_at_ == CountsAt::host ? SizePolicy::exact : SizePolicy::worst_case;
+  if (o.size == SizePolicy::automatic)
+    o.size = counts_at_ == CountsAt::host || spans_hosts() ? SizePolicy::exact : SizePolicy::worst_case;
   return o;
 }
 
@@ -71,8 +72,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
     take_output(call, d);
     if (d.placed) d.place.rows = static_cast<uint64_t>(d.out() - call.context.heap.base[rank()]);
     // The host that knows the counts has no more to do for its own rows than for others.
-    call.own_placed = out && !d.placed && !through_rings() && counts_at_ == CountsAt::device && d.format.scale_bytes == 0 &&
-                      config.layout == Layout::rank_major;
+    call.own_placed = out && !d.placed && !through_rings() && !spans_hosts() && counts_at_ == CountsAt::device &&
+                      d.format.scale_bytes == 0 && config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
     // Over several hosts rows come by way of proxies, which tell of them once: they are copied afterwards.

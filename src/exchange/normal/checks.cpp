@@ -109,7 +109,8 @@ void NormalImpl::check_handle(const Handle& handle) const {
     invalid("handle was made by an object with other num_experts, topk, layout or expert_alignment");
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
   if (!spans_hosts()) return;
-  if (!h.hosts)
+  // Of a dispatch on GPUs the host knows where it was, and the GPU what crossed.
+  if (!h.hosts || (counts_at_ == CountsAt::host && h.hosts->leaving.empty()))
     throw Error(
         ErrorCode::unsupported,
         "handle was made from bytes, or by a group of one host: bytes do not say what crossed between hosts; dispatch again");

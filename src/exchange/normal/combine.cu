@@ -8,21 +8,13 @@
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
+#include "exchange/normal/hosts/complete.cuh"
 #include "protocol/combine_ring.hpp"
 #include "protocol/combine_routes.hpp"
 
 namespace switchyard::detail {
 
 namespace {
-
-/// One thread: what the host does not know, into `c`, a copy of given.c.
-__device__ void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
-  c.tokens = header.tokens;
-  c.num_records = header.num_records;
-  c.staging.place.signature = mix_hash(given.c.staging.place.signature, header.identity);
-  c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
-  c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
-}
 
 /// One warp, last thing.
 __device__ void end_combine(const CudaCombineParams& given, const CallContext& call, Standing standing, bool moved) {

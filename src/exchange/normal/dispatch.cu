@@ -11,36 +11,12 @@
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
+#include "exchange/normal/hosts/complete.cuh"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 
 namespace {
-
-/// Records beyond those received get -1 and weight 0; so do the sources of rows beyond those delivered, and of padding.
-__device__ void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
-  const Received& r = rest.received;
-  if (r.records == nullptr) return;
-  const int64_t thread = static_cast<int64_t>(w.index()) * kLanes + threadIdx.x % kLanes, step = int64_t{w.total()} * kLanes;
-  if (layout == Layout::rank_major) {
-    auto* token = reinterpret_cast<int32_t*>(r.records + r.layout.token_at());
-    auto* route = reinterpret_cast<int32_t*>(r.records + r.layout.route_at());
-    auto* weight = reinterpret_cast<float*>(r.records + r.layout.weight_at());
-    for (int64_t i = num_records + thread; i < r.layout.records; i += step) token[i] = -1;
-    for (int64_t i = num_records * r.layout.topk + thread; i < r.layout.records * r.layout.topk; i += step) {
-      route[i] = -1;
-      weight[i] = 0.0f;
-    }
-    return;
-  }
-  const auto clear = [&](int64_t row) {
-    r.row_source[row] = -1;
-    r.row_weight[row] = 0.0f;
-  };
-  for (int64_t row = rows + thread; row < rest.rows_allocated; row += step) clear(row);
-  for (int64_t i = thread; i < rest.num_ranges; i += step)
-    for (int64_t row = rest.padding[2 * i]; row < rest.padding[2 * i + 1]; ++row) clear(row);
-}
 
 /// The tables of a cached dispatch, which an earlier one made.
 __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.shape.with_records ? nullptr : p.header; }

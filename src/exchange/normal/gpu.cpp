@@ -13,6 +13,7 @@
 namespace switchyard::detail {
 
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c, CountsAt::device), gpu_(gpu) {
+  if (through_rings()) group_.require_one_host("NormalConfig::staging = ring", "use Staging::direct");
   construct([&] {
     const DeviceGuard guard(gpu_.device());
     if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
@@ -31,6 +32,12 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
     rings_.base = heap_offset_ + need.control_bytes;
     build();
+  });
+  if (!spans_hosts()) return;
+  group_.collectively("NormalExchange", [&] {
+    const DeviceGuard guard(gpu_.device());
+    hosts_ = std::make_unique<GpuHostLinks>(group_, gpu_, config.topk, config.max_tokens, config.layout == Layout::expert_major,
+                                            control_);
   });
 }
 
@@ -80,6 +87,7 @@ CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
     order_.reset();
+    hosts_.reset();
     if (pool_ && !pool_->await_users(std::chrono::seconds(1))) gpu_.expect_users();
     gpu_.let_go(std::move(state_));
     gpu_.let_go(std::move(private_pool_));
@@ -109,6 +117,9 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   call->context.moved = order_->moved();
   call->at = order_->begin(static_cast<gpu::Stream>(frame.stream));
   call->captured = call->at.capture.active;
+  if (hosts_ && call->captured)
+    throw Error(ErrorCode::unsupported,
+                "on GPUs of several hosts calls wait for their placements and cannot be captured; leave them out of the graph");
   call->words = gpu_.words(call->captured);
   call->pushes_anyway = call->launch.blocks >= kPushFrom;
   for (const Operand& operand : frame.operands) use(operand.data, *call);
@@ -121,6 +132,7 @@ void CudaNormal::end(Call& given) {
   if (call.captured) return;
   pool_->set_last_call(order_->last());
   for (const std::shared_ptr<CudaBlock>& block : call.foreign) block->used_until(order_->last());
+  if (call.hosts) call.hosts->used = order_->last();
   if (call.made) call.made->until = order_->last();
 }
 

@@ -12,6 +12,7 @@
 #include "exchange/gpu/call_order.hpp"
 #include "exchange/gpu/pool.hpp"
 #include "exchange/gpu/rank.hpp"
+#include "exchange/normal/hosts/gpu_links.hpp"
 #include "exchange/normal/impl.hpp"
 #include "exchange/normal/launch.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -27,6 +28,7 @@ class CudaHandle final : public DeviceHandle {
   Tables tables;
   Received received;
   std::shared_ptr<CudaBlock> tables_block, received_block;
+  std::shared_ptr<GpuHostTables> hosts;  ///< several hosts: what crosses
   std::weak_ptr<CudaRank*> gpu;
   Group::Impl* group = nullptr;
   bool with_weights = false;
@@ -66,6 +68,9 @@ class CudaNormal final : public NormalImpl {
     std::shared_ptr<CudaBlock> received;
     Received carved;             ///< `received`
     CudaHandle* made = nullptr;  ///< whose end is the call's
+    // Several hosts.
+    TablesHeader counts{};                 ///< of a fresh dispatch, which the host has waited for
+    std::shared_ptr<GpuHostTables> hosts;  ///< that it uses
   };
 
   // gpu.cpp: memory, and the frame of every call.
@@ -97,6 +102,15 @@ class CudaNormal final : public NormalImpl {
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   HandleArrays arrays_of(const HandleData& h) const override;
+  // Several hosts: as plan(), move() and sum(). All throw alike on all ranks what a call came to.
+  void plan_over_hosts(CudaCall& call, const Routing& routing, HandleData& h);
+  void move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDispatchParams& params);
+  void sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,
+                      const std::exception_ptr& error);
+  /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
+  const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
+  /// Throws what ranks agree on, if one of them cannot take part. `own`: this rank's reason.
+  void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
   /// The work of a launch of `blocks` blocks.
@@ -126,6 +140,7 @@ class CudaNormal final : public NormalImpl {
   size_t streams_at_ = 0;                     ///< of these, in state_
   DeviceMemory private_pool_;                 ///< ring staging
   std::optional<CallOrder> order_;
+  std::unique_ptr<GpuHostLinks> hosts_;  ///< null: all ranks are on this host
 };
 
 }  // namespace switchyard::detail

@@ -28,6 +28,11 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
   device->gpu = gpu_.token();
   device->group = &group_;
   device->made = call.at;
+  if (hosts_) {
+    device->hosts = hosts_->take_tables();
+    h->hosts = std::make_shared<HostTables>();  // by which calls know where it was made
+    for (int r = 0; r < world(); ++r) h->hosts->host_of.push_back(group_.host_map().host_of(r));
+  }
   h->device = std::move(device);
   return h;
 }
@@ -98,11 +103,19 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
 
 void CudaNormal::plan(Call& given, const Routing& routing, HandleData& h, const Placement* offer) {
   auto& call = static_cast<CudaCall&>(given);
+  if (hosts_) return plan_over_hosts(call, routing, h);
   call.plan = plan_params(call, routing, tables_of(h).tables, offer);
   launch_plan(call.plan, plan_blocks(routing.ids.tokens, gpu_.max_blocks()), call.stream());
 }
 
 bool CudaNormal::await_counts(Call& given, HandleData& h, std::exception_ptr& error) {
+  if (hosts_) {  // the plan has waited for them
+    const TablesHeader& counts = static_cast<const CudaCall&>(given).counts;
+    h.rows = counts.rows;
+    h.tokens = counts.tokens;
+    h.num_records = counts.num_records;
+    return true;
+  }
   check_cuda(gpu::wait_for_stream(static_cast<const CudaCall&>(given).stream()), "wait for the counts");
   group_.check_alive("dispatch");
   TablesHeader header{};
@@ -185,7 +198,9 @@ void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   }
   const bool offered = d.fresh && call.plan.offers_place;  // with the plan
   const CudaDispatchParams p = move_params(call, d, shape, !offered);
-  if (through_rings()) {
+  if (hosts_) {
+    move_over_hosts(call, d, p);
+  } else if (through_rings()) {
     RingParts ring = ring_parts();
     ring.mine = {d.rows ? d.rows->data : nullptr, d.output(), call.carved.records, call.carved.layout};
     launch_ring_dispatch(p, ring, offered, call.launch.blocks, gpu_.limits(), call.stream());
@@ -255,9 +270,11 @@ CudaCombineParams CudaNormal::sum_params(const CudaCall& call, const HandleData&
 
 void CudaNormal::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o,
                      const SumStaging& staging, const std::exception_ptr& error) {
-  const auto& call = static_cast<const CudaCall&>(given);
+  auto& call = static_cast<CudaCall&>(given);
   const CudaCombineParams p = sum_params(call, h, shape, o, staging, error);
-  if (through_rings())
+  if (hosts_)
+    sum_over_hosts(call, h, p, o.apply_weights && h.layout == Layout::expert_major, error);
+  else if (through_rings())
     launch_ring_combine(p, ring_parts(), call.launch.blocks, gpu_.limits(), call.stream());
   else
     launch_combine(p, call.launch, call.stream());

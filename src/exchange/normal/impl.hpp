@@ -47,6 +47,7 @@ class NormalImpl : protected ExchangeBase {
  public:
   using ExchangeBase::collective_call, ExchangeBase::home;
   virtual ~NormalImpl() = default;
+  static constexpr bool kGpusSpanHosts = true;
   template <class A>
   static std::unique_ptr<NormalImpl> make_on_cpu(Group& group, const NormalConfig& config);  // cpu.cpp
   static std::unique_ptr<NormalImpl> make_on_gpu(Group& group, const NormalConfig& config);  // gpu.cpp

@@ -121,7 +121,8 @@ inline int plan_blocks(int64_t tokens, int most) {
   const int64_t wanted = std::max(std::min(of(kUsualTokens), kUsualMost), of(kMaxTokensPerPlanBlock));
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
 }
-void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream);
+/// `spans_hosts`: counts go to ranks of this host only; those of others come by their proxies.
+void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream);

@@ -11,6 +11,7 @@
 // then lanes.
 #include <algorithm>
 
+#include "arch/cuda/cuda_hosts.cuh"
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -84,6 +85,7 @@ __device__ void count_and_send(PlanView& v) {
 }
 
 /// The last block, one warp per peer at a time: the counts row and, if it is known, the placement, behind one fence.
+template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
   const PlanParams& p = v.p;
   const CallContext& call = v.b.call;
@@ -94,6 +96,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
   if (threadIdx.x == 0) p.state->plan_arrivals = 0;
   __syncthreads();
   for (int r = v.warp; r < call.world(); r += kPlanWarps) {
+    if (!is_mapped<A>(call.heap, r)) continue;
     CountsHead* to = call.heap.at(r, p.control.counts_head(call.epoch, call.rank()));
     auto* body = reinterpret_cast<int32_t*>(to + 1);
     for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = v.gathered[c];
@@ -433,7 +436,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   {
     const WarpSpan<A> span(w, block.call, Event::plan, (v.end() - v.begin()) * p.topk);
     count_and_send(v);
-    if (block.last_block) send_counts(v, w);
+    if (block.last_block) send_counts<A>(v, w);
   }
   if (v.warp == 0 && !receive_counts<A>(v, w) && v.lane == 0) block.failed = 1;
   __syncthreads();
@@ -474,9 +477,12 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 
 }  // namespace
 
-void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream) {
+void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts) {
   // The kernel that records, if the call is traced.
-  const auto& kernel = p.call.device_trace.records != nullptr ? plan<CudaTraced> : plan<Cuda>;
+  const bool traced = p.call.device_trace.records != nullptr;
+  const auto& kernel = spans_hosts ? traced ? plan<TracedArch<CudaHosts>> : plan<CudaHosts>
+                       : traced ? plan<CudaTraced>
+                                   : plan<Cuda>;
   kernel.launch({blocks, kPlanThreads, plan_shared_bytes(p, blocks)}, stream, p);
 }
 

@@ -118,6 +118,13 @@ Agreement agree(const std::vector<Claim>& claims) {
   return result;
 }
 
+/// The claims of the ranks of `rank`'s host.
+std::vector<Claim> claims_around(const std::vector<Claim>& claims, const HostMap& hosts, int rank) {
+  std::vector<Claim> here;
+  for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(claims[static_cast<size_t>(r)]);
+  return here;
+}
+
 /// A GPU that is not visible to this process is not checked: mapping its memory fails if it is no peer.
 void check_peers(const std::vector<Claim>& claims, int device) {
   std::vector<std::array<char, 16>> visible;
@@ -159,6 +166,11 @@ std::shared_ptr<DeviceSegment> malloc_zeroed(int device, size_t bytes) {
   return segment;
 }
 
+/// Whether rank `r` is on this rank's host, which maps its segment.
+bool is_here(const Bootstrap& bootstrap, size_t r) {
+  return bootstrap.host_map().together(bootstrap.rank(), static_cast<int>(r));
+}
+
 /// Memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish` runs when
 /// this rank's memory is mapped and zero, before any peer goes on.
 template <class Finish>
@@ -176,7 +188,7 @@ void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int devi
     for (size_t r = 0; r < segments.size(); ++r) {
       if (r == me) {
         vmm(segments[r]).map(mine, std::span(&device, 1));
-      } else {
+      } else if (segments[r]) {
         vmm(segments[r]).map(PhysicalMemory::import_from(fds[r].get()), std::span(&device, 1));
       }
     }
@@ -189,8 +201,8 @@ void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int devi
 Segments share_vmm(Bootstrap& bootstrap, const Deadline& deadline, int device, const Agreement& plan) {
   Segments segments;
   run_step(bootstrap, deadline, kSubject, [&] {
-    for (int r = 0; r < bootstrap.world(); ++r)
-      segments.push_back(std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity));
+    for (size_t r = 0; r < static_cast<size_t>(bootstrap.world()); ++r)
+      segments.push_back(is_here(bootstrap, r) ? std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity) : nullptr);
   });
   fill_by_descriptor(bootstrap, deadline, device, plan.bytes, segments, [] {});
   return segments;
@@ -216,7 +228,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   segments[me] = mine;
   run_step(bootstrap, deadline, kSubject, [&] {
     for (size_t r = 0; r < claims.size(); ++r) {
-      if (r == me) continue;
+      if (r == me || !is_here(bootstrap, r)) continue;
       if (claims[r].process == claims[me].process) {
         // A process cannot open its own handle, and need not.
         enable_peer_access(device, claims[r].device);
@@ -230,11 +242,11 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   return segments;
 }
 
-/// Threads: every rank makes its own segment, and all use the same objects.
+/// Threads: every rank makes its own segment, and all of a host use the same objects.
 Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims,
                        const Agreement& plan) {
   const int device = claims[static_cast<size_t>(bootstrap.rank())].device;
-  const std::vector<int> users = distinct(claims);
+  const std::vector<int> users = distinct(claims_around(claims, bootstrap.host_map(), bootstrap.rank()));
   std::shared_ptr<DeviceSegment> mine;
   run_step(bootstrap, deadline, kSubject, [&] {
     if (plan.kind == Kind::ipc) {
@@ -248,7 +260,7 @@ Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std
   });
   Segments segments;
   for (auto& object : bootstrap.exchange_objects(mine, deadline.remaining()))
-    segments.push_back(std::static_pointer_cast<DeviceSegment>(object));
+    segments.push_back(is_here(bootstrap, segments.size()) ? std::static_pointer_cast<DeviceSegment>(object) : nullptr);
   return segments;
 }
 
@@ -256,7 +268,7 @@ Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std
 
 HeapView CudaHeap::view_of(const Parts& parts, int rank) {
   HeapView view;
-  for (size_t r = 0; r < parts.segments.size(); ++r) view.base[r] = parts.segments[r]->data();
+  for (size_t r = 0; r < parts.segments.size(); ++r) view.base[r] = parts.segments[r] ? parts.segments[r]->data() : nullptr;
   view.bytes = parts.bytes;
   view.rank = rank;
   view.world = static_cast<int>(parts.segments.size());
@@ -282,14 +294,15 @@ std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, i
   std::vector<Claim> claims(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, claims.data(), deadline.remaining());
   const Agreement plan = agree(claims);
-  run_step(bootstrap, deadline, kSubject, [&] { check_peers(claims, device); });
+  const std::vector<Claim> here = claims_around(claims, bootstrap.host_map(), bootstrap.rank());
+  run_step(bootstrap, deadline, kSubject, [&] { check_peers(here, device); });
 
   Parts parts;
   parts.bytes = plan.bytes;
   parts.device = device;
   parts.kind = plan.kind;
   parts.same_process = bootstrap.same_process();
-  parts.users = parts.same_process ? distinct(claims) : std::vector<int>{device};
+  parts.users = parts.same_process ? distinct(here) : std::vector<int>{device};
   if (parts.same_process) {
     parts.segments = share_objects(bootstrap, deadline, claims, plan);
   } else if (plan.kind == Kind::vmm) {
@@ -303,7 +316,8 @@ std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, i
   return std::unique_ptr<CudaHeap>(new CudaHeap(view, std::move(parts)));
 }
 
-std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const std::vector<int>& devices, size_t bytes) {
+std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap& hosts, const std::vector<int>& devices,
+                                                                   size_t bytes) {
   if (devices.empty() || devices.size() > static_cast<size_t>(kMaxRanks)) {
     throw Error(ErrorCode::invalid_argument,
                 "devices: names " + std::to_string(devices.size()) + " ranks, must be from 1 to " + std::to_string(kMaxRanks));
@@ -311,30 +325,39 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const std::ve
   std::vector<Claim> claims;
   for (const int device : devices) claims.push_back(make_claim(bytes, device));
   const Agreement plan = agree(claims);
-  const std::vector<int> users = distinct(claims);
-  for (const int device : users) {
-    check_peers(claims, device);
-    if (plan.kind == Kind::vmm) continue;
-    for (const int peer : users) enable_peer_access(device, peer);
+  std::vector<std::vector<int>> users;  // by host: its GPUs
+  for (int host = 0; host < hosts.hosts(); ++host) {
+    const std::vector<Claim> here = claims_around(claims, hosts, hosts.ranks_of(host).front());
+    users.push_back(distinct(here));
+    for (const int device : users.back()) {
+      check_peers(here, device);
+      if (plan.kind == Kind::vmm) continue;
+      for (const int peer : users.back()) enable_peer_access(device, peer);
+    }
   }
-  Parts parts;
-  parts.bytes = plan.bytes;
-  parts.kind = plan.kind;
-  parts.same_process = true;
-  parts.users = users;
-  for (const int device : devices) {
+  const auto users_around = [&](size_t r) -> const std::vector<int>& {
+    return users[static_cast<size_t>(hosts.host_of(static_cast<int>(r)))];
+  };
+  Segments segments;
+  for (size_t r = 0; r < devices.size(); ++r) {
     if (plan.kind == Kind::ipc) {
-      parts.segments.push_back(malloc_zeroed(device, plan.bytes));
+      segments.push_back(malloc_zeroed(devices[r], plan.bytes));
       continue;
     }
-    auto segment = std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity);
-    fill_mine(*segment, device, plan.bytes, users);
-    parts.segments.push_back(std::move(segment));
+    auto segment = std::make_shared<VmmSegment>(devices[r], plan.bytes, plan.granularity);
+    fill_mine(*segment, devices[r], plan.bytes, users_around(r));
+    segments.push_back(std::move(segment));
   }
   std::vector<std::unique_ptr<CudaHeap>> heaps;
   for (size_t r = 0; r < devices.size(); ++r) {
-    Parts copy = parts;
+    Parts copy;
+    copy.bytes = plan.bytes;
+    copy.kind = plan.kind;
+    copy.same_process = true;
     copy.device = devices[r];
+    copy.users = users_around(r);
+    for (size_t s = 0; s < devices.size(); ++s)
+      copy.segments.push_back(hosts.together(static_cast<int>(r), static_cast<int>(s)) ? segments[s] : nullptr);
     const HeapView view = view_of(copy, static_cast<int>(r));
     heaps.push_back(std::unique_ptr<CudaHeap>(new CudaHeap(view, std::move(copy))));
   }
@@ -378,7 +401,7 @@ void CudaHeap::keep_ranges(std::span<const Range> keep) {
 /// Threads share the mappings: each rank unmaps its own segment.
 void CudaHeap::unmap_mine() {
   for (size_t r = 0; r < segments_.size(); ++r) {
-    if (!same_process_ || r == static_cast<size_t>(view().rank)) vmm(segments_[r]).unmap();
+    if (segments_[r] && (!same_process_ || r == static_cast<size_t>(view().rank))) vmm(segments_[r]).unmap();
   }
 }
 

@@ -9,9 +9,10 @@
 //         processes is collective; no sleep.
 // SWITCHYARD_CUDA_HEAP: auto (default), vmm (an error where it is missing) or ipc.
 //
-// Limits: ranks of one host; GPUs that access each other as peers; sizes are rounded up to the granularity of the driver (2
-// MiB). Ranks may share a GPU. No call waits for work on the caller's streams, except sleep. All calls leave the current device
-// as it was and create no context on other GPUs than those of this process's ranks.
+// Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; those of others are null. Sizes are
+// rounded up to the granularity of the driver (2 MiB). Ranks may share a GPU. No call waits for work on the caller's streams,
+// except sleep. All calls leave the current device as it was and create no context on other GPUs than those of this process's
+// ranks.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,11 @@ class CudaHeap final : public SymmetricHeap {
   /// which must outlive it or its close(), and must not have left; close() then waits at most `deadline`.
   static std::unique_ptr<CudaHeap> create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds deadline);
   /// Creates the heaps of all ranks of this process at once, from one thread: rank r has devices[r]. One address per segment.
-  static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes);
+  static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes) {
+    return create_in_process(HostMap(static_cast<int>(devices.size())), devices, bytes);
+  }
+  static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const HostMap& hosts, const std::vector<int>& devices,
+                                                                  size_t bytes);
 
   ~CudaHeap() override;
   CudaHeap(const CudaHeap&) = delete;
@@ -81,8 +86,8 @@ class CudaHeap final : public SymmetricHeap {
   int device_;
   Kind kind_;
   bool same_process_;
-  std::vector<int> users_;  ///< devices that access this rank's mappings
-  std::vector<std::shared_ptr<DeviceSegment>> segments_;
+  std::vector<int> users_;                                ///< devices that access this rank's mappings
+  std::vector<std::shared_ptr<DeviceSegment>> segments_;  ///< null: of another host
   std::vector<Kept> kept_;
   Bootstrap* bootstrap_;  ///< for a collective teardown, else null
   Milliseconds deadline_;

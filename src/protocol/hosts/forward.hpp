@@ -31,13 +31,13 @@ struct CrossingLayout {
   bool weights = false;
   int64_t row_bytes = 0, scale_bytes = 0;
 
-  int64_t places_at() const { return static_cast<int64_t>(sizeof(CrossingHead)); }
-  int64_t ids_at() const { return places_at() + static_cast<int64_t>(sizeof(SendEntry)) * most_places; }
-  int64_t rows_at() const { return ids_at() + int64_t{4} * topk; }
-  int64_t weights_at() const { return rows_at() + (expert_major ? int64_t{4} * topk : 0); }
-  int64_t row_at() const { return headers ? round_up(weights_at() + (weights ? int64_t{4} * topk : 0), 128) : 0; }
-  int64_t scale_at() const { return row_at() + round_up(row_bytes, 128); }
-  int64_t bytes() const { return scale_at() + round_up(scale_bytes, 128); }
+  SWITCHYARD_FN int64_t places_at() const { return static_cast<int64_t>(sizeof(CrossingHead)); }
+  SWITCHYARD_FN int64_t ids_at() const { return places_at() + static_cast<int64_t>(sizeof(SendEntry)) * most_places; }
+  SWITCHYARD_FN int64_t rows_at() const { return ids_at() + int64_t{4} * topk; }
+  SWITCHYARD_FN int64_t weights_at() const { return rows_at() + (expert_major ? int64_t{4} * topk : 0); }
+  SWITCHYARD_FN int64_t row_at() const { return headers ? round_up(weights_at() + (weights ? int64_t{4} * topk : 0), 128) : 0; }
+  SWITCHYARD_FN int64_t scale_at() const { return row_at() + round_up(row_bytes, 128); }
+  SWITCHYARD_FN int64_t bytes() const { return scale_at() + round_up(scale_bytes, 128); }
 };
 
 /// `count` crossing rows of one source to one host, `per_round` of them in each round but the last.
@@ -223,7 +223,7 @@ class CrossingSteps {
 
 /// This rank's rows for the ranks of its host, by all warps, as dispatch_direct sends them.
 template <class A>
-void send_own_rows(typename A::Warp& w, const DispatchParams& p, int last, MoveCounter& moved) {
+SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, int last, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
   for (int c = 0; c <= last; ++c) {
     {

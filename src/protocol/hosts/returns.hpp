@@ -70,13 +70,13 @@ struct HostCombineParams {
 };
 
 /// Where the row at place i of token t lies on this host, and its weights; null: it has none.
-inline const std::byte* row_here(const CombineParams& p, const TokenRows& rows, int i) {
+SWITCHYARD_FN inline const std::byte* row_here(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
   const int64_t at = rows.by_route ? p.tables.route_row[rows.first_route + i] : rows.entries[i].record;
   return offered(p.call.heap, rank, place.rows) + at * p.shape.row_bytes;
 }
-inline const std::byte* weights_here(const CombineParams& p, const TokenRows& rows, int i) {
+SWITCHYARD_FN inline const std::byte* weights_here(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
   if (place.pull.gives_weights == 0) return nullptr;  // a mismatch, which is told after the call
@@ -86,7 +86,7 @@ inline const std::byte* weights_here(const CombineParams& p, const TokenRows& ro
 /// Sums the rows of token t that lie on this host from +0, in the contracted order, to `out`, and their weights to
 /// `out_weights` unless null. False: there are none. Pending.
 template <class A>
-bool sum_here(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
+SWITCHYARD_FN bool sum_here(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);
   const auto here = [&](int i) { return rows.rank(i) >= 0 && is_mapped<A>(p.call.heap, rows.rank(i)); };
   if (A::lanes_where(w, rows.places, here) == 0) return false;

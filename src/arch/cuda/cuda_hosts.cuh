@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA arch of groups that span hosts: the same ops. Protocols leave out what would be stored to ranks whose segments are
+// not mapped (is_mapped). Kernels of one host are compiled without that.
+#pragma once
+
+#include "arch/cuda/cuda_arch.cuh"
+
+namespace switchyard::detail {
+
+struct CudaHosts : Cuda {
+  using Warp = CudaWarp;
+  static constexpr bool kSpansHosts = true;
+};
+
+}  // namespace switchyard::detail

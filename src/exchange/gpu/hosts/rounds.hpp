@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds between hosts of one exchange object on a GPU: NCCL in the order of the caller's streams, and a thread that watches
+// them, because nobody else can end a kernel that waits for the network.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include "carrier/carrier.hpp"
+#include "carrier/nccl/carrier.hpp"
+#include "exchange/gpu/rank.hpp"
+
+namespace switchyard::detail {
+
+/// Of one rank, whose thread makes the calls. Ends before the group does.
+class GpuRounds {
+ public:
+  /// Collective, in Group::Impl::collectively(), with the GPU current: looks NCCL up, makes the communicators and sends a first
+  /// round. \throws on all ranks alike Error(unsupported), Error(mismatch) if ranks have NCCL of different versions, and what a
+  /// rank throws that cannot have its communicators.
+  GpuRounds(Group::Impl& group, CudaRank& gpu);
+  ~GpuRounds();
+  GpuRounds(const GpuRounds&) = delete;
+  GpuRounds& operator=(const GpuRounds&) = delete;
+
+  /// Enqueues a round, as Carrier::post; what is enqueued next comes after it. If it lasts longer than `timeout` from when the
+  /// stream has come to it, or the group fails meanwhile, the communicators are ended: kernels behind it find the abort word.
+  void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Pending {
+    uint64_t round;
+    Operation operation;
+    std::chrono::nanoseconds timeout;
+    int peer;  ///< one of those that have a leg in it
+    std::shared_ptr<const void> before;
+    std::optional<Clock::time_point> since = {};  ///< when the stream had come to it
+  };
+  std::unique_ptr<Carrier> connect(Milliseconds deadline);
+  void send_first_round(Milliseconds deadline);
+  /// A round that NCCL did not enqueue: kernels behind it must not run as if it had. Waits for whoever knows why.
+  void give_up(const Pending& round);
+  void watch();
+  /// One look of the watching thread.
+  void look();
+  void look_at(const Pending& front, const RoundLook& look);
+  void record(const Pending& round, int peer, bool aborted, uint64_t waited_ns);
+  void end();
+
+  Group::Impl& group_;
+  CudaRank& gpu_;
+  const std::shared_ptr<StreamMarks> marks_;
+  gpu::Stream first_stream_ = nullptr;
+  std::unique_ptr<Carrier> carrier_;
+  uint64_t next_round_ = 1;
+  std::atomic<bool> over_ = false;
+  std::optional<Clock::time_point> broken_since_;  ///< of the watching thread
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;            // guarded by mutex_
+  std::deque<Pending> pending_;  // guarded by mutex_
+  std::thread watcher_;
+};
+
+}  // namespace switchyard::detail

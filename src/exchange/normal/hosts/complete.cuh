@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels of normal mode add to what the host gave them, on one host and on several.
+#pragma once
+
+#include "arch/cuda/cuda_arch.cuh"
+#include "base/mix_hash.hpp"
+#include "exchange/normal/launch.hpp"
+
+namespace switchyard::detail {
+
+/// Records beyond those received get -1 and weight 0; so do the sources of rows beyond those delivered, and of padding.
+__device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
+  const Received& r = rest.received;
+  if (r.records == nullptr) return;
+  const int64_t thread = static_cast<int64_t>(w.index()) * kLanes + threadIdx.x % kLanes, step = int64_t{w.total()} * kLanes;
+  if (layout == Layout::rank_major) {
+    auto* token = reinterpret_cast<int32_t*>(r.records + r.layout.token_at());
+    auto* route = reinterpret_cast<int32_t*>(r.records + r.layout.route_at());
+    auto* weight = reinterpret_cast<float*>(r.records + r.layout.weight_at());
+    for (int64_t i = num_records + thread; i < r.layout.records; i += step) token[i] = -1;
+    for (int64_t i = num_records * r.layout.topk + thread; i < r.layout.records * r.layout.topk; i += step) {
+      route[i] = -1;
+      weight[i] = 0.0f;
+    }
+    return;
+  }
+  const auto clear = [&](int64_t row) {
+    r.row_source[row] = -1;
+    r.row_weight[row] = 0.0f;
+  };
+  for (int64_t row = rows + thread; row < rest.rows_allocated; row += step) clear(row);
+  for (int64_t i = thread; i < rest.num_ranges; i += step)
+    for (int64_t row = rest.padding[2 * i]; row < rest.padding[2 * i + 1]; ++row) clear(row);
+}
+
+/// One thread: what the host does not know, into `c`, a copy of given.c.
+__device__ inline void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
+  c.tokens = header.tokens;
+  c.num_records = header.num_records;
+  c.staging.place.signature = mix_hash(given.c.staging.place.signature, header.identity);
+  c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
+  c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How kernels of calls over several hosts begin and end. No object is ever halted there: the host waits for all placements, so
+// it knows at once what a call came to.
+#pragma once
+
+#include "arch/cuda/cuda_hosts.cuh"
+#include "exchange/gpu/frame.cuh"
+#include "exchange/normal/hosts/complete.cuh"
+#include "exchange/normal/hosts/launch.hpp"
+
+namespace switchyard::detail {
+
+/// All threads of a block, first thing: completes `call`, in shared memory, with the epoch. False if the group has failed. Asks
+/// the host's abort word too: who ends a round that is under way sets it before, and what that round brought is no data.
+__device__ inline bool begin_hosts_block(const CallContext& given, const ObjectState* state, CallContext& call) {
+  uint64_t abort = 0, epoch = 0;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_acquire<Scope::system>(given.abort_word);
+    if (abort == 0 && given.host_abort_word != nullptr) abort = ptx::load_acquire<Scope::system>(given.host_abort_word);
+    epoch = epoch_after(state->epoch);
+  }
+  const bool failed = __syncthreads_or(abort != 0);
+  if (threadIdx.x == 0) call.epoch = epoch;
+  if (abort != 0) report_abort(given, abort, epoch);
+  __syncthreads();
+  return !failed;
+}
+
+/// One warp, last thing in a call's last kernel.
+__device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
+  if (threadIdx.x % kLanes == 0) state->epoch = epoch;
+}
+
+/// Adds to what this warp has counted in earlier kernels of the call.
+__device__ inline void add_moved(const CudaWarp& w, const CallContext& call, const MoveCounter& moved) {
+  if (threadIdx.x % kLanes != 0) return;
+  MoveCounter& to = call.moved[w.index()];
+#define SWITCHYARD_STATISTIC_MOVED(name) to.name += moved.name;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank's exchange on a GPU has of other hosts: rounds by NCCL, whom it stands for, and the phases of its calls.
+//
+// All is enqueued on the call's stream, in its order, but for two things: the host waits for the counts of a dispatch, which
+// say how many tokens cross, and for the placements of every call. So all ranks know at once, and alike, what a call came to,
+// and both ends of a round know its bytes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bootstrap/host_map.hpp"
+#include "exchange/gpu/hosts/rounds.hpp"
+#include "exchange/gpu/rank.hpp"
+#include "exchange/gpu/stream_point.hpp"
+#include "exchange/normal/hosts/launch.hpp"
+
+namespace switchyard::detail {
+
+/// The part of a handle for groups of several hosts, in the memory of the GPU. Room for NormalConfig::max_tokens.
+struct GpuHostTables {
+  struct OfPeer {
+    int32_t* leaving = nullptr;                    ///< the peer stands for this rank
+    CrossedTables crossed;                         ///< this rank stands for the peer
+    int64_t leaving_count = 0, crossed_count = 0;  ///< once the dispatch has come to its rows
+  };
+  std::vector<OfPeer> peers;
+  DeviceMemory memory;
+  Point used;  ///< the last call by the handle
+};
+
+class GpuHostLinks {
+ public:
+  /// Collective, in Group::Impl::collectively(), with the GPU current.
+  GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t max_tokens, bool expert_major,
+               const ControlLayout& control);
+
+  /// Tables for a fresh dispatch, which are used again when the last holder has let go.
+  std::shared_ptr<GpuHostTables> take_tables();
+
+  /// The counts of a fresh dispatch, before its plan: enqueues announcements, a round, and what proxies do with it.
+  void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
+  /// After `stream` has been waited for, behind the plan: how many tokens cross.
+  void read_counts(GpuHostTables& tables) const;
+  /// Exchanges placements and waits for them. A fault is recorded, for Group::Impl::check_alive.
+  PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);
+  /// Enqueues the end of a call that moves nothing.
+  void end_call(const CallContext& call, ObjectState* state, gpu::Stream stream) const;
+
+  /// After placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
+  void move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
+            const LaunchShape& launch, gpu::Stream stream);
+  /// `weighted`: proxies multiply by the weights that the dispatch carried.
+  void sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
+           gpu::Stream stream);
+
+ private:
+  struct Peer {
+    int rank = -1, host = -1;
+    bool stands_for_me = false, i_stand = false;
+    uint64_t host_ranks = 0;  ///< of its host, as bits
+    DeviceMemory slot_out, slot_in;
+    size_t out_bytes = 0, in_bytes = 0;
+  };
+  int places_on(int host) const;
+  void carve(GpuHostTables& tables) const;
+  static std::byte* grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies);
+  std::byte* message(size_t peer, bool out) const;
+  std::vector<Leg> message_legs(int64_t bytes) const;
+  void post(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call);
+  CrossingLayout crossing(const CudaDispatchParams& p, int host, bool weights) const;
+  RowsBack rows_back_of(const SumShape& shape) const;
+  /// Rows that come back for a token from `host`, at most.
+  int most_back(RowsBack rows, int host) const;
+  /// Both ways of one rail in a combine.
+  struct BackRail {
+    RailRound out;
+    int64_t per_out = 1, per_in = 1, rounds = 0;
+    int64_t come = 0;      ///< tokens of this rank of which something comes back
+    int64_t token_in = 0;  ///< bytes of each
+    std::byte* returned = nullptr;
+  };
+  /// `shape`: what all rails of the combine have in common.
+  BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
+  void sum_returned(const CudaCombineParams& params, const std::vector<ReturnedHost>& hosts, const RailRound& back,
+                    const LaunchShape& launch, gpu::Stream stream);
+
+  Group::Impl& group_;
+  CudaRank& gpu_;
+  const HostMap map_;
+  const int rank_, own_host_, topk_;
+  const int64_t max_tokens_;
+  const bool expert_major_;
+  const ControlLayout control_;
+  std::vector<Peer> peers_;
+  int64_t message_bytes_ = 0;
+  DeviceMemory memory_;  ///< messages, counts, verdict, host_of, returned hosts
+  size_t counts_at_ = 0, verdict_at_ = 0, host_of_at_ = 0, returned_at_ = 0;
+  DeviceMemory scratch_;
+  size_t scratch_bytes_ = 0;
+  /// Tables that nobody holds. Outlived by handles.
+  struct Idle;
+  std::shared_ptr<Idle> idle_;
+  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+};
+
+}  // namespace switchyard::detail

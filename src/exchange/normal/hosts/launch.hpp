@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of normal mode over several hosts, as the host sees them: the phases of a call between which NCCL's kernels run.
+// Functions as in exchange/normal/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once the group
+// has failed: then what a round brought is not to be read.
+#pragma once
+
+#include "exchange/normal/launch.hpp"
+#include "plan/hosts.hpp"
+#include "protocol/hosts/forward.hpp"
+#include "protocol/hosts/relay.hpp"
+
+namespace switchyard::detail {
+
+/// CrossedTokens in a GPU's memory.
+struct CrossedTables {
+  int32_t* token = nullptr;
+  int32_t* ids = nullptr;
+  int32_t* route_row = nullptr;  ///< expert-major
+  SendEntry* sends = nullptr;
+  float* weights = nullptr;
+  int stride = 1;
+};
+
+/// Source: lists the tokens that touch a host, and writes the message that tells its rank of the source's counts. One block.
+struct AnnounceParams {
+  PlanParams plan;  ///< of the call; call_in() finds its call
+  CallContext call;
+  ObjectState* state = nullptr;
+  uint64_t host_ranks = 0;     ///< of the host, as bits
+  int32_t* leaving = nullptr;  ///< tokens, ascending
+  int64_t* count = nullptr;    ///< how many they are
+  std::byte* message = nullptr;
+};
+void launch_announce(const AnnounceParams& params, gpu::Stream stream);
+
+/// Proxy: writes what came of a rank of another host to the ranks of this one. One warp.
+struct DeliverParams {
+  CallContext call;
+  ObjectState* state = nullptr;
+  ControlLayout control;
+  Site site = Site::counts;  ///< or placement
+  int source = -1;
+  const std::byte* message = nullptr;
+  int64_t* number = nullptr;  ///< gets that of the message
+};
+void launch_deliver(const DeliverParams& params, gpu::Stream stream);
+
+/// What all ranks of a host find when their placements have come.
+struct PlacementVerdict {
+  int32_t failed_rank;  ///< the first that cannot take part, or -1
+  int32_t status;       ///< ErrorCode
+};
+/// Writes this rank's placement to the ranks of its host, and the messages for those of others. One warp.
+struct OfferParams {
+  CallContext call;
+  ObjectState* state = nullptr;
+  ControlLayout control;
+  Placement place{};
+  const TablesHeader* handle = nullptr;  ///< whose identity the signature gets; null: none
+  bool own_rows_differ = false;
+  uint64_t own_rows = 0;
+  std::byte* messages = nullptr;
+  int64_t message_stride = 0;
+  int num_messages = 0;
+  PlacementVerdict* verdict = nullptr;
+};
+void launch_offer(const OfferParams& params, gpu::Stream stream);
+/// Waits for all placements, and writes the verdict. Ranks that made another call are a fault. One warp.
+void launch_judge(const OfferParams& params, gpu::Stream stream);
+/// Ends a call that moves nothing: counts it. One warp.
+void launch_end(const OfferParams& params, gpu::Stream stream);
+
+/// A round of one rail in one direction: numbers [first, end) of the tokens that cross, in `slot`.
+struct RailRound {
+  int64_t first = 0, end = 0;
+  bool last = false;
+  std::byte* slot = nullptr;
+  CrossingLayout layout;              ///< dispatch
+  int64_t token_bytes = 0;            ///< combine: of what comes back for a token
+  int64_t row_stride = 0;             ///< of a row, with its weights
+  uint64_t host_ranks = 0;            ///< source: of the other host
+  const int32_t* leaving = nullptr;   ///< source
+  int source = -1;                    ///< proxy: whose tokens they are
+  int64_t count = 0;                  ///< proxy: of all that cross
+  CrossedTables crossed;              ///< proxy
+  const std::byte* counts = nullptr;  ///< proxy, dispatch: counts row of the source
+  RowsBack rows_back = RowsBack::per_rank;
+  bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
+  bool weights = false;   ///< rows come back with weights
+};
+/// This rank's rows for the ranks of its host.
+void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
+void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
+                 const DeviceLimits& limits, gpu::Stream stream);
+/// Sends on what came, as if they were tokens of its own, and after the last round sets the source's flags.
+void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
+                    const DeviceLimits& limits, gpu::Stream stream);
+/// Waits for all rows, completes what arrived and ends the call.
+void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
+
+/// Copies or sums rows that others cannot read where they lie.
+void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
+/// Proxy: what comes back for tokens of a source.
+void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
+
+/// What came back from one other host.
+struct ReturnedHost {
+  const int32_t* leaving = nullptr;
+  int64_t count = 0;
+  const std::byte* rows = nullptr;
+  int64_t token_bytes = 0;
+};
+/// Owner: sums. `hosts`: [num_hosts], in the memory of the GPU; own_host has none.
+struct ReturnedRowsOfHosts {
+  const ReturnedHost* hosts = nullptr;
+  const int32_t* host_of = nullptr;  ///< [W]
+  int num_hosts = 1, own_host = 0;
+  int64_t row_stride = 0;
+  RowsBack rows_back = RowsBack::per_rank;
+  std::byte* scratch = nullptr;  ///< row_stride bytes of each warp: per_host
+};
+void launch_sum(const CudaCombineParams& params, const ReturnedRowsOfHosts& returned, const LaunchShape& launch,
+                gpu::Stream stream);
+
+}  // namespace switchyard::detail

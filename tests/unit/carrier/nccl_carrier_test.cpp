@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL as a carrier, without a GPU: what a process is told that cannot have NCCL, and what NCCL is told of rounds.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "bootstrap/host_map.hpp"
+#include "carrier/nccl/carrier.hpp"
+#include "switchyard/status.hpp"
+#include "unit/carrier/fake_nccl.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using std::chrono::milliseconds;
+using test::FakeNccl;
+using Told = std::vector<std::string>;
+
+std::string refusal_of(const char* file) {
+  ::setenv("SWITCHYARD_NCCL", file, 1);
+  try {
+    (void)load_nccl();
+    return "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    return error.what();
+  }
+}
+
+TEST(NcclLoading, AMissingFileIsNamed) {
+  const std::string text = refusal_of("/nowhere/libnccl.so");
+  EXPECT_NE(text.find("NCCL: no library can be loaded"), std::string::npos) << text;
+  EXPECT_NE(text.find("SWITCHYARD_NCCL may name the file. Tried: the process, then /nowhere/libnccl.so ("), std::string::npos)
+      << text;
+}
+
+TEST(NcclLoading, AFileOfAnotherKindIsNamed) {
+  EXPECT_EQ(refusal_of("libm.so.6"), "NCCL: libm.so.6 has no ncclGetVersion: it is no NCCL of version 2.19 or later");
+}
+
+TEST(NcclLoading, AVersionThatIsTooOldIsRefused) {
+  const std::string old = std::getenv("FAKE_NCCL_OLD");
+  EXPECT_EQ(refusal_of(old.c_str()), "NCCL: " + old +
+                                         " is version 2.18.5: at least 2.19 is needed, before which a communicator could not "
+                                         "be ended reliably");
+}
+
+TEST(NcclLoading, VersionsAsText) {
+  EXPECT_EQ(nccl_version_text(22809), "2.28.9");
+  EXPECT_EQ(nccl_version_text(21900), "2.19.0");
+}
+
+/// Marks that are reached when the test says so.
+struct HandMarks final : StreamMarks {
+  std::shared_ptr<const void> mark(void*) override { return std::make_shared<int>(++made); }
+  bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
+  int made = 0, passed = 0;
+};
+
+class NcclCarrierTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("SWITCHYARD_NCCL", std::getenv("FAKE_NCCL"), 1);
+    api_ = load_nccl();
+    EXPECT_EQ(api_.version, 22809);
+    void* const library = ::dlopen(std::getenv("FAKE_NCCL"), RTLD_NOW);
+    fake_ = reinterpret_cast<FakeNccl* (*)()>(::dlsym(library, "fake_nccl"))();
+    fake_->comms = fake_->ended = 0;
+    fake_->in_progress = 0;
+    fake_->init_result = fake_->group_end_result = 7;
+    fake_->send_result = fake_->state = 0;
+    fake_->take_told();
+  }
+
+  /// Threads that end communicators end with the test that they belong to.
+  void TearDown() override {
+    const auto left = [&] {
+      const std::lock_guard lock(fake_->mutex);
+      return fake_->comms - fake_->ended;
+    };
+    for (int i = 0; i < 20000 && left() > 0; ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(left(), 0);
+  }
+
+  /// Of rank `rank` among hosts of these names.
+  NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
+    const HostMap map{std::span<const std::string>(places)};
+    NcclCarrierSpec spec;
+    spec.rank = rank;
+    std::map<int, int> index;
+    for (int rail = 0; rail < map.rails(); ++rail) {
+      std::vector<int> ranks = map.rail_ranks(rail);
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+      index[rail] = static_cast<int>(spec.rails.size());
+      spec.rails.push_back({std::move(ranks), {}});
+      api_.get_id(&spec.rails.back().id);
+    }
+    spec.rail_to = [index, map, rank](int peer) {
+      const auto found = index.find(map.rail_between(rank, peer));
+      return found == index.end() ? -1 : found->second;
+    };
+    spec.deadline = milliseconds(2000);
+    spec.marks = marks_;
+    return spec;
+  }
+
+  /// Waits until the fake has been told `last`.
+  Told told_until(const std::string& last) {
+    Told all;
+    for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {
+      for (std::string& text : fake_->take_told()) all.push_back(std::move(text));
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return all;
+  }
+
+  NcclApi api_;
+  FakeNccl* fake_ = nullptr;
+  std::shared_ptr<HandMarks> marks_ = std::make_shared<HandMarks>();
+  std::array<std::byte, 64> out_{}, in_{};
+  void* const stream_ = reinterpret_cast<void*>(uintptr_t{9});
+};
+
+TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
+  fake_->in_progress = 3;  // init waits
+  const auto carrier = make_nccl_carrier(api_, spec_of(1, {"a", "b", "c"}));
+  EXPECT_EQ(fake_->take_told(), Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
+  EXPECT_EQ(fake_->in_progress, 0);
+  fake_->in_progress = 2;  // so does the end of the group
+  const std::span<const std::byte> out = out_;
+  const std::span<std::byte> in = in_;
+  const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(fake_->take_told(), (Told{"group", "send 48 of type 1 to 0 of c0 on 9", "receive 32 of type 1 from 0 of c0 on 9",
+                                      "receive 16 of type 1 from 2 of c0 on 9", "end"}));
+  EXPECT_EQ(fake_->in_progress, 0);
+  EXPECT_EQ(carrier->advance(1).state, RoundState::under_way);
+  EXPECT_EQ(carrier->advance(1).peer, -1);
+  EXPECT_EQ(carrier->advance(0).state, RoundState::done);
+  const std::array<Leg, 1> one{Leg{2, out, {}}};
+  carrier->post(2, one, stream_);
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(1).state, RoundState::done);
+  EXPECT_EQ(carrier->advance(2).state, RoundState::under_way);
+  EXPECT_EQ(carrier->advance(2).peer, 2);
+  marks_->passed = 2;
+  EXPECT_EQ(carrier->advance(2).state, RoundState::done);
+}
+
+TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
+  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const std::array<Leg, 1> legs{Leg{1, {}, {}}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(carrier->advance(1).state, RoundState::done);
+  EXPECT_EQ(marks_->made, 0);
+}
+
+TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
+  // Host a: 0, 1, 2; host b: 3, 4. Rank 3 stands for 0 and 2.
+  const auto carrier = make_nccl_carrier(api_, spec_of(3, {"a", "a", "a", "b", "b"}));
+  EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
+                                      "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
+  const std::array<Leg, 2> legs{Leg{0, out_, {}}, Leg{2, out_, {}}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"group", "send 64 of type 1 to 0 of c0 on 9", "send 64 of type 1 to 0 of c1 on 9", "end"}));
+  const std::array<Leg, 1> stranger{Leg{1, out_, {}}};
+  carrier->post(2, stranger, stream_);
+  EXPECT_EQ(carrier->advance(2).state, RoundState::broken);
+  EXPECT_EQ(carrier->advance(2).peer, 1);
+}
+
+TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
+  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  fake_->state = 6;  // a remote error
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  fake_->state = 0;
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  fake_->take_told();
+  carrier->post(2, legs, stream_);
+  EXPECT_EQ(fake_->take_told(), Told{});
+}
+
+TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
+  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  fake_->send_result = 5;
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(fake_->take_told(), (Told{"group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  EXPECT_EQ(carrier->advance(1).peer, 1);
+}
+
+TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
+  NcclCarrierSpec spec = spec_of(0, {"a", "b"});
+  spec.deadline = milliseconds(20);
+  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  fake_->in_progress = 1 << 30;
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  EXPECT_EQ(marks_->made, 0);
+}
+
+TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
+  NcclCarrierSpec spec = spec_of(0, {"a", "b"});
+  spec.deadline = std::chrono::hours(1);
+  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  fake_->take_told();
+  fake_->in_progress = 1 << 30;
+  std::thread other([&] {
+    const auto asked = [&] {
+      const std::lock_guard lock(fake_->mutex);
+      return fake_->in_progress < 1 << 30;
+    };
+    while (!asked()) std::this_thread::yield();  // post() waits
+    carrier->abort();
+  });
+  const std::array<Leg, 1> legs{Leg{1, {}, in_}};
+  carrier->post(1, legs, stream_);
+  other.join();
+  EXPECT_EQ(told_until("abort c0"), (Told{"group", "receive 64 of type 1 from 1 of c0 on 9", "end", "abort c0"}));
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  carrier->abort();  // nothing is left
+  EXPECT_EQ(fake_->take_told(), Told{});
+}
+
+TEST_F(NcclCarrierTest, ACarrierThatEndsFlushes) {
+  make_nccl_carrier(api_, spec_of(0, {"a", "b"})).reset();
+  EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "finalize c0", "destroy c0"}));
+}
+
+TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
+  auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  fake_->in_progress = 1 << 30;
+  carrier.reset();
+  EXPECT_EQ(told_until("abort c0"), (Told{"finalize c0", "abort c0"}));
+}
+
+TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
+  fake_->init_result = 5;
+  try {
+    (void)make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+    FAIL() << "made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::system);
+    EXPECT_STREQ(
+        error.what(),
+        "NCCL: the communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
+  }
+  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+}
+
+TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeInTimeIsEnded) {
+  fake_->in_progress = 1 << 30;
+  NcclCarrierSpec spec = spec_of(0, {"a", "b"});
+  spec.deadline = milliseconds(20);
+  try {
+    (void)make_nccl_carrier(api_, std::move(spec));
+    FAIL() << "made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::rendezvous);
+    EXPECT_NE(std::string(error.what()).find("was not made within 20 ms"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+}
+
+TEST(Rails, HaveOneRankOfEachHost) {
+  const std::vector<std::string> places{"a", "a", "a", "b", "b", "c"};
+  const HostMap map{std::span<const std::string>(places)};
+  ASSERT_EQ(map.rails(), 3);
+  EXPECT_EQ(map.rail_ranks(0), (std::vector<int>{0, 3, 5}));
+  EXPECT_EQ(map.rail_ranks(1), (std::vector<int>{1, 4, 5}));
+  EXPECT_EQ(map.rail_ranks(2), (std::vector<int>{2, 3, 5}));
+  for (int a = 0; a < map.world(); ++a) {
+    for (int b = 0; b < map.world(); ++b) {
+      const int rail = map.rail_between(a, b);
+      EXPECT_EQ(rail >= 0, map.exchange_rows(a, b)) << a << ", " << b;
+      if (rail < 0) continue;
+      const std::vector<int> ranks = map.rail_ranks(rail);
+      EXPECT_EQ(ranks[static_cast<size_t>(map.host_of(a))], a) << a << ", " << b;
+      EXPECT_EQ(ranks[static_cast<size_t>(map.host_of(b))], b) << a << ", " << b;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::detail
