@@ -111,6 +111,22 @@ SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   });
 }
 
+/// What a message says of choice k of token t. `place(expert)`: tokens before t that choose the expert.
+template <class P, class Place>
+SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int t, int k, const Place& place) {
+  const int begin = t * p.layout.topk;
+  const int32_t expert = p.ids(begin + k);
+  LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
+  if (expert >= 0) {
+    SWITCHYARD_UNROLLED_BY_4
+    for (int g = k - 1; g >= 0; --g)
+      if (p.ids(begin + g) == expert) entry.k = g;
+    if (p.with_places) entry.index = place(expert);
+    if (entry.k != k) entry.index |= LowLatencyEntry::kAlias;
+  }
+  return entry;
+}
+
 /// Writes the entries of a message, what the receivers need to place the token's routes, at all ranks that it goes to. Settled.
 template <class A, class P>
 SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
@@ -128,20 +144,12 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
     A::settle(w);
   }
   A::for_lanes(w, l.entries, [&](int j) {
-    const int k = first_k + j;
-    const int32_t expert = p.ids(begin + k);
-    LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
-    if (expert >= 0) {
-      SWITCHYARD_UNROLLED_BY_4
-      for (int g = k - 1; g >= 0; --g)
-        if (p.ids(begin + g) == expert) entry.k = g;
-      if (p.with_places) entry.index = p.sets.ready() ? p.sets.count(expert, t) : counted[j];
-      if (entry.k != k) entry.index |= LowLatencyEntry::kAlias;
-    }
+    const LowLatencyEntry entry =
+        make_entry(p, t, first_k + j, [&](int32_t expert) { return p.sets.ready() ? p.sets.count(expert, t) : counted[j]; });
     SWITCHYARD_ROLLED
     for (int i = 0; i < p.call.world(); ++i) {
       const int r = p.call.in_turn(i);
-      if ((places >> r & 1) == 0) continue;
+      if ((places >> r & 1) == 0 || !is_mapped<A>(p.call.heap, r)) continue;
       std::byte* message = p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit));
       reinterpret_cast<LowLatencyEntry*>(message + l.entries_at())[j] = entry;
     }
@@ -161,13 +169,10 @@ SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Sends some columns of the payload to the ranks of `places`.
+/// Writes some columns of the payload to the messages of the ranks of `places`, all on this host. Pending.
 template <class A, class P>
-SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
-                                MoveCounter& moved) {
+SWITCHYARD_FN void write_payload(typename A::Warp& w, const P& p, int unit, int t, const ColumnRange& range, uint64_t places) {
   const auto& l = p.layout;
-  const ColumnRange range = column_range(p, part, p.part_columns);
-  if (range.columns == 0) return;
   const std::byte* row = p.x + int64_t{t} * p.src_row_bytes;
   const auto message = [&](int i) {
     const int r = p.call.in_turn(i);
@@ -200,6 +205,18 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
           A::fetch_words(w, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at,
                          static_cast<size_t>(range.scale_bytes)));
   }
+}
+
+/// Sends some columns of the payload to the ranks of `places`, and counts them; those on other hosts have another way.
+template <class A, class P>
+SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
+                                MoveCounter& moved) {
+  const ColumnRange range = column_range(p, part, p.part_columns);
+  if (range.columns == 0) return;
+  const uint64_t here = mapped_of<A>(p.call.heap, places);
+  bool any = true;  // places are not empty
+  if constexpr (requires { A::kSpansHosts; }) any = here != 0;
+  if (any) write_payload<A>(w, p, unit, t, range, here);
   const int part_bytes = range.payload_bytes + range.scale_bytes;
   const auto bytes = static_cast<uint64_t>(part_bytes);
   const uint64_t own = places >> p.call.rank() & 1;
@@ -226,7 +243,7 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, u
   A::template publish_to<Scope::system>(
       w, p.call.world(),
       [&](int r) {
-        uint64_t* flag = p.call.heap.at(r, p.layout.arrival(p.call.epoch, p.call.rank(), unit));
+        uint64_t* flag = reach<A>(p.call.heap, r, p.layout.arrival(p.call.epoch, p.call.rank(), unit));
         return FlagStore{flag, flag_word(p.call.epoch, places >> r & 1)};
       },
       Site::message);
