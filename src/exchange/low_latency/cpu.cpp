@@ -2,6 +2,7 @@
 // Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "exchange/group/host_carrier.hpp"
@@ -28,7 +29,7 @@ PrivateBuffer private_memory(const char* function, size_t bytes) {
 }
 
 template <class A>
-class CpuLowLatency final : public LowLatencyImpl {
+class CpuLowLatency final : public LowLatencyImpl, SentCall {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
     construct([&] {
@@ -46,6 +47,8 @@ class CpuLowLatency final : public LowLatencyImpl {
     });
     if (!group_.host_map().one_host()) connect_hosts();
   }
+
+  ~CpuLowLatency() override { std::erase(group_.sent_calls, static_cast<SentCall*>(this)); }
 
   CallStatistics last_call() override { return stats_; }
 
@@ -69,8 +72,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
     if (halves != Halves::receive) make_sets(p);
     if (hosts_) {
-      if (halves != Halves::receive) send_over_hosts(p);
-      if (halves != Halves::send) receive_over_hosts(p, block);
+      over_hosts(p, block, halves);
     } else {
       launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
         if (sends) low_latency_send<A>(w, p);
@@ -86,8 +88,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     p.combined = p.own->call;
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, p.own->tokens);
     if (hosts_) {
-      if (halves != Halves::receive) send_over_hosts(p);
-      if (halves != Halves::send) receive_over_hosts(p, block);
+      over_hosts(p, block, halves);
     } else {
       launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
         if (sends) low_latency_return<A>(w, p);
@@ -158,23 +159,47 @@ class CpuLowLatency final : public LowLatencyImpl {
     hosts_->begin(p);
     const FarCombineParams far = hosts_->far(p);
     on_workers([&](CpuWarp& w) { low_latency_return<A>(w, far); });
+    raise("combine");
   }
 
-  void receive_over_hosts(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
+  /// What this rank does for others, too, in a receiving half: exchanges what crosses, and passes it on.
+  void cross(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
     meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
     const MessageRails& rails = hosts_->receive(p, crossed(block));
     on_workers([&](CpuWarp& w) { (void)forward_crossing<A>(w, p, rails); });
     raise("dispatch");
-    on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });
   }
-  void receive_over_hosts(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
+  void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     meet(p.call, p.header(), 0, "combine");
     const FarCombineParams far = hosts_->far(p);
     const ReturnRails& rails = hosts_->receive(far, crossed(block));
     on_workers([&](CpuWarp& w) { (void)bring_back<A>(w, far, rails); });
     raise("combine");
+  }
+  void receive_here(const LowLatencyDispatchParams& p) {
+    on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });
+  }
+  void receive_here(const LowLatencyCombineParams& p) {
     on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, p); });
   }
+
+  /// The halves of a call. `block` lives until both are over.
+  template <class P>
+  void over_hosts(const P& p, LowLatencyBlock& block, Halves halves) {
+    if (halves != Halves::receive) send_over_hosts(p);
+    if (halves == Halves::send) {
+      pass_on_ = [this, sent = p, &block]() mutable {
+        sent.call = context(sent.call.operation);
+        cross(sent, block);
+        stats_.network_bytes += sum_moved(group_.moved).network_bytes;
+      };
+      group_.sent_calls.push_back(this);
+      return;
+    }
+    if (halves == Halves::both || std::erase(group_.sent_calls, static_cast<SentCall*>(this)) > 0) cross(p, block);
+    receive_here(p);
+  }
+  void pass_on() override { pass_on_(); }
 
   /// Waits until all ranks of all hosts have entered the call; so a wait that follows is for one that is late, not missing.
   void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
@@ -206,8 +231,13 @@ class CpuLowLatency final : public LowLatencyImpl {
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
     if (halves != Halves::receive) group_.enter(operation, object_);
-    call = group_.begin_call(operation);
-    call.epoch = halves != Halves::receive ? epochs_.next() : epochs_.last();
+    if (halves != Halves::receive) epochs_.next();
+    call = context(operation);
+  }
+  CallContext context(Operation operation) {
+    CallContext call = group_.begin_call(operation);
+    call.epoch = epochs_.last();
+    return call;
   }
 
   template <class F>
@@ -233,6 +263,7 @@ class CpuLowLatency final : public LowLatencyImpl {
   uint64_t start_ns_ = 0;
   CallStatistics stats_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
+  std::function<void()> pass_on_;
   std::unique_ptr<LowLatencyLinks> hosts_;  ///< null: all ranks are on this host
 };
 
