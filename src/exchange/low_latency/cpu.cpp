@@ -134,8 +134,14 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     group_.collectively("LowLatencyExchange", [&] {
       hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
                                                  flag_word(epochs_.last()), layout_);
-      hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
-                                                 group_.options.rendezvous_timeout));
+      try {
+        hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
+                                                   group_.options.rendezvous_timeout));
+      } catch (const AgreedError& error) {
+        throw AgreedError(error.code(), std::string("LowLatencyExchange: rows that come back to other hosts have memory besides "
+                                                    "the heap, which LowLatencyConfig::max_tokens sizes: ") +
+                                            error.what());
+      }
     });
   }
 
