@@ -169,6 +169,30 @@ TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   }));
 }
 
+/// Two calls under way at a time, received in either order.
+TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
+  expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
+    LowLatencyRig first(group), second(group);
+    for (uint32_t turned = 0; turned < 16; ++turned) {
+      const auto pass = [&](const switchyard::ReceiveHook& one, const switchyard::ReceiveHook& other) {
+        const bool turn = (turned >> group.rank() & 1) != 0;
+        (turn ? other : one)();
+        (turn ? one : other)();
+      };
+      {
+        const auto one = first.dispatch_send();
+        pass(one, second.dispatch_send());
+      }
+      const auto one = first.combine_send();
+      pass(one, second.combine_send());
+      for (LowLatencyRig* rig : {&first, &second}) {
+        EXPECT_EQ(rig->out, std::vector<uint16_t>(rig->out.size(), 0x3F80)) << turned;
+        std::memset(rig->out.data(), 0, rig->out.size() * 2);
+      }
+    }
+  }));
+}
+
 /// A sending half waits for nobody, whatever the others do; rows are more than sockets hold.
 TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();

@@ -66,9 +66,12 @@ struct Group::Impl {
 
   /// Tells the peers that this rank makes a collective call: first of all in each, on groups on the CPU; elsewhere only in
   /// those that the host makes, because streams may run exchanges in other orders. A receiving half is part of the call that
-  /// sent. `object`: of the group's exchanges, from 1; 0: none. Several hosts: what was sent is passed on before (`sent_calls`),
-  /// which may throw.
-  void enter(detail::Operation operation, uint64_t object = 0);
+  /// sent. `object`: of the group's exchanges, from 1; 0: none. `waiting`: not a sending half. A call that waits
+  /// passes on what was sent before, which may throw.
+  void enter(detail::Operation operation, uint64_t object = 0, bool waiting = true);
+  /// Several hosts: ends the share that other ranks wait for of all calls that were sent (`sent_calls`). First of all in calls
+  /// that wait: a rank that waits in one would otherwise wait for a rank that waits for it.
+  void pass_on();
   /// A rank whose calls are not those of this one, or -1.
   int find_other_call() const noexcept;
   /// Ends the peers' calls and throws: `rank` makes another call than this one, or this one than others.

@@ -202,7 +202,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       group_.sent_calls.push_back(this);
       return;
     }
-    if (halves == Halves::both || std::erase(group_.sent_calls, static_cast<SentCall*>(this)) > 0) cross(p, block);
+    if (halves == Halves::both) cross(p, block);  // else begin() has
     receive_here(p);
   }
   void pass_on() override { pass_on_(); }
@@ -236,8 +236,12 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
-    if (halves != Halves::receive) group_.enter(operation, object_);
-    if (halves != Halves::receive) epochs_.next();
+    if (halves == Halves::receive) {
+      group_.pass_on();
+    } else {
+      group_.enter(operation, object_, halves == Halves::both);
+      epochs_.next();
+    }
     call = context(operation);
   }
   CallContext context(Operation operation) {
