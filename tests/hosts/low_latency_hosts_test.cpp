@@ -255,7 +255,8 @@ TEST(LowLatencyOverHosts, WholeExchangesAndOutputsOfOtherHostsAreRefused) {
     rig.exchange.combine(rig.y(), together[static_cast<size_t>(group.rank())], rig.out.data());
   });
   for (const Outcome& o : all) EXPECT_NE(code_name(o.code), "ok");
-  EXPECT_TRUE(all[0].text.find("dispatch again") != std::string::npos || all[1].text.find("dispatch again") != std::string::npos)
+  EXPECT_TRUE(all[0].text.find("dispatch again") != std::string::npos ||
+              all[1].text.find("dispatch again") != std::string::npos)
       << all[0].text << all[1].text;
 }
 

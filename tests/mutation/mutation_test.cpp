@@ -56,16 +56,40 @@ enum class Phase {
   low_latency_hosts
 };
 constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
-constexpr Phase kPhases[] = {
-    Phase::dispatch,       Phase::dispatch_out,   Phase::cached,         Phase::combine_in_place, Phase::combine_ordinary,
-    Phase::combine_sums,   Phase::combine_routes, Phase::ledger,         Phase::ledger_sentinel,  Phase::low_latency,
-    Phase::flat,           Phase::fused,          Phase::dispatch_hosts, Phase::cached_hosts,     Phase::rows_back_hosts,
-    Phase::sums_back_hosts, Phase::low_latency_hosts};
-constexpr const char* kPhaseNames[] = {
-    "dispatch",       "dispatch_out",   "cached",         "combine_in_place", "combine_ordinary",
-    "combine_sums",   "combine_routes", "ledger",         "ledger_sentinel",  "low_latency",
-    "flat",           "fused",          "dispatch_hosts", "cached_hosts",     "rows_back_hosts",
-    "sums_back_hosts", "low_latency_hosts"};
+constexpr Phase kPhases[] = {Phase::dispatch,
+                             Phase::dispatch_out,
+                             Phase::cached,
+                             Phase::combine_in_place,
+                             Phase::combine_ordinary,
+                             Phase::combine_sums,
+                             Phase::combine_routes,
+                             Phase::ledger,
+                             Phase::ledger_sentinel,
+                             Phase::low_latency,
+                             Phase::flat,
+                             Phase::fused,
+                             Phase::dispatch_hosts,
+                             Phase::cached_hosts,
+                             Phase::rows_back_hosts,
+                             Phase::sums_back_hosts,
+                             Phase::low_latency_hosts};
+constexpr const char* kPhaseNames[] = {"dispatch",
+                                       "dispatch_out",
+                                       "cached",
+                                       "combine_in_place",
+                                       "combine_ordinary",
+                                       "combine_sums",
+                                       "combine_routes",
+                                       "ledger",
+                                       "ledger_sentinel",
+                                       "low_latency",
+                                       "flat",
+                                       "fused",
+                                       "dispatch_hosts",
+                                       "cached_hosts",
+                                       "rows_back_hosts",
+                                       "sums_back_hosts",
+                                       "low_latency_hosts"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {

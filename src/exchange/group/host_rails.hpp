@@ -26,8 +26,8 @@ class HostRails {
   std::vector<RailPeer>& peers() { return peers_; }
   /// The next round of this object, which is one message.
   uint64_t take_round() { return next_round_++; }
-  /// Who else on this host stands for `rank`, which is on another; -1: this rank does, or `rank` is on this host. A wait for what
-  /// `rank` tells is a wait for its proxy, too.
+  /// Who else on this host stands for `rank`, which is on another; -1: this rank does, or `rank` is on this host. A wait for
+  /// what `rank` tells is a wait for its proxy, too.
   int other_proxy(int rank) const;
 
  protected:

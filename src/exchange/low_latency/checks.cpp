@@ -138,10 +138,10 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (!out && output.block->tokens > 0) invalid("out", " is null");
   check_enum("LowLatencyCombineOptions::order", o.order);
   if (o.order == CombineOrder::per_host)
-    throw Error(
-        ErrorCode::unsupported,
-        "LowLatencyCombineOptions::order = per_host: in low latency all rows, or the sums of ranks, come back; use per_route or "
-        "per_rank");
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::order = per_host: in low latency all rows, or the sums of ranks, come back; use "
+                "per_route or "
+                "per_rank");
   if (o.weights && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
                 "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "

@@ -138,9 +138,10 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
         hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
                                                    group_.options.rendezvous_timeout));
       } catch (const AgreedError& error) {
-        throw AgreedError(error.code(), std::string("LowLatencyExchange: rows that come back to other hosts have memory besides "
-                                                    "the heap, which LowLatencyConfig::max_tokens sizes: ") +
-                                            error.what());
+        throw AgreedError(error.code(),
+                          std::string("LowLatencyExchange: rows that come back to other hosts have memory besides "
+                                      "the heap, which LowLatencyConfig::max_tokens sizes: ") +
+                              error.what());
       }
     });
   }

@@ -3,10 +3,10 @@
 // the rank there that stands for the source. That rank writes the messages that the source would write, where it would write
 // them, and sets its flags: `call_header`, `expert_count`, and of every message whether it has come or is not for the reader.
 //
-// | flag         | written by                     | read by                    | order           | scope  | reuse               |
-// | call_header  | each rank, and who stands for it | all ranks                | release/acquire | system | epoch; two sets     |
-// | expert_count | each rank, and who stands for it | the expert's rank        | none            | system | epoch; two sets     |
-// | message      | a source's block, or its proxy's warp | receiver's warps    | release/acquire | system | epoch; two sets     |
+// | flag         | written by                     | read by                    | order           | scope  | reuse | |
+// call_header  | each rank, and who stands for it | all ranks                | release/acquire | system | epoch; two sets     |
+// | expert_count | each rank, and who stands for it | the expert's rank        | none            | system | epoch; two sets |
+// | message      | a source's block, or its proxy's warp | receiver's warps    | release/acquire | system | epoch; two sets |
 // | network      | warps of a rank among each other: rounds.hpp                                                              |
 //
 // Buffers: a proxy writes what is of a call while it is in that call itself, so it is at most one call ahead of its host, as a
@@ -155,9 +155,8 @@ class MessageSteps {
     for (int k = 0; k < l.topk; ++k) from.crossed->ids[static_cast<size_t>(i * l.topk + k)] = entries[k].expert;
     for (int unit = t * units; unit < (t + 1) * units; ++unit) {
       const LowLatencyEntry* const mine = entries + l.first_k_of(unit);
-      const uint64_t all = A::lanes_union(w, l.entries, [&](int j) {
-        return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0};
-      });
+      const uint64_t all = A::lanes_union(
+          w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
       const uint64_t places = mapped_of<A>(p_.call.heap, all);
       if (places != 0) write_message(w, from.peer, unit, slot, mine, places);
       tell(w, from.peer, unit, places);
@@ -216,8 +215,8 @@ bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const
   return true;
 }
 
-/// Sends on what has come for this host, after all ranks have entered the call. All warps, before low_latency_receive. False: the
-/// fault is recorded.
+/// Sends on what has come for this host, after all ranks have entered the call. All warps, before low_latency_receive. False:
+/// the fault is recorded.
 template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
   MoveCounter moved;
@@ -227,7 +226,8 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
   // What this rank sent has gone, too, and its slots are free.
   if (w.index() != 0) return true;
-  return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count), &rails.in.work->awaited.value);
+  return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
+                        &rails.in.work->awaited.value);
 }
 
 }  // namespace switchyard::detail

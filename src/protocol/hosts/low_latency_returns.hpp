@@ -5,8 +5,8 @@
 // been pushed there.
 //
 // | word     | written by                 | read by                    | order | scope  | reuse                               |
-// | returned | a warp of an expert's rank | warps of who stands for the owner | none | system | zero again when read; two sets |
-// | network  | warps of a rank among each other: rounds.hpp                                                                  |
+// | returned | a warp of an expert's rank | warps of who stands for the owner | none | system | zero again when read; two sets
+// | | network  | warps of a rank among each other: rounds.hpp |
 //
 // Buffers: slots of a set are blank again when a call ends, and are written again two calls later, by ranks that have heard of
 // the call between. Progress: all warps send before they wait; a proxy waits for ranks of its host, which have sent; an owner
@@ -21,10 +21,10 @@ namespace switchyard::detail {
 /// Slots for rows of tokens of other hosts' ranks, with the ranks that stand for them here.
 struct FarReturns {
   HeapView heap;
-  const int* proxy = nullptr;      ///< [W] who stands for a rank here
-  const int* number = nullptr;     ///< [W] which of the ranks that it stands for
-  int most = 0;                    ///< such ranks, of any rank
-  int slots = 1, stride = 0;       ///< of a token, and bytes of a slot: LowLatencyLayout's
+  const int* proxy = nullptr;   ///< [W] who stands for a rank here
+  const int* number = nullptr;  ///< [W] which of the ranks that it stands for
+  int most = 0;                 ///< such ranks, of any rank
+  int slots = 1, stride = 0;    ///< of a token, and bytes of a slot: LowLatencyLayout's
   int64_t bytes_of_owner = 0;
 
   FarReturns() = default;
@@ -85,13 +85,13 @@ class ReturnedSteps {
     const auto begin = [&](int i) { return rail(i).i_stand ? rail(i).number(k) : 0; };
     int64_t packed = 0;
     for (;; items.done(), ++packed) {
-      const Located item = A::locate(w, items.item(w), rails_.num_rails, [&](int i) {
-        return rail(i).i_stand ? rail(i).number(k + 1) - rail(i).number(k) : 0;
-      });
+      const Located item = A::locate(w, items.item(w), rails_.num_rails,
+                                     [&](int i) { return rail(i).i_stand ? rail(i).number(k + 1) - rail(i).number(k) : 0; });
       if (item.segment == rails_.num_rails) break;
       const ReturnRail& to = rail(item.segment);
       const int64_t first = begin(item.segment), n = first + item.offset;
-      if (!collect(w, to, n, to.out.slot(k) + (to.out.rows_before[n] - to.out.rows_before[first]) * to.out.stride)) return false;
+      if (!collect(w, to, n, to.out.slot(k) + (to.out.rows_before[n] - to.out.rows_before[first]) * to.out.stride))
+        return false;
     }
     span.set_arg(packed);
     return true;
@@ -125,7 +125,8 @@ class ReturnedSteps {
     const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
     const int t = to.crossed->token[static_cast<size_t>(n)];
     const auto bytes = static_cast<size_t>(p_.row_bytes);
-    const uint64_t slots = slots_from(l, p_.order, [ids](int k) { return ids[k]; }, rails_.host_of, rails_.own_host);
+    const uint64_t slots = slots_from(
+        l, p_.order, [ids](int k) { return ids[k]; }, rails_.host_of, rails_.own_host);
     for (uint64_t left = slots; left != 0; left &= left - 1, out += to.out.stride) {
       const int slot = nth_bit(left, 0);
       const int writer = p_.order == CombineOrder::per_rank ? slot : l.owner(ids[slot]);
@@ -156,11 +157,13 @@ class ReturnedSteps {
     const LowLatencyLayout& l = p_.layout;
     const int32_t* const ids = p_.own_ids + int64_t{t} * l.topk;
     const std::byte* from = in.slot(k) + (in.rows_before[t] - in.rows_before[in.first_token(k)]) * in.stride;
-    uint64_t left = slots_from(l, p_.order, [ids](int j) { return ids[j]; }, rails_.host_of, host);
+    uint64_t left = slots_from(
+        l, p_.order, [ids](int j) { return ids[j]; }, rails_.host_of, host);
     const int rows = bits(left);
     for (; left != 0; left &= left - 1, from += in.stride) {
       std::byte* const to = p_.call.heap.local(l.return_row(p_.call.epoch, t, nth_bit(left, 0)));
-      A::multicast_sentinel(w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(p_.row_bytes));
+      A::multicast_sentinel(
+          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(p_.row_bytes));
     }
     return rows;
   }
@@ -169,8 +172,8 @@ class ReturnedSteps {
   const ReturnRails& rails_;
 };
 
-/// Brings rows back over the network, after all ranks have entered the call. All warps, before low_latency_sum. False: the fault
-/// is recorded.
+/// Brings rows back over the network, after all ranks have entered the call. All warps, before low_latency_sum. False: the
+/// fault is recorded.
 template <class A>
 bool bring_back(typename A::Warp& w, const FarCombineParams& p, const ReturnRails& rails) {
   ReturnedSteps<A> steps(p, rails);

@@ -74,7 +74,8 @@ void LowLatencyLinks::list_leaving(const LowLatencyDispatchParams& p) {
       if (again) continue;
       ++counts_[idx(expert)];
       const int host = host_of_[idx(l.owner(expert))];
-      if (host != own_host_ && (leaving_[idx(host)].empty() || leaving_[idx(host)].back() != t)) leaving_[idx(host)].push_back(t);
+      if (host != own_host_ && (leaving_[idx(host)].empty() || leaving_[idx(host)].back() != t))
+        leaving_[idx(host)].push_back(t);
     }
   }
 }
@@ -174,7 +175,8 @@ void LowLatencyLinks::prepare_rail(const FarCombineParams& p, const CrossedOutpu
   const auto count = [&](std::vector<int64_t>& before, const int32_t* ids, int64_t tokens, int host) {
     before.assign(1, 0);
     for (int64_t t = 0; t < tokens; ++t, ids += l.topk)
-      before.push_back(before.back() + bits(slots_from(l, p.order, [ids](int k) { return ids[k]; }, host_of_.data(), host)));
+      before.push_back(before.back() + bits(slots_from(
+                                           l, p.order, [ids](int k) { return ids[k]; }, host_of_.data(), host)));
     return before.data();
   };
   if (peer.stands_for_me) {

@@ -39,7 +39,8 @@ class LowLatencyLinks : public HostRails {
   /// Receiving half of a combine, when headers have come.
   const ReturnRails& receive(const FarCombineParams& p, const CrossedOutput& output);
 
-  /// Waits for the headers of the ranks that this one stands for, and tells this host of them. Solo; false: the fault is recorded.
+  /// Waits for the headers of the ranks that this one stands for, and tells this host of them. Solo; false: the fault is
+  /// recorded.
   template <class A>
   bool meet(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l) {
     return take_relay<A>(w, call, carrier(), relay_, peers_, [&](int source, int64_t crossing, const std::byte* message) {
