@@ -56,23 +56,6 @@ enum class Phase {
   low_latency_hosts
 };
 constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
-constexpr Phase kPhases[] = {Phase::dispatch,
-                             Phase::dispatch_out,
-                             Phase::cached,
-                             Phase::combine_in_place,
-                             Phase::combine_ordinary,
-                             Phase::combine_sums,
-                             Phase::combine_routes,
-                             Phase::ledger,
-                             Phase::ledger_sentinel,
-                             Phase::low_latency,
-                             Phase::flat,
-                             Phase::fused,
-                             Phase::dispatch_hosts,
-                             Phase::cached_hosts,
-                             Phase::rows_back_hosts,
-                             Phase::sums_back_hosts,
-                             Phase::low_latency_hosts};
 constexpr const char* kPhaseNames[] = {"dispatch",
                                        "dispatch_out",
                                        "cached",
@@ -481,9 +464,9 @@ INSTANTIATE_TEST_SUITE_P(Orders, Mutation, testing::ValuesIn(all_mutants()), [](
 
 TEST(Control, IsCleanWithoutAMutation) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
-    for (const Phase phase : kPhases) {
-      const ChildEnd end = run_child(phase, staging, std::nullopt);
-      EXPECT_EQ(end.status, 0) << kPhaseNames[static_cast<int>(phase)] << ": " << end.output;
+    for (size_t i = 0; i < std::size(kPhaseNames); ++i) {
+      const ChildEnd end = run_child(static_cast<Phase>(i), staging, std::nullopt);
+      EXPECT_EQ(end.status, 0) << kPhaseNames[i] << ": " << end.output;
     }
   }
 }
