@@ -74,6 +74,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     if (hosts_) {
       over_hosts(p, block, halves);
     } else {
+      crossed(block).host_of.clear();
       launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
         if (sends) low_latency_send<A>(w, p);
         if (receives) low_latency_receive<A>(w, p);
