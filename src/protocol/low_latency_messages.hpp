@@ -111,10 +111,10 @@ SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   });
 }
 
-/// What a message says of choice k of token t. `place(expert)`: tokens before t that choose the expert.
+/// What a message says of choice k of a token whose choices begin at `begin`. `place(expert)`: tokens before it that choose the
+/// expert.
 template <class P, class Place>
-SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int t, int k, const Place& place) {
-  const int begin = t * p.layout.topk;
+SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Place& place) {
   const int32_t expert = p.ids(begin + k);
   LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
   if (expert >= 0) {
@@ -144,8 +144,8 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
     A::settle(w);
   }
   A::for_lanes(w, l.entries, [&](int j) {
-    const LowLatencyEntry entry =
-        make_entry(p, t, first_k + j, [&](int32_t expert) { return p.sets.ready() ? p.sets.count(expert, t) : counted[j]; });
+    const LowLatencyEntry entry = make_entry(
+        p, begin, first_k + j, [&](int32_t expert) { return p.sets.ready() ? p.sets.count(expert, t) : counted[j]; });
     SWITCHYARD_ROLLED
     for (int i = 0; i < p.call.world(); ++i) {
       const int r = p.call.in_turn(i);
@@ -169,14 +169,31 @@ SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Writes some columns of the payload to the messages of the ranks of `places`, all on this host. Pending.
+/// Counts what goes to the ranks of `places`, also those of other hosts, to which it goes another way.
+template <class P>
+SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part, uint64_t places, MoveCounter& moved) {
+  const int part_bytes = range.payload_bytes + range.scale_bytes;
+  const auto bytes = static_cast<uint64_t>(part_bytes);
+  const uint64_t own = places >> p.call.rank() & 1;
+  moved.local_bytes += bytes * own;
+  moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
+  if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
+}
+
+/// Sends some columns of the payload to the ranks of `places`.
 template <class A, class P>
-SWITCHYARD_FN void write_payload(typename A::Warp& w, const P& p, int unit, int t, const ColumnRange& range, uint64_t places) {
+SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
+                                MoveCounter& moved) {
   const auto& l = p.layout;
+  const ColumnRange range = column_range(p, part, p.part_columns);
+  if (range.columns == 0) return;
+  const uint64_t here = mapped_of<A>(p.call.heap, places);
+  if constexpr (requires { A::kSpansHosts; })
+    if (here == 0) return count_payload(p, range, part, places, moved);
   const std::byte* row = p.x + int64_t{t} * p.src_row_bytes;
   const auto message = [&](int i) {
     const int r = p.call.in_turn(i);
-    return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
+    return (here >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
   };
   if (p.quantize != ScaleKind::none) {
     A::quantize_to(
@@ -205,24 +222,7 @@ SWITCHYARD_FN void write_payload(typename A::Warp& w, const P& p, int unit, int 
           A::fetch_words(w, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at,
                          static_cast<size_t>(range.scale_bytes)));
   }
-}
-
-/// Sends some columns of the payload to the ranks of `places`, and counts them; those on other hosts have another way.
-template <class A, class P>
-SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
-                                MoveCounter& moved) {
-  const ColumnRange range = column_range(p, part, p.part_columns);
-  if (range.columns == 0) return;
-  const uint64_t here = mapped_of<A>(p.call.heap, places);
-  bool any = true;  // places are not empty
-  if constexpr (requires { A::kSpansHosts; }) any = here != 0;
-  if (any) write_payload<A>(w, p, unit, t, range, here);
-  const int part_bytes = range.payload_bytes + range.scale_bytes;
-  const auto bytes = static_cast<uint64_t>(part_bytes);
-  const uint64_t own = places >> p.call.rank() & 1;
-  moved.local_bytes += bytes * own;
-  moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
-  if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
+  count_payload(p, range, part, places, moved);
 }
 
 /// This warp's part of a message's row, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)

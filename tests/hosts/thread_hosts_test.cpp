@@ -154,9 +154,9 @@ TEST(ThreadHostsRefusals, NameTheHostsAndWhatToUse) {
     ledger.topk = 2;
     ledger.max_tokens = 4;
     char memory[64];
-    const std::function<void()> refused[] = {
-        [&] { switchyard::NormalExchange(group, rings); }, [&] { switchyard::LedgerCombine(group, ledger); },
-        [&] { (void)group.register_memory(memory, sizeof memory); }};
+    const std::function<void()> refused[] = {[&] { switchyard::NormalExchange(group, rings); },
+                                             [&] { switchyard::LedgerCombine(group, ledger); },
+                                             [&] { (void)group.register_memory(memory, sizeof memory); }};
     for (const auto& make : refused) {
       const Outcome o = outcome_of(make);
       expect_text(o, ErrorCode::unsupported, "2 hosts (host 0: ranks 0, 1; host 1: rank 2): ");

@@ -139,7 +139,7 @@ class MessageSteps {
     }
     auto* const entries = reinterpret_cast<LowLatencyEntry*>(slot + at_.entries_at);
     for (int k = 0; k < l.topk; ++k)
-      entries[k] = make_entry(p_, t, k, [&](int32_t expert) { return tokens_choosing<A>(w, p_, t, expert); });
+      entries[k] = make_entry(p_, t * l.topk, k, [&](int32_t expert) { return tokens_choosing<A>(w, p_, t, expert); });
     *reinterpret_cast<int64_t*>(slot + at_.token_at) = t;
     moved_.network_bytes += static_cast<uint64_t>(l.payload_bytes + l.scale_bytes);
   }
