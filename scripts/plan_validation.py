@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `switchyard plan` with measured exchanges: the table of docs/concepts/prediction.md.
 
-Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--rounds 3] [--seconds 8]
+Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
 In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens
 and a dispatch of 512 tokens that is quantised to fp8, and `plan` predicts the same from that topology alone. Of each figure the
-median of the rounds counts. --add compares what was measured otherwise: FILE is what `bench --json` wrote of ranks on so many
-hosts, whose numbers `--topology` has (without it: the last one measured here, as a test bed). Rounds of a machine that does other
-work as well say little; the load is printed and written down.
+median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by name, whose rows cross this machine's loopback,
+with one sum per host and with exact rows. --add compares what was measured otherwise: FILE is what `bench --json` wrote of ranks
+on so many hosts, whose numbers `--topology` has (without it: the last one measured here, as a test bed). Rounds of a machine that
+does other work as well say little; the load is printed and written down.
 
 Exit status 0: at least four of five figures are within 15 %.
 """
@@ -27,8 +28,9 @@ SHAPES = [("bf16", 4096, "none", ("dispatch", "combine")), ("bf16 to fp8", 512, 
 VARIANTS = {"per_host": "per_host", "per_rank": "hierarchical"}
 
 
-def run(tool, *args):
-    done = subprocess.run([tool, *args], capture_output=True, text=True, check=False)
+def run(tool, *args, hosts=""):
+    env = {**os.environ, **({"SWITCHYARD_HOST": hosts} if hosts else {})}
+    done = subprocess.run([tool, *args], capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         sys.exit(f"{' '.join(args)}: {done.stderr.strip()}")
     return done.stdout
@@ -45,11 +47,16 @@ def planned(tool, topology, config, hosts):
     return json.loads(run(tool, "plan", topology, *args))["points"][0]["variants"][0]
 
 
-def measured_here(tool, args, ranks):
-    """(rows, run) of each shape."""
-    for rows, tokens, quantize, calls in SHAPES:
-        bench = ["--backend", args.backend, "--ranks", str(ranks), "--tokens", str(tokens), "--quantize", quantize, "--no-verify"]
-        yield rows, calls, json.loads(run(tool, "bench", *bench, "--json", "-"))["runs"][0]
+def measured_here(tool, args, ranks, hosts=""):
+    """(rows, calls, run) of each shape."""
+    for order in ("per_host", "per_rank") if hosts else ("per_rank",):
+        for rows, tokens, quantize, calls in SHAPES:
+            if order != "per_rank" and quantize != "none":
+                continue  # a dispatch has no order
+            bench = ["--backend", args.backend, "--ranks", str(ranks), "--tokens", str(tokens), "--quantize", quantize, "--no-verify",
+                     "--order", order, "--iterations", "20"] + (["--limit-ms", "1"] if args.backend == "cpu" else [])
+            one = json.loads(run(tool, "bench", *bench, "--json", "-", hosts=hosts))["runs"][0]
+            yield rows, ("combine",) if hosts and order == "per_rank" and quantize == "none" else calls, one
 
 
 class Table:
@@ -78,10 +85,10 @@ class Table:
 
 
 def show(lines):
-    print("| hosts | ranks | call | rows | tokens | measured us | predicted us | off | bound by |\n|---|---|---|---|---|---|---|---|---|")
+    print("| hosts | ranks | call | order | rows | tokens | measured us | predicted us | off | bound by |\n" + "|---" * 10 + "|")
     for n in lines:
         mark = "" if n["within"] else " **"
-        print(f"| {n['hosts']} | {n['ranks']} | {n['call']} | {n['rows']} | {n['tokens_per_rank']} | {n['measured_us']:.0f} "
+        print(f"| {n['hosts']} | {n['ranks']} | {n['call']} | {n['order']} | {n['rows']} | {n['tokens_per_rank']} | {n['measured_us']:.0f} "
               f"| {n['predicted_us']:.0f} | {100 * n['off']:+.0f} %{mark} | {n['bottleneck']} |")
     good = sum(n["within"] for n in lines)
     print(f"\n{good} of {len(lines)} within {100 * WITHIN:.0f} %")
@@ -97,6 +104,7 @@ def main():
     parser.add_argument("tool")
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--hosts", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--add", action="append", default=[])
@@ -114,6 +122,10 @@ def main():
             for ranks in [int(r) for r in args.ranks.split(",")]:
                 for rows, calls, one in measured_here(tool, args, ranks):
                     table.add(1, rows, calls, one, planned(tool, here, one["config"], 1))
+            for names in args.hosts:
+                for rows, calls, one in measured_here(tool, args, names.count(",") + 1, names):
+                    hosts = one["network"]["hosts"]
+                    table.add(hosts, rows, calls, one, planned(tool, here, one["config"], hosts))
         for added in args.add:
             hosts, _, path = added.partition("=")
             for one in json.loads(Path(path).read_text())["runs"]:

@@ -129,7 +129,8 @@ class Group {
   static Membership find_in_environment();
 
   /// This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" (abstract) or "tcp://host:port".
-  /// Rank 0 serves the store. `token` (any text, the same on all ranks) keeps strangers out.
+  /// Rank 0 serves the store. `token` (any text, the same on all ranks) keeps strangers out. Blocks until all ranks have come.
+  /// Several threads of a process may each join as a rank, side by side: a process per host, for example.
   static Group connect(int rank, int world, const std::string& store, const std::string& token,
                        const GroupOptions& options = {});
 

@@ -27,7 +27,8 @@ _SIGNATURES = {
     "sy_struct_bytes": "sp", "sy_version": "ppp",
     "sy_last_wait_report": "p", "sy_last_peer_failure": "pp", "sy_last_missing_ranks": "p",
     "sy_group_in_process": "ipp", "sy_group_connect": "iisspp", "sy_group_from_environment": "pp", "sy_group_destroy": "p",
-    "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
+    "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_hosts": "ppp", "sy_group_host_of": "pip",
+    "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
     "sy_group_all_gather": "ppzp", "sy_group_check": "p", "sy_group_abort": "pi", "sy_group_wait_statistics": "pip",
     "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
     "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
@@ -158,7 +159,7 @@ def _report() -> WaitReport:
     r = structs.WaitReport()
     library().functions.sy_last_wait_report(byref(r))
     return WaitReport((r.operation or b"").decode(), (r.site or b"").decode(), r.call, r.waiting_rank, r.awaited_rank, r.expected,
-                      r.seen, r.waited_ms)
+                      r.seen, r.waited_ms, r.silent_ms)
 
 
 def failure(code: int) -> SwitchyardError:

@@ -7,6 +7,7 @@ from typing import Dict, NoReturn, Union
 from .errors import InvalidArgument
 
 BACKENDS = {"cpu": 0, "cuda": 1}
+NETWORKS = {"sockets": 0, "mpi": 1}
 DTYPES = {"bf16": 0, "f16": 1, "f32": 2, "fp8_e4m3": 3}
 DTYPE_BYTES = {0: 2, 1: 2, 2: 4, 3: 1}
 SCALES = {"none": 0, "f32": 1, "ue8m0": 2}

@@ -21,7 +21,7 @@ class WaitReport(Struct):
     name = "sy_wait_report"
     _fields_ = [("struct_size", c_size_t), ("operation", c_char_p), ("site", c_char_p), ("call", c_uint64),
                 ("waiting_rank", c_int32), ("awaited_rank", c_int32), ("expected", c_uint64), ("seen", c_uint64),
-                ("waited_ms", c_double)]
+                ("waited_ms", c_double), ("silent_ms", c_double)]
 
 
 class GroupOptions(Struct):
@@ -30,7 +30,8 @@ class GroupOptions(Struct):
                 "device": -1}
     _fields_ = [("struct_size", c_size_t), ("heap_bytes", c_size_t), ("timeout_ms", c_int64), ("rendezvous_timeout_ms", c_int64),
                 ("num_blocks", c_int32), ("num_warps", c_int32), ("reserved", c_int32), ("num_sms", c_int32),
-                ("backend", c_int32), ("device", c_int32)]
+                ("backend", c_int32), ("device", c_int32), ("host", c_char_p), ("silence_ms", c_int64), ("network", c_int32),
+                ("reserved2", c_int32)]
 
 
 class WaitStatistics(Struct):

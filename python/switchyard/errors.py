@@ -45,6 +45,7 @@ class WaitReport(NamedTuple):
     expected: int  #: smallest flag word that would have ended the wait
     seen: int  #: last flag word read
     waited_ms: float
+    silent_ms: float = -1.0  #: how long nothing has come from `awaited_rank`, if it is a process on another host; negative otherwise
 
 
 class SwitchyardError(RuntimeError):

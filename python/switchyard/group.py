@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import ipaddress
+import json
+import os
 import secrets
 import socket
 from types import TracebackType
-from typing import Any, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from . import _names
 from ._ffi import CallLock, Owned, byref, check, library, structs
@@ -42,20 +45,73 @@ def _milliseconds(argument: str, seconds: Optional[float]) -> int:
 
 
 def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, rendezvous_timeout: float = 60.0, backend: str = "cpu",
-             device: int = -1, workers: int = 1, num_sms: int = 0) -> structs.GroupOptions:
+             device: int = -1, workers: int = 1, num_sms: int = 0, host: str = "", network: str = "sockets",
+             silence: Optional[float] = None) -> structs.GroupOptions:
     return structs.GroupOptions(
         heap_bytes=heap_bytes, timeout_ms=_milliseconds("timeout", timeout),
         rendezvous_timeout_ms=_milliseconds("rendezvous_timeout", rendezvous_timeout), num_warps=workers,
-        backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms)
+        backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms,
+        host=host.encode(), network=_names.value_of(_names.NETWORKS, "network", network),
+        silence_ms=0 if silence is None else _milliseconds("silence", silence))
 
 
-def _host() -> Tuple[str, str]:
-    """Name of this host, and what tells hosts of the same name apart."""
+def _kernel() -> str:
+    """The running kernel and its network: what processes that meet at a Unix socket share."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return socket.gethostname(), file.read().strip()
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
-        return socket.gethostname(), ""
+        return ""
+
+
+def _address() -> str:
+    """An address of this machine that others reach: the one on the way to MASTER_ADDR, else what its name stands for, else the one on
+    the way to everywhere. "" if all of them are of this machine alone."""
+    ways = [os.environ.get("MASTER_ADDR", ""), socket.gethostname(), "192.0.2.1", "2001:db8::1"]  # the last two are nobody's
+    for way in filter(None, ways):
+        try:
+            family, _, _, _, target = socket.getaddrinfo(way, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+                probe.connect(target)
+                address = probe.getsockname()[0]
+        except OSError:
+            continue
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            return address
+    return ""
+
+
+def _network_store() -> str:
+    """SWITCHYARD_STORE where it is on TCP, else an address of this machine with a port that is free now and that systems do not give
+    away by themselves."""
+    given = os.environ.get("SWITCHYARD_STORE", "")
+    if given.startswith("tcp://"):
+        return given
+    address = _address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for _ in range(100 if address else 0):
+        port = 20000 + secrets.randbelow(10000)
+        try:
+            with socket.socket(family) as probe:
+                probe.bind((address, port))
+        except OSError:
+            continue
+        return f"tcp://[{address}]:{port}" if family == socket.AF_INET6 else f"tcp://{address}:{port}"
+    return ""
+
+
+def _meeting(rank: int, gather: Callable[[Tuple[str, ...]], Sequence[Sequence[str]]]) -> Tuple[str, str]:
+    """Store and token that rank 0 drew. `gather` gives texts of every rank to all, in rank order."""
+    drawn = (f"unix:@switchyard-{secrets.token_hex(16)}", secrets.token_hex(16)) if rank == 0 else ()
+    everybody = gather((socket.gethostname(), _kernel(), *drawn))
+    machine, kernel, store, token = everybody[0]
+    others = [(r, each[0]) for r, each in enumerate(everybody) if tuple(each[:2]) != (machine, kernel)]
+    if others:
+        store = gather((_network_store() if rank == 0 else "",))[0][0]
+        if not store:
+            raise Unsupported(f"rank {others[0][0]} is on {others[0][1]}, rank 0 on {machine}, which has no address that others reach: set "
+                              "SWITCHYARD_STORE=tcp://ADDRESS:PORT on rank 0")
+    return store, token
 
 
 class _Collective:
@@ -91,6 +147,12 @@ class Group:
     rendezvous_timeout: seconds to wait for all ranks to come, to the group or to the creation of an exchange.
     backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
     workers: CPU threads of each rank. num_sms: most multiprocessors of any call on a GPU; 0: the library's choice.
+    host: where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are for
+    one rank each, in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set either, ranks that
+    can share memory share a host. May differ by rank.
+    network: what carries rows between hosts, "sockets" or "mpi" (docs/concepts/hosts.md).
+    silence: seconds; ranks of another host, as processes, of which nothing has come for longer count as dead, also if nobody waits for
+    them. None: the timeout and a second more. May differ by rank.
 
     A group is a context manager: at the end of ``with`` the rank leaves. It keeps what was made from it usable, so the order in which
     objects are let go does not matter. One thread at a time is in a call of a group: others wait.
@@ -110,6 +172,10 @@ class Group:
         self.rank: int = number.value
         check(functions.sy_group_size(pointer, byref(number)))
         self.size: int = number.value
+        other = ctypes.c_int32()
+        check(functions.sy_group_hosts(pointer, byref(other), byref(number)))
+        self.hosts: int = other.value  #: how many; numbered by their lowest ranks
+        self.host: int = number.value  #: of this rank
 
     # ---- How groups are formed ----
 
@@ -142,8 +208,11 @@ class Group:
     @classmethod
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """The ranks of a ``torch.distributed`` process group (gloo, NCCL or any other that gathers objects; None: the default group),
-        which says who they are and carries the place where they meet. All its ranks call it. They must be on one host. The process
-        group is not used afterwards. NCCL: `backend` is "cuda" and `device` the current one unless you say otherwise."""
+        which says who they are and carries the place where they meet, and a random token. All its ranks call it. The process group is
+        not used afterwards. NCCL: `backend` is "cuda" and `device` the current one unless you say otherwise.
+
+        Ranks on several machines meet over TCP, at an address of rank 0 (the one on its way to MASTER_ADDR, else that of its name) and a
+        port from 20000 to 29999; SWITCHYARD_STORE=tcp://address:port on rank 0 says another."""
         import torch
         import torch.distributed as dist
 
@@ -152,28 +221,30 @@ class Group:
             options.setdefault("backend", "cuda")
         if options.get("backend") == "cuda":
             options.setdefault("device", torch.cuda.current_device())
-        everybody: List[Any] = [None] * dist.get_world_size(pg)
-        dist.all_gather_object(everybody, cls._invitation(), group=pg)
-        return cls._join(dist.get_rank(pg), everybody, heap_bytes, options)
+        rank = dist.get_rank(pg)
+        world = dist.get_world_size(pg)
+
+        def gather(mine: Tuple[str, ...]) -> List[Any]:
+            everybody: List[Any] = [None] * world
+            dist.all_gather_object(everybody, mine, group=pg)
+            return everybody
+
+        return cls.connect(rank, world, *_meeting(rank, gather), heap_bytes, **options)
 
     @classmethod
     def from_mpi4py(cls, communicator: Any, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """The ranks of an mpi4py communicator, which is used once to say where they meet."""
-        everybody = communicator.allgather(cls._invitation())
-        return cls._join(communicator.Get_rank(), everybody, heap_bytes, options)
+        """The ranks of an mpi4py communicator, which only says where they meet; on several machines as in
+        :meth:`from_process_group`."""
+        rank = communicator.Get_rank()
+        return cls.connect(rank, communicator.Get_size(), *_meeting(rank, communicator.allgather), heap_bytes, **options)
 
-    @staticmethod
-    def _invitation() -> Tuple[Tuple[str, str], str, str]:
-        """What a rank tells the others; that of rank 0 counts."""
-        return _host(), f"unix:@switchyard-{secrets.token_hex(16)}", secrets.token_hex(16)
+    def _once_more(self, heap_bytes: int, options: Any) -> "Group":
+        """Collective. The same ranks in another group, with a heap of its own."""
 
-    @classmethod
-    def _join(cls, rank: int, everybody: List[Tuple[Tuple[str, str], str, str]], heap_bytes: int, options: Any) -> "Group":
-        host, store, token = everybody[0]
-        for other, (its_host, _, _) in enumerate(everybody):
-            if its_host != host:
-                raise Unsupported(f"rank {other} is on {its_host[0]}, rank 0 on {host[0]}: all ranks of a group are on one host")
-        return cls.connect(rank, len(everybody), store, token, heap_bytes, **options)
+        def gather(mine: Tuple[str, ...]) -> List[Any]:
+            return [json.loads(each) for each in self.all_gather(json.dumps(mine).encode().ljust(1024))]
+
+        return self.connect(self.rank, self.size, *_meeting(self.rank, gather), heap_bytes, **options)
 
     # ---- What a group is and does ----
 
@@ -192,6 +263,12 @@ class Group:
         """The experts that a rank holds, this one unless told otherwise, of `experts` in all."""
         rank = self.rank if rank is None else rank
         return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
+
+    def host_of(self, rank: int) -> int:
+        """The host that `rank` is on."""
+        host = ctypes.c_int32()
+        check(self._functions.sy_group_host_of(self.pointer, rank, byref(host)))
+        return host.value
 
     def barrier(self) -> None:
         """Collective. Waits until all ranks called it."""
@@ -256,7 +333,8 @@ class Group:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<switchyard.Group rank {self.rank} of {self.size}, {self.backend}{', closed' if self.closed else ''}>"
+        hosts = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
+        return f"<switchyard.Group rank {self.rank} of {self.size}{hosts}, {self.backend}{', closed' if self.closed else ''}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Group belongs to its process: form one in each process, for example by Group.from_environment()")

@@ -56,11 +56,11 @@ def _shape_of(module: Any) -> Tuple[int, int, "torch.dtype"]:
     return hidden, int(module.num_experts), weights.dtype
 
 
-def _config(module: Any, topk: int, max_tokens: int, backend: str) -> Dict[str, Any]:
+def _config(module: Any, topk: int, max_tokens: int, backend: str, hosts: int) -> Dict[str, Any]:
     hidden, experts, dtype = _shape_of(module)
-    # The worst routing sends all rows of all ranks to one: on the CPU rings bound the memory.
+    # The worst routing sends all rows of all ranks to one: on the CPU rings bound the memory, where all ranks share a host.
     return {"hidden": hidden, "experts": experts, "topk": topk, "max_tokens": max_tokens, "layout": "expert_major", "dtype": dtype,
-            "staging": "ring" if backend == "cpu" else "direct", "routing_gradients": True}
+            "staging": "ring" if backend == "cpu" and hosts == 1 else "direct", "routing_gradients": True}
 
 
 def _computes_swiglu(module: Any) -> bool:
@@ -135,11 +135,12 @@ def _layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
 
 
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
-                   experts: str = "automatic") -> int:
-    """``heap_bytes`` of a group for :func:`parallelize_moe` of this model, not converted yet. Needs no group."""
+                   experts: str = "automatic", hosts: int = 1) -> int:
+    """``heap_bytes`` of a group for :func:`parallelize_moe` of this model, not converted yet. Needs no group. hosts: on how many hosts its
+    ranks are; what several need, on the CPU, is not bounded by rings."""
     topk, exchanges, layers = _topk_of(model, topk), {}, {}  # type: ignore[var-annotated]
     for _, module in _experts_modules(model):
-        config = _config(module, topk, max_tokens, backend)
+        config = _config(module, topk, max_tokens, backend, hosts)
         exchanges[repr(config)] = config
         if _way(module, experts, backend) == "layer":
             of_layer = _layer_config(config, module)
@@ -169,7 +170,7 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     topk, exchanges, layers, converted = _topk_of(model, topk), {}, {}, []  # type: ignore[var-annotated]
     found = [(name, module, _way(module, experts, group.backend)) for name, module in _experts_modules(model)]
     for name, module, way in found:
-        config = _config(module, topk, max_tokens, group.backend)
+        config = _config(module, topk, max_tokens, group.backend, group.hosts)
         key = repr(config)
         if key not in exchanges:
             exchanges[key] = Exchange(group, **config)

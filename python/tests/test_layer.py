@@ -45,9 +45,9 @@ def reference(given, w13, w2):
     return out
 
 
-@pytest.mark.parametrize("exchange", ["normal", "low_latency"])
-@pytest.mark.parametrize("world", [1, 3])
-def test_forward(ranks, layer, world, exchange):
+@pytest.mark.parametrize("world, exchange, host", [(1, "normal", ""), (3, "normal", ""), (1, "low_latency", ""), (3, "low_latency", ""),
+                                                   (3, "normal", "a,a,b")])
+def test_forward(ranks, layer, world, exchange, host):
     inputs = [given._replace(x=oracle.to_bf16(given.x)) for given in
               oracle.make_inputs(world, seed=2, **{k: v for k, v in SHAPE.items() if k != "intermediate"})]
     w13, w2 = weights_of_experts()
@@ -66,7 +66,7 @@ def test_forward(ranks, layer, world, exchange):
         np.testing.assert_allclose(oracle.from_bf16(held), want + 1, rtol=0.02, atol=0.03)
         assert moe.dropped() is None
 
-    ranks(rank, world, heap_bytes=heap)
+    ranks(rank, world, heap_bytes=heap, host=host)
 
 
 @pytest.mark.parametrize("form", ["separate", "fused"])

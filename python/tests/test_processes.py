@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -91,10 +92,15 @@ class Communicator:
     def Get_rank(self):
         return self.rank
 
+    def Get_size(self):
+        return len(self.everybody)
+
     def allgather(self, mine):
         self.everybody[self.rank] = mine
         self.barrier.wait()
-        return list(self.everybody)
+        gathered = list(self.everybody)
+        self.barrier.wait()
+        return gathered
 
 
 def _with_communicator(change=None):
@@ -127,12 +133,109 @@ def test_communicators_of_mpi4py():
     assert _with_communicator() == [0, 1]
 
 
-def test_ranks_on_other_hosts_are_said():
-    def change(rank, mine):
-        return (("elsewhere", "x"), *mine[1:]) if rank == 1 else mine
+def _of_two_machines(rank, mine):
+    """Rank 1 says that it is elsewhere."""
+    return ("elsewhere", "x") if rank == 1 and len(mine) > 1 else mine
 
-    for error in _with_communicator(change):
-        assert isinstance(error, sy.Unsupported) and "rank 1 is on elsewhere" in str(error)
+
+def test_ranks_of_several_machines_meet_over_tcp(monkeypatch):
+    stores = []
+    connect = sy.Group.connect.__func__
+
+    def connect_and_note(cls, rank, world, store, *rest, **options):
+        stores.append(store)
+        return connect(cls, rank, world, store, *rest, **options)
+
+    monkeypatch.setattr(sy.Group, "connect", classmethod(connect_and_note))
+    monkeypatch.setenv("SWITCHYARD_HOST", "a,b")  # this is one machine in fact
+    monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
+    monkeypatch.setattr(sy.group, "_address", lambda: "127.0.0.1")
+    assert _with_communicator(_of_two_machines) == [0, 1]
+    assert stores[0] == stores[1] and stores[0].startswith("tcp://127.0.0.1:2")
+    store = f"tcp://localhost:{20000 + os.getpid() % 10000}"
+    monkeypatch.setenv("SWITCHYARD_STORE", store)
+    assert _with_communicator(_of_two_machines) == [0, 1]
+    assert stores[2:] == [store] * 2
+
+
+def test_a_machine_that_nobody_reaches_is_said(monkeypatch):
+    monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
+    monkeypatch.setattr(sy.group, "_address", lambda: "")
+    for error in _with_communicator(_of_two_machines):
+        assert isinstance(error, sy.Unsupported) and "rank 1 is on elsewhere" in str(error) and "SWITCHYARD_STORE" in str(error)
+
+
+def test_the_address_is_no_address_of_this_machine_alone(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert not sy.group._address().startswith("127.") and sy.group._address() != "::1"
+
+
+# ---- Several hosts, by name ----
+
+
+def hosts_of(group):
+    return group.hosts, [group.host_of(rank) for rank in range(group.size)]
+
+
+def exchange_between_hosts(group):
+    """A token with a route to each rank: its row crosses once to each other host, and so does what comes back of one."""
+    with sy.Exchange(group, dtype="f32", hidden=16, experts=group.size, topk=group.size, max_tokens=1) as exchange:
+        rows, handle = exchange.dispatch(np.full((1, 16), 1 + group.rank, "f"), np.arange(group.size)[None])
+        assert np.array_equal(rows, np.repeat(np.arange(1, group.size + 1, dtype="f"), 16).reshape(-1, 16))
+        assert exchange.last_call().network_bytes == 64 * (group.hosts - 1)
+        assert (exchange.combine(rows, handle, order="per_host") == group.size * (1 + group.rank)).all()
+        assert exchange.last_call().network_bytes == 64 * (group.hosts - 1)
+
+
+def test_threads_on_hosts():
+    def rank(group):
+        assert hosts_of(group) == (2, [0, 0, 1, 0]) and group.host == (group.rank == 2)
+        assert f"host {group.host} of 2" in repr(group)
+        with pytest.raises(sy.InvalidArgument, match="rank = 4"):
+            group.host_of(4)
+        exchange_once(group)
+        exchange_between_hosts(group)
+        with pytest.raises(sy.Unsupported, match="2 hosts"):
+            sy.LowLatency(group, hidden=128, experts=4, topk=2, max_tokens=4)
+        exchange_once(group)
+
+    sy.run_ranks(rank, 4, host="a,a,b", **OPTIONS)
+
+
+def _on_hosts(rank, world, store):
+    with sy.Group.connect(rank, world, store, "token", host="a,a,b", silence=20, **OPTIONS) as group:
+        assert hosts_of(group) == (2, [0, 0, 1]) and group.host == (rank == 2)
+        exchange_once(group)
+        exchange_between_hosts(group)
+        group.barrier()
+        with group._once_more(1 << 24, {"host": "a,b,c"}) as again:
+            assert hosts_of(again) == (3, [0, 1, 2])
+            exchange_once(again)
+        group.barrier()
+
+
+def test_processes_on_hosts():
+    run("fork", _on_hosts, 3, a_store())
+
+
+def _one_does_not_come(rank, world, store):
+    with sy.Group.connect(rank, world, store, "token", host="a,b", **OPTIONS) as group:
+        group.barrier()
+        if rank == 1:
+            with pytest.raises((sy.PeerTimeout, sy.PeerFailed)):
+                while True:
+                    group.check()
+                    time.sleep(0.001)
+            return
+        group.set_timeout(0.3)
+        with pytest.raises(sy.PeerTimeout) as caught:
+            group.barrier()
+        report = caught.value.report
+        assert report.awaited_rank == 1 and report.site == "network" and report.silent_ms >= 0
+
+
+def test_a_rank_of_another_host_that_does_not_come():
+    run("fork", _one_does_not_come, 2, a_store())
 
 
 def test_torch_is_not_imported_for_numpy(environment):

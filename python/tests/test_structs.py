@@ -84,7 +84,8 @@ def test_names_are_those_of_the_headers(headers):
     values = {name: int(number) for name, number in re.findall(r"SWITCHYARD_([A-Z0-9_]+) *=\s*(\d+)", text)}
     types = (HEADERS / "switchyard" / "dtypes.def").read_text(encoding="utf-8")
     values.update({f"DTYPE_{n}": int(v) for n, v in re.findall(r"SWITCHYARD_ROW_TYPE\(\w+, (\w+), (\d)", types)})
-    for table, prefix in [(_names.BACKENDS, "BACKEND"), (_names.DTYPES, "DTYPE"), (_names.SCALES, "SCALE"), (_names.LAYOUTS, "LAYOUT"),
+    for table, prefix in [(_names.BACKENDS, "BACKEND"), (_names.NETWORKS, "NETWORK"),
+                          (_names.DTYPES, "DTYPE"), (_names.SCALES, "SCALE"), (_names.LAYOUTS, "LAYOUT"),
                           (_names.STAGINGS, "STAGING"), (_names.SIZES, "SIZE"), (_names.OVERFLOWS, "OVERFLOW"),
                           (_names.PADDINGS, "PADDING"), (_names.ORDERS, "ORDER"), (_names.SCALE_ORDERS, "SCALES"),
                           (_names.SENDINGS, "SENDING"), (_names.STORAGES, "WEIGHTS"), (_names.MOE_EXCHANGES, "MOE_EXCHANGE"),

@@ -149,6 +149,67 @@ def test_process_groups(method, tmp_path):
     assert run_processes(method, _member, 3, str(tmp_path / "store")) == [0, 0, 0]
 
 
+class Experts(torch.nn.Module):
+    """As models of transformers have them: all experts in parameters of three dimensions."""
+
+    def __init__(self, experts, hidden):
+        super().__init__()
+        self.num_experts = experts
+        self.down_proj = torch.nn.Parameter(torch.randn(experts, hidden, hidden) / hidden ** 0.5)
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        out = torch.zeros_like(hidden_states)
+        for e in range(self.num_experts):
+            tokens, k = torch.where(top_k_index == e)
+            part = torch.tanh(hidden_states[tokens] @ self.down_proj[e].t()) * top_k_weights[tokens, k, None]
+            out = out.index_add(0, tokens, part)
+        return out
+
+
+def _member_on_hosts(rank, world, path):
+    """Of two machines, as far as Python can tell, and of two hosts by name."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    sy.group._kernel = lambda: f"machine {rank // 2}"
+    sy.group._address = lambda: "127.0.0.1"
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    torch.manual_seed(0)  # all ranks know everybody's tokens and experts
+    whole, tokens = Experts(5, 16), 6
+    xs, ids = torch.randn(world, tokens, 16), torch.stack([torch.randperm(5)[:2] for _ in range(world * tokens)]).view(world, tokens, 2)
+    weights = torch.rand(world, tokens, 2)
+    heap = sy.moe_heap_bytes(whole, world, max_tokens=tokens, topk=2, hosts=2)
+    with sy.Group.from_process_group(heap_bytes=heap, host="a,a,b,b", timeout=30, rendezvous_timeout=30) as group:
+        assert (group.rank, group.size, group.hosts, group.host) == (rank, world, 2, rank // 2)
+        # Rows, against those that torch's own collective call brings.
+        everybody = [torch.empty(tokens, 16) for _ in range(world)]
+        dist.all_gather(everybody, xs[rank])
+        with sy.Exchange(group, hidden=16, experts=world, topk=1, max_tokens=tokens, dtype="f32") as exchange:
+            rows, handle = exchange.dispatch(xs[rank], (torch.arange(tokens)[:, None] + rank) % world)
+            want = torch.cat([x[(torch.arange(tokens) + source) % world == rank] for source, x in enumerate(everybody)])
+            assert torch.equal(rows, want)
+            assert torch.equal(exchange.combine(rows, handle), xs[rank])
+        # A layer, forward and backward, against torch on one rank.
+        mine = Experts(5, 16)
+        mine.load_state_dict(whole.state_dict())
+        model = torch.nn.ModuleList([mine])
+        assert sy.parallelize_moe(model, group, max_tokens=tokens, topk=2) == ["0"]
+        out = mine(xs[rank], ids[rank], weights[rank])
+        # torch.testing would import sympy, in each process.
+        assert torch.allclose(out, whole(xs[rank], ids[rank], weights[rank]), rtol=1e-5, atol=1e-5)
+        out.square().sum().backward()
+        sum(whole(*each).square().sum() for each in zip(xs, ids, weights)).backward()
+        experts = group.experts_of(5)
+        assert torch.allclose(mine.down_proj.grad, whole.down_proj.grad[experts.start:experts.stop], rtol=1e-4, atol=1e-4)
+        group.barrier()
+    dist.destroy_process_group()
+
+
+def test_process_groups_of_several_machines(tmp_path, monkeypatch):
+    monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
+    assert run_processes("fork", _member_on_hosts, 4, str(tmp_path / "store")) == [0] * 4
+
+
 def test_torchrun(tmp_path, environment):
     """Two ranks that torchrun starts, with its variables and without a process group."""
     program = tmp_path / "rank.py"

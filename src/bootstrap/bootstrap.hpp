@@ -67,6 +67,17 @@ class Bootstrap {
   virtual void tell_abort(uint64_t) noexcept {}
   /// How long nothing has come from a rank of another host that is a process; negative for other ranks. Any thread.
   virtual Milliseconds silence(int) const noexcept { return Milliseconds{-1}; }
+  /// Whether the process of a rank is seen to stand still: it is stopped, or nothing has come from its host for half a second.
+  /// False for this rank. Any thread.
+  virtual bool stands_still(int) const noexcept { return false; }
+  /// For whom a wait for `awaited` is in the end, as far as can be seen. A rank that stands still in a call keeps others from
+  /// what they owe their peers: where `awaited` itself runs, it is the first rank that does not. Any thread.
+  int cause_of_wait(int awaited) const noexcept {
+    if (awaited < 0 || stands_still(awaited)) return awaited;
+    for (int r = 0; r < world(); ++r)
+      if (stands_still(r)) return r;
+    return awaited;
+  }
   /// A rank of another host that is silent for longer counts as dead from now on. Any thread.
   virtual void set_silence(Milliseconds) noexcept {}
   /// `asked` is called every few milliseconds while a collective call waits; true ends the call as its deadline does, but not

@@ -93,8 +93,8 @@ switchyard_code_t sy_last_wait_report(sy_wait_report* report) {
   if (last_error.code != SWITCHYARD_PEER_TIMEOUT || !is_valid_struct(report, sizeof *report))
     return SWITCHYARD_INVALID_ARGUMENT;
   const switchyard::WaitReport& r = last_error.report;
-  const sy_wait_report filled{sizeof filled,  r.operation, r.site, r.call,     r.waiting_rank,
-                              r.awaited_rank, r.expected,  r.seen, r.waited_ms};
+  const sy_wait_report filled{sizeof filled,  r.operation, r.site, r.call,      r.waiting_rank,
+                              r.awaited_rank, r.expected,  r.seen, r.waited_ms, r.silent_ms};
   write_struct(report, filled);
   return SWITCHYARD_OK;
 }

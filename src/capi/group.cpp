@@ -80,6 +80,22 @@ switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
   });
 }
 
+switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host) {
+  return guarded([&] {
+    require(group, "group");
+    if (hosts) *hosts = group->group->hosts();
+    if (host) *host = group->group->host();
+  });
+}
+
+switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host) {
+  return guarded([&] {
+    require(group, "group");
+    require(host, "host");
+    *host = group->group->host_of(rank);
+  });
+}
+
 switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms) {
   return guarded([&] {
     require(group, "group");

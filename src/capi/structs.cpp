@@ -34,7 +34,8 @@ static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) 
 
 // Members keep their places for ever: new ones are appended.
 static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_options, num_blocks) == 32 &&
-              offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48);
+              offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48 &&
+              offsetof(sy_group_options, host) == 56 && offsetof(sy_group_options, network) == 72);
 static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32 &&
               offsetof(sy_dispatch_options, out) == 56);
 static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40);
@@ -42,6 +43,8 @@ static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_op
 // Values of the enumerations.
 static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
               SWITCHYARD_BACKEND_CUDA == static_cast<int>(Backend::cuda));
+static_assert(SWITCHYARD_NETWORK_SOCKETS == static_cast<int>(HostNetwork::sockets) &&
+              SWITCHYARD_NETWORK_MPI == static_cast<int>(HostNetwork::mpi));
 static_assert(SWITCHYARD_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
               SWITCHYARD_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
               SWITCHYARD_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
@@ -102,6 +105,11 @@ GroupOptions to_options(const sy_group_options* options) {
   result.backend = to_enum<Backend>("options->backend", o.backend);
   require_range("options->device", o.device, -1, INT32_MAX);
   result.device = o.device;
+  if (o.host) result.host = o.host;
+  require_range("options->silence_ms", o.silence_ms, 0, INT64_MAX);
+  result.silence = std::chrono::milliseconds(o.silence_ms);
+  result.network = to_enum<HostNetwork>("options->network", o.network);
+  require_range("options->reserved2", o.reserved2, 0, 0);
   return result;
 }
 

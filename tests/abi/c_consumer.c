@@ -445,6 +445,7 @@ int main(void) {
     if (layout_of_run == SWITCHYARD_LAYOUT_RANK_MAJOR) run_two_ranks(options_of_dispatch, &options);
   }
   run_error_tests();
+  run_host_tests();
   run_low_latency_tests();
   run_ledger_tests();
   run_trace_tests();

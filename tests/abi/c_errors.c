@@ -68,7 +68,7 @@ static void sizes_of_structs(void) {
   CHECK_OK(sy_group_in_process(1, &newer.known, &group));
   CHECK_OK(sy_group_destroy(group));
   newer.news[5] = 1;
-  CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 61");
+  CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 85");
   CHECK(group == NULL);
 
   // An older one: shorter, and the memory behind it is not ours. What it lacks has its default.

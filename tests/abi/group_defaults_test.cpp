@@ -21,6 +21,10 @@ TEST(GroupDefaults, AreTheSameInC) {
   EXPECT_EQ(c.num_sms, options.num_sms);
   EXPECT_EQ(static_cast<int>(c.backend), static_cast<int>(options.backend));
   EXPECT_EQ(c.device, options.device);
+  EXPECT_EQ(c.host, nullptr);
+  EXPECT_EQ(options.host, "");
+  EXPECT_EQ(c.silence_ms, options.silence.count());
+  EXPECT_EQ(static_cast<int>(c.network), static_cast<int>(options.network));
 }
 
 }  // namespace

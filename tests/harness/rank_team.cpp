@@ -92,7 +92,10 @@ bool run_team(int world, const std::vector<std::string>& names) {
   if (!::mkdtemp(folder.data())) throw std::runtime_error("no folder for a team of ranks");
   const auto output = [&](int rank) { return folder + "/output." + std::to_string(rank); };
   ForkedRanks members(world, [&](ChildRank& me) {
-    RankTeam team(me, folder);
+    RankTeam team(me.rank(), me.world(), folder, [&me](int round) {
+      me.say("round " + std::to_string(round));
+      me.await("go " + std::to_string(round));
+    });
     g_mine = &team;
     if (me.rank() > 0)
       ChildRank::require(std::freopen(output(me.rank()).c_str(), "w", stdout) != nullptr, "a file for the output");
@@ -116,21 +119,20 @@ bool run_team(int world, const std::vector<std::string>& names) {
 
 }  // namespace
 
-RankTeam::RankTeam(const ChildRank& link, std::string folder) : link_(link), folder_(std::move(folder)) {}
+RankTeam::RankTeam(int rank, int world, std::string folder, std::function<void(int)> meet)
+    : rank_(rank), world_(world), folder_(std::move(folder)), meet_(std::move(meet)) {}
 RankTeam* RankTeam::mine() { return g_mine; }
-int RankTeam::rank() const { return link_.rank(); }
-int RankTeam::world() const { return link_.world(); }
 std::string RankTeam::store() const { return "unix:" + folder_ + "/store" + std::to_string(round_); }
 std::string RankTeam::file(int rank) const { return folder_ + "/" + std::to_string(round_) + "." + std::to_string(rank); }
 
 std::vector<std::string> RankTeam::gather(const std::vector<std::string>& lines) {
   {
-    std::ofstream out(file(rank()));
+    std::ofstream out(file(rank()) + ".new");
     out << current_test() << "\n";
     for (const std::string& line : lines) out << line << "\n";
   }
-  link_.say("round " + std::to_string(round_));
-  link_.await("go " + std::to_string(round_));
+  fs::rename(file(rank()) + ".new", file(rank()));  // whole, for whoever sees it
+  meet_(round_);
   std::vector<std::string> all;
   std::string first;
   for (int r = 0; r < world(); ++r) {
@@ -156,6 +158,46 @@ int run_tests_in_teams() {
     passed = RUN_ALL_TESTS() == 0 && passed;
   }
   return passed ? 0 : 1;
+}
+
+bool is_member_of_launcher() { return std::getenv("SWITCHYARD_TEST_TEAM") != nullptr; }
+
+int run_tests_as_member() {
+  const auto number = [](const char* name) {
+    const char* const text = std::getenv(name);
+    return text ? std::atoi(text) : -1;
+  };
+  const int rank = number("OMPI_COMM_WORLD_RANK"), world = number("OMPI_COMM_WORLD_SIZE");
+  if (rank < 0 || world < 1) {
+    std::cerr << "SWITCHYARD_TEST_TEAM is set, but mpirun has not started this process\n";
+    return 1;
+  }
+  const Milliseconds limit = 10 * patience(std::chrono::seconds(30));
+  RankTeam team(rank, world, std::getenv("SWITCHYARD_TEST_TEAM"), [&](int) {
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    for (int r = 0; r < world; ++r)
+      while (!fs::exists(g_mine->file(r))) {
+        if (std::chrono::steady_clock::now() > deadline)
+          throw std::runtime_error("rank " + std::to_string(r) + " did not come to " + current_test());
+        ::usleep(1000);
+      }
+  });
+  std::vector<std::string> names;
+  for (const auto& [of_world, of_tests] : selected_tests())
+    for (const std::string& name : of_tests)
+      if (of_world == world || name.find("AnyWorld") != std::string::npos) names.push_back(name);
+  if (names.empty()) {
+    std::cerr << "no test has " << world << " ranks\n";
+    return 1;
+  }
+  const std::string output = team.file(rank) + ".output";
+  if (rank > 0 && std::freopen(output.c_str(), "w", stdout) == nullptr) return 1;
+  select(names);
+  g_mine = &team;
+  const int failed = RUN_ALL_TESTS();
+  std::fflush(stdout);
+  if (failed != 0 && rank > 0) std::cerr << std::ifstream(output).rdbuf();
+  return failed;
 }
 
 }  // namespace harness

@@ -10,24 +10,22 @@
 // Members must do the same: tests may not depend on time, on the process or on what a body did in another process.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
-
-namespace switchyard::test {
-class ChildRank;
-}
 
 namespace harness {
 
 class RankTeam {
  public:
-  /// For run_tests_in_teams: `link` to the process that lets rounds begin, `folder` for sockets and lines.
-  RankTeam(const switchyard::test::ChildRank& link, std::string folder);
+  /// `folder` is for sockets and lines. `meet` is called with a round's number when this member has written its file of it; it
+  /// returns when all members have written theirs.
+  RankTeam(int rank, int world, std::string folder, std::function<void(int round)> meet);
   /// The team this process is a member of, or null.
   static RankTeam* mine();
 
-  int rank() const;
-  int world() const;
+  int rank() const { return rank_; }
+  int world() const { return world_; }
   /// Where the group of this round meets.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
@@ -35,11 +33,13 @@ class RankTeam {
   /// at another test is one more line.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
- private:
+  /// Lines of `rank` in this round.
   std::string file(int rank) const;
 
-  const switchyard::test::ChildRank& link_;
+ private:
+  const int rank_, world_;
   const std::string folder_;
+  const std::function<void(int)> meet_;
   int round_ = 1;
 };
 
@@ -48,5 +48,12 @@ class RankTeam {
 /// failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes
 /// (SWITCHYARD_TEST_DEADLINE_S: ten times that), ends its team and fails the program.
 int run_tests_in_teams();
+
+/// Whether mpirun started this process as a member of a team: SWITCHYARD_TEST_TEAM names its folder
+/// (tests/multiproc/mpirun.sh).
+bool is_member_of_launcher();
+/// Instead of RUN_ALL_TESTS, in such a process: the tests of as many ranks as mpirun started processes, which are those whose
+/// name says so, and those that say AnyWorld. Returns 1 if there are none.
+int run_tests_as_member();
 
 }  // namespace harness

@@ -12,6 +12,7 @@
 
 #include "exchange/group/impl.hpp"
 #include "harness/outcome.hpp"
+#include "modes/normal/normal_rig.hpp"
 #include "multiproc/meeting.hpp"
 
 namespace switchyard::test {
@@ -121,6 +122,27 @@ TEST_P(ProcessHosts, AreConnectedByRails) {
 
 INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts, testing::ValuesIn(kHosts),
                          [](const auto& d) { return std::string(d.param.name); });
+
+/// Two processes, each of which is a host of two ranks: threads that join by themselves.
+TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
+  const Place place("127.0.0.1");
+  expect_all_ok(run_ranks(2, [&](ChildRank& me) {
+    std::vector<std::string> wrong(2);
+    harness::on_threads(2, [&](size_t thread) {
+      wrong[thread] = outcome_of([&] {
+                        const int rank = 2 * me.rank() + static_cast<int>(thread);
+                        GroupOptions options = options_of("a,a,b,b", 60s);
+                        options.heap_bytes = size_t{8} << 20;
+                        Group group = Group::connect(rank, 4, place.store(), "token", options);
+                        if (group.hosts() != 2 || group.host() != me.rank()) throw Error(ErrorCode::mismatch, "hosts");
+                        harness::NormalRig rig(group);
+                        for (int round = 0; round < 5; ++round) rig.round();
+                        group.barrier();
+                      }).text;
+    });
+    me.require(wrong[0].empty() && wrong[1].empty(), wrong[0] + "; " + wrong[1]);
+  }));
+}
 
 /// One body for all ranks of "a,a,b,b"; a rank says how its call ended.
 void say(ChildRank& me, const Outcome& o) {
@@ -286,6 +308,39 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
     EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
     EXPECT_TRUE(said(end, "site network")) << all_said(end);
   }
+}
+
+/// By its own host and by others; and a wait for a rank that runs is taken for one for it.
+TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(3, [&](ChildRank& me) {
+    Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b"));
+    const auto& link = *group.impl().bootstrap;
+    group.barrier();
+    me.say("met");
+    me.await("look");
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    const auto wait_until_still = [&](bool still) {
+      while (link.stands_still(1) != still && std::chrono::steady_clock::now() < end) ::usleep(1000);
+      return link.stands_still(1) == still;
+    };
+    if (me.rank() != 1) {
+      const int other = 2 - me.rank();
+      me.require(wait_until_still(true), "rank 1 stands still");
+      me.require(link.cause_of_wait(1) == 1 && link.cause_of_wait(other) == 1, "whom a wait is for");
+      me.say("seen");
+      me.require(wait_until_still(false), "rank 1 runs again");
+      if (me.rank() == 0) me.require(link.cause_of_wait(0) == 0 && link.cause_of_wait(2) == 2, "nobody stands still");
+    }
+    me.await("end");
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
+  ranks.kill(1, SIGSTOP);
+  ranks.tell_all("look");
+  for (const int r : {0, 2}) EXPECT_TRUE(ranks.wait_until_said(r, "seen", kLong));
+  ranks.kill(1, SIGCONT);
+  ranks.tell_all("end");
+  expect_all_ok(ranks.finish(kLong));
 }
 
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "bench/case.hpp"
+#include "bench/hosts.hpp"
 #include "check/exchange_check.hpp"
 #include "check/row_moves.hpp"
 #include "cli/style.hpp"
@@ -29,7 +30,8 @@ struct BenchRun : MeasuredPoint {
   measure::ExchangeBytes bytes;
   double plan_us = 0;         ///< median of the slowest rank's bookkeeping inside dispatch
   double counted_remote = 0;  ///< remote bytes of a dispatch, as the library counts them
-  size_t heap_bytes = 0;      ///< symmetric memory per rank
+  HostTraffic network;
+  size_t heap_bytes = 0;  ///< symmetric memory per rank
 };
 
 /// Everything that is equal on all ranks.
@@ -71,9 +73,11 @@ class RankBench {
     const int64_t total = setup_.options.warmup + setup_.options.iterations;
     std::vector<double> dispatch_s, combine_s, plan_us;
     double remote = 0;
+    json network = {0, 0};  // dispatch, combine
     for (int64_t i = 0; i < total; ++i) {
       const int set = static_cast<int>(i % setup_.sets);
       const double combine_time = clock_->once([&] { combine(set); });
+      network[1] = exchange_.last_call().network_bytes;
       slots_[static_cast<size_t>(set)] = Dispatched();  // its rows go back to the pool outside the timed part
       const double dispatch_time = clock_->once([&] { dispatch(set); });
       if (rank_ == 0) link_.progress(i + 1, "");
@@ -82,6 +86,7 @@ class RankBench {
       combine_s.push_back(combine_time);
       plan_us.push_back(exchange_.last_call().plan_us);
       remote = static_cast<double>(exchange_.last_call().remote_bytes);
+      network[0] = exchange_.last_call().network_bytes;
     }
     std::vector<CheckResult> checks;
     for (int set = 0; setup_.options.verify && set < setup_.sets; ++set) verify(set, checks);
@@ -90,12 +95,19 @@ class RankBench {
             {"combine", combine_s},
             {"plan_us", plan_us},
             {"remote_bytes", remote},
+            {"network_bytes", network},
+            {"host_of", hosts_of_ranks()},
             {"checks", told(checks)}};
   }
 
  private:
   const Scenario& scenario(int set) const { return setup_.scenarios[static_cast<size_t>(set)]; }
 
+  std::vector<int> hosts_of_ranks() const {
+    std::vector<int> hosts;
+    for (int r = 0; r < setup_.world; ++r) hosts.push_back(group_.host_of(r));
+    return hosts;
+  }
   void dispatch(int set) {
     const auto at = static_cast<size_t>(set);
     const Routing& mine = scenario(set).routing[static_cast<size_t>(rank_)];
@@ -282,6 +294,10 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
     after_ = limit_now(progress, first, machine_, "copy limit, after");
     if (after_.best().gbs > limit_.best().gbs) limit_ = after_;  // other load may have slowed one of them
     notes_ = limit_notes(before_.best().gbs, after_.best().gbs, largest_share());
+    if (limit_.bytes < 2 * machine_.llc_bytes)
+      notes_.push_back(fmt::format("the copy limit is that of {}, which the last-level cache ({}) may hold; more: --limit-ms",
+                                   binary_size(static_cast<double>(limit_.bytes)),
+                                   binary_size(static_cast<double>(machine_.llc_bytes))));
     const std::string cached = cache_note();
     if (!cached.empty()) notes_.push_back(cached);
   }
@@ -321,7 +337,12 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
     run.combine = measure::times_of(ranks, "/combine");
     run.both = both_of(ranks);
     run.plan_us = measure::times_of(ranks, "/plan_us").p50;
-    for (const json& r : ranks) run.counted_remote += r.at("remote_bytes").get<double>();
+    run.network = crossings(setup.scenarios, ranks[0].at("host_of"));
+    for (const json& r : ranks) {
+      run.counted_remote += r.at("remote_bytes").get<double>();
+      run.network.dispatch += r.at("network_bytes")[0].get<double>();
+      run.network.combine += r.at("network_bytes")[1].get<double>();
+    }
     run.bytes = bytes_of(setup);
     run.working_set_bytes = setup.sets * (run.bytes.dispatch_limit + static_cast<double>(options.ranks * options.tokens) *
                                                                          static_cast<double>(returned_row_bytes(options)));
@@ -365,6 +386,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
             {"plan_us", run.plan_us},
             {"bytes", to_json(run.bytes)},
             {"counted_remote_bytes", run.counted_remote},
+            {"network", to_json(run.network)},
             {"share_of_limit",
              {{"dispatch", share(run.bytes.dispatch_limit, run.dispatch.p50, gbs())},
               {"combine", share(run.bytes.combine_limit, run.combine.p50, gbs())},
@@ -438,6 +460,10 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
       fmt::print("    {:<32} {:>7.1f} GB/s  ({:.1f} to {:.1f})\n", r.method, r.gbs, r.gbs_min, r.gbs_max);
     for (const std::string& note : notes_) fmt::print("  {}: {}\n", yellow("note"), note);
     fmt::print("  remote: rows for other ranks, one per (token, rank); logical: one row per route.\n");
+    for (const BenchRun& r : runs_)
+      if (r.network.hosts > 1)
+        fmt::print("  {} ranks, {} tokens: {}\n", r.options.ranks, r.options.tokens,
+                   hosts_line(r.network, static_cast<double>(sent_row_bytes(r.options))));
     print_tail_of_table();
   }
 

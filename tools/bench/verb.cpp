@@ -80,7 +80,7 @@ void declare(Options& add, BenchOptions& o) {
   add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
   add.automatic("--sets", o.sets, 1, 64, "CPU, normal: input sets used in turn; auto: so many that no cache holds them");
   add.integer("--limit-ms", o.limit_ms, 1, 600'000,
-              "CPU, normal: time for the copy limit, before and again after; five passes of each way to copy are the least");
+              "CPU, normal: time for the copy limit, before and again after; below 1000, caches may hold what is copied");
   add.choice("--pin", o.pin, {"auto", "cores", "none"},
              "CPU, normal: pin each rank to its share of the cores; auto: where it can be done");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");

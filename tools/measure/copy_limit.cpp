@@ -73,9 +73,6 @@ const CopyRate& CopyLimit::best() const {
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress) {
   const auto num_threads = static_cast<size_t>(std::max(1, options.threads));
-  const auto wanted = static_cast<size_t>(
-      std::min(options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8));
-  const size_t slice = (wanted / num_threads + kPage) / kPage * kPage;
   std::vector<Method> methods;
   methods.push_back({"memcpy, long blocks", [](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, kBlock); }});
   if (options.row_bytes > 0) {
@@ -86,6 +83,10 @@ CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& opt
   methods.push_back({"streaming stores", stream_copy});
   methods.push_back({"ordinary stores", copy_with_stores});
 
+  const auto wanted = static_cast<size_t>(
+      std::min({options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8,
+                options.seconds * 10e9 / static_cast<double>(2 * methods.size())}));
+  const size_t slice = (wanted / num_threads + kPage) / kPage * kPage;
   CopyLimit limit{static_cast<int>(num_threads), slice * num_threads, {}};
   const Buffer source(limit.bytes);
   const Buffer target(limit.bytes);

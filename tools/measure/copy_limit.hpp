@@ -32,7 +32,8 @@ struct CopyLimitOptions {
   size_t row_bytes = 0;   ///< > 0: also measure copies of rows of this size, which is how an exchange copies
   double seconds = 1.0;   ///< for all methods together, roughly
   double llc_factor = 4;  ///< source bytes = factor * last-level cache; the destination has the same size. Both together take
-                          ///< no more than a quarter of the memory that is available: with little, caches may hold them
+                          ///< no more than a quarter of the memory that is available, and the source no more than 10 GB/s
+                          ///< copy twice by each method in `seconds`: with little memory or time, caches may hold them
 };
 
 /// Methods: the C library's memcpy over long blocks (it usually bypasses the caches), the same row by row, and a loop of

@@ -81,9 +81,10 @@ typedef struct sy_wait_report {
   uint64_t expected;  ///< smallest flag word that would have ended the wait
   uint64_t seen;      ///< last flag word read
   double waited_ms;
+  double silent_ms;  ///< how long nothing has come from awaited_rank, if it is a process on another host; negative otherwise
 } sy_wait_report;
 #define SWITCHYARD_WAIT_REPORT_INIT \
-  { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0 }
+  { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0, 0.0 }
 
 /// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
 /// that failure was of another kind or a pointer is NULL.
@@ -109,9 +110,21 @@ typedef struct sy_group_options {
   int32_t num_sms;   ///< CUDA: most multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
   sy_backend backend;
   int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
+  /// Where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are
+  /// for one rank each, in turn ("a,a,b": rank 3 is on a again). NULL or "": SWITCHYARD_HOST in the environment; if that is not
+  /// set either, ranks that can share memory share a host. May differ by rank. Read during the call only.
+  const char* host;
+  /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
+  /// nobody waits for them; >= 0; 0: timeout_ms and a second more. May differ by rank.
+  int64_t silence_ms;
+  sy_host_network network;  ///< several hosts: what carries their rows
+  int32_t reserved2;        ///< must be 0
 } sy_group_options;
-#define SWITCHYARD_GROUP_OPTIONS_INIT \
-  { sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0, SWITCHYARD_BACKEND_CPU, -1 }
+#define SWITCHYARD_GROUP_OPTIONS_INIT                                                                   \
+  {                                                                                                     \
+    sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0, SWITCHYARD_BACKEND_CPU, -1, NULL, 0, \
+        SWITCHYARD_NETWORK_SOCKETS, 0                                                                   \
+  }
 
 /// All `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank r and is
 /// to be used by one thread. `options` NULL: defaults.
@@ -129,6 +142,10 @@ switchyard_code_t sy_group_destroy(sy_group* group);
 
 switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
 switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
+/// Number of hosts, and which of them this rank is on; they are numbered by their lowest ranks. Either pointer may be NULL.
+switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
+/// The host of `rank`, in [0, W).
+switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
 /// Deadline of every wait inside the calls from now on, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
 switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks called it.

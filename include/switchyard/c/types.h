@@ -32,8 +32,15 @@ enum {
 /// Where a group's ranks compute and hold their rows.
 typedef int32_t sy_backend;
 enum {
-  SWITCHYARD_BACKEND_CPU = 0,  ///< threads or processes of one host; pointers are host pointers
+  SWITCHYARD_BACKEND_CPU = 0,  ///< threads or processes, of one host or several; pointers are host pointers
   SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
+};
+
+/// What carries rows between hosts, on CPUs. docs/concepts/hosts.md.
+typedef int32_t sy_host_network;
+enum {
+  SWITCHYARD_NETWORK_SOCKETS = 0,  ///< TCP connections of the group's own, or what SWITCHYARD_NETWORK in the environment says
+  SWITCHYARD_NETWORK_MPI = 1       ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
 };
 
 /// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def says what each can do.

@@ -199,10 +199,7 @@ class Generations:
 
     def _group_of(self, heap: int) -> Group:
         """Collective. The same ranks once more, with a heap of their own."""
-        _, store, token = Group._invitation()
-        mine = f"{store} {token}".encode()
-        store, token = self._group.all_gather(mine)[0].decode().split(" ")
-        return Group.connect(self._group.rank, self._group.size, store, token, heap, **self._options)
+        return self._group._once_more(heap, self._options)
 
     def close(self) -> None:
         for each in self._made.values():

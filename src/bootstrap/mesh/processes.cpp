@@ -6,12 +6,15 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <system_error>
 
 #include "bootstrap/deadline.hpp"
@@ -23,22 +26,37 @@ namespace switchyard::detail {
 namespace {
 
 /// Without pidfds (Linux before 5.3, or a filter) a death still shows as the end of the connection.
-UniqueFd open_process(int fd) {
+UniqueFd open_process(int pid) {
 #ifdef SYS_pidfd_open
-  const auto peer = peer_identity(fd);
-  if (peer && peer->process > 0 && peer->process != ::getpid()) {
-    return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, peer->process, 0)));
-  }
-#else
-  (void)fd;
+  if (pid > 0) return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 #endif
   return UniqueFd();
+}
+
+/// The process at the other end of a Unix socket; 0 if it is this one, or not to be seen from here.
+int process_of_peer(int fd) {
+  const auto peer = peer_identity(fd);
+  return peer && peer->process > 0 && peer->process != ::getpid() ? static_cast<int>(peer->process) : 0;
+}
+
+/// By a signal or a debugger. /proc/PID/stat: "PID (name) state ...".
+bool is_stopped(int pid) noexcept {
+  char path[32], text[256];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  const ssize_t n = file ? ::read(file.get(), text, sizeof text) : 0;
+  const std::string_view all(text, n > 0 ? static_cast<size_t>(n) : 0);
+  const size_t end = all.rfind(") ");
+  return end != std::string_view::npos && end + 2 < all.size() && (all[end + 2] == 'T' || all[end + 2] == 't');
 }
 
 bool is_readable(int fd) {
   pollfd entry = {fd, POLLIN, 0};
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
+
+/// A silence that is told of.
+constexpr Milliseconds kNoticeable{500};
 
 /// How long frames that peers sent before an interrupt may take to arrive: a call that they complete is complete.
 constexpr Milliseconds kDeliveryTime{1000};
@@ -76,7 +94,7 @@ ProcessBootstrap::ProcessBootstrap(Formed formed)
     if (!link) continue;
     Peer& peer = peers_[static_cast<size_t>(r)];
     if (host_map().together(r, rank()))
-      peer.process = open_process(link->fd());
+      peer.process = open_process(peer.pid = process_of_peer(link->fd()));
     else
       far_.add(r, link->fd());
     peer.connection = std::move(link);
@@ -244,9 +262,14 @@ void ProcessBootstrap::tell_abort(uint64_t word) noexcept {
   wake();
 }
 
+bool ProcessBootstrap::stands_still(int r) const noexcept {
+  const int pid = peers_[static_cast<size_t>(r)].pid;
+  return pid > 0 ? is_stopped(pid) : far_.silence(r) >= kNoticeable;
+}
+
 std::string ProcessBootstrap::describe_silence(int r) const {
   const Milliseconds silent = far_.silence(r);
-  return silent < Milliseconds{500} ? "" : " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
+  return silent < kNoticeable ? "" : " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
 }
 
 /// Sends one frame to every peer. A peer that is gone is skipped: collect() tells. Stops at the deadline, and collect() tells.

@@ -45,6 +45,7 @@ class ProcessBootstrap final : public Bootstrap {
   void watch_far(FarSide* side) override;
   void tell_abort(uint64_t word) noexcept override;
   Milliseconds silence(int rank) const noexcept override { return far_.silence(rank); }
+  bool stands_still(int rank) const noexcept override;
   void set_silence(Milliseconds limit) noexcept override { far_.set_limit(limit); }
   void leave() noexcept override;
 
@@ -57,6 +58,7 @@ class ProcessBootstrap final : public Bootstrap {
   struct Peer {
     std::optional<Connection> connection;  // none: this rank itself
     UniqueFd process;  // pidfd: readable once the process has ended, also if a child still holds its sockets
+    int pid = 0;       // of a rank of this host, where it can be seen
     bool cut = false;  // this side sent a part of a frame and gave up; caller's thread only
     // Receiving thread only.
     std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet

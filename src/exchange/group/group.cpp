@@ -295,6 +295,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (const int missing = abort_awaited(word);
       timed_out && !host_map().one_host() && missing < bootstrap->world() && missing != bootstrap->rank())
     fault.awaited_rank = missing;
+  if (!fault.aborted && !device) fault.awaited_rank = bootstrap->cause_of_wait(fault.awaited_rank);
   const bool same_story = timed_out && abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) {
     if (abort_is_left(word) || abort_word() == 0) post_word(word);  // who has left, or what only GPUs were told of

@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "harness/draw.hpp"
+#include "harness/rank_team.hpp"
 #include "modes/normal/scenario.hpp"
 
 namespace harness {
@@ -100,13 +101,14 @@ void draw_for_gpus(Draw draw, Scenario& s) {
 }
 #endif
 
-TEST(Random, Exchanges) {
+TEST(Random, ExchangesInAnyWorld) {
+  const RankTeam* const team = RankTeam::mine();
   const uint64_t first = from_environment("SWITCHYARD_SEED", 1);
   const uint64_t wanted = from_environment("SWITCHYARD_RANDOM_EXCHANGES", kDefaultExchanges);
   uint64_t done = 0;
   for (uint64_t seed = first; done < wanted; ++seed) {
     Draw draw(oracle::mix(seed, 0xBA7C4));
-    const int world = draw.one_of({1, 2, 2, 3, 4, 5, 7, 8});
+    const int drawn = draw.one_of({1, 2, 2, 3, 4, 5, 7, 8}), world = team ? team->world() : drawn;
     const Workers workers{static_cast<int>(draw.between(1, 2)), static_cast<int>(draw.between(1, 3)), draw.one_in(2)};
     std::vector<std::shared_ptr<const Case>> cases;
     for (int i = 0; i < 6; ++i) {
@@ -118,7 +120,7 @@ TEST(Random, Exchanges) {
       done += static_cast<uint64_t>(s.repeats * (s.cached ? 2 : 1));
       cases.push_back(make_case(s));
     }
-    const std::string mismatches = run_cases(Ranks::threads, workers, cases);
+    const std::string mismatches = run_cases(ranks_of_suite(), workers, cases);
     ASSERT_EQ(mismatches, "") << "reproduce with SWITCHYARD_SEED=" << seed << " SWITCHYARD_RANDOM_EXCHANGES=1 (W" << world
                               << ", workers " << to_string(workers) << ")";
   }

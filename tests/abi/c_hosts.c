@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of several hosts, from C: two ranks as threads and three as processes, on hosts by name. Expected values come from the
+// loops in this file.
+#define _POSIX_C_SOURCE 200809L
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "c_check.h"
+
+enum { kHidden = 16, kMostRanks = 3 };
+
+static sy_group_options options_on(const char* host) {
+  sy_group_options o = patient_options(1 << 20);
+  o.host = host;
+  return o;
+}
+
+// Every rank has one token, a route of which goes to each rank: expert e is on rank e. Checks rows, sums and what crossed.
+static void exchange_of_one_token(sy_group* group) {
+  int32_t rank = -1, world = 0, hosts = 0, host = -1;
+  CHECK_OK(sy_group_rank(group, &rank));
+  CHECK_OK(sy_group_size(group, &world));
+  CHECK_OK(sy_group_hosts(group, &hosts, &host));
+  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  config.hidden = kHidden;
+  config.max_tokens = 1;
+  config.num_experts = config.topk = world;
+  config.row_type = SWITCHYARD_DTYPE_F32;
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  float x[kHidden], out[kHidden] = {0};
+  int32_t ids[kMostRanks] = {0, 1, 2};
+  for (int j = 0; j < kHidden; ++j) x[j] = (float)(100 * rank + j);
+  const sy_const_row_view rows = view_of_rows(x, 1, kHidden);
+  const sy_expert_ids expert_ids = view_of_ids(ids, 1, world);
+  sy_dispatched* dispatched = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &rows, &expert_ids, NULL, NULL, &dispatched));
+  // The row crossed once to each other host, however many ranks that has.
+  sy_call_statistics last = SWITCHYARD_CALL_STATISTICS_INIT;
+  CHECK_OK(sy_exchange_last_call(exchange, &last));
+  CHECK(last.network_bytes == (uint64_t)(hosts - 1) * sizeof x && last.remote_bytes == (uint64_t)(world - 1) * sizeof x);
+  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  CHECK_OK(sy_dispatched_get(dispatched, &view));
+  CHECK(view.rows == world);
+  for (int r = 0; r < world; ++r)
+    for (int j = 0; j < kHidden; ++j) CHECK(((const float*)view.x)[r * kHidden + j] == (float)(100 * r + j));
+  sy_const_row_view back = view_of_rows(view.x, view.rows, kHidden);
+  sy_combine_options how = SWITCHYARD_COMBINE_OPTIONS_INIT;
+  how.order = SWITCHYARD_ORDER_PER_HOST;
+  CHECK_OK(sy_exchange_combine(exchange, &back, view.handle, out, &how, NULL));
+  for (int j = 0; j < kHidden; ++j) CHECK(out[j] == (float)world * x[j]);
+  CHECK_OK(sy_exchange_last_call(exchange, &last));
+  CHECK(last.network_bytes == (uint64_t)(hosts - 1) * sizeof x);
+  CHECK_OK(sy_dispatched_destroy(dispatched));
+  CHECK_OK(sy_exchange_destroy(exchange));
+  CHECK_OK(sy_group_barrier(group));
+}
+
+static void two_hosts(int rank, sy_group* group) {
+  int32_t hosts = 0, host = -1;
+  CHECK_OK(sy_group_hosts(group, &hosts, NULL));
+  CHECK_OK(sy_group_hosts(group, NULL, &host));
+  CHECK(hosts == 2 && host == rank);
+  exchange_of_one_token(group);
+}
+
+static void where_ranks_are(void) {
+  sy_group* groups[4] = {NULL, NULL, NULL, NULL};
+  const sy_group_options options = options_on("a,a,b");
+  CHECK_OK(sy_group_in_process(4, &options, groups));
+  const int32_t expected[] = {0, 0, 1, 0};
+  for (int32_t r = 0; r < 4; ++r) {
+    int32_t hosts = 0, host = -1, other = -1;
+    CHECK_OK(sy_group_hosts(groups[r], &hosts, &host));
+    CHECK_OK(sy_group_host_of(groups[0], r, &other));
+    CHECK(hosts == 2 && host == expected[r] && other == expected[r]);
+  }
+  int32_t host = 7;
+  CHECK_FAILS(sy_group_host_of(groups[0], 4, &host), SWITCHYARD_INVALID_ARGUMENT, "rank = 4");
+  CHECK_FAILS(sy_group_host_of(groups[0], 0, NULL), SWITCHYARD_INVALID_ARGUMENT, "host is NULL");
+  CHECK_FAILS(sy_group_host_of(NULL, 0, &host), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
+  CHECK_FAILS(sy_group_hosts(NULL, &host, &host), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
+  CHECK(host == 7);
+  for (int r = 0; r < 4; ++r) CHECK_OK(sy_group_destroy(groups[r]));
+}
+
+static void wrong_options(void) {
+  sy_group* group = NULL;
+  sy_group_options options = options_on("");
+  options.silence_ms = -1;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "silence_ms = -1");
+  options = options_on(NULL);
+  options.network = 2;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->network = 2");
+  options = options_on(NULL);
+  options.reserved2 = 1;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved2 = 1");
+  // Of a program that was compiled before these members existed: what lies behind its struct is not read.
+  options = options_on((const char*)1);
+  options.struct_size = offsetof(sy_group_options, host);
+  options.silence_ms = options.network = options.reserved2 = 99;
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  int32_t hosts = 0;
+  CHECK_OK(sy_group_hosts(group, &hosts, NULL));
+  CHECK(hosts == 1);
+  CHECK_OK(sy_group_destroy(group));
+}
+
+// One of three processes, two of which share a host. The last one does not come to a barrier; who waits for it is told, with
+// how long its host has been silent. It stays until the others, which hold the other end of `stays`, have ended.
+static int be_process(int32_t rank, const char* store, const int stays[2]) {
+  sy_group* group = NULL;
+  sy_group_options options = options_on("a,a,b");
+  options.silence_ms = 60000;
+  CHECK_OK(sy_group_connect(rank, 3, store, "of-this-test", &options, &group));
+  int32_t host = -1;
+  CHECK_OK(sy_group_hosts(group, NULL, &host));
+  CHECK(host == rank / 2);
+  exchange_of_one_token(group);
+  if (rank == 2) {
+    char none = 0;
+    close(stays[1]);
+    CHECK(read(stays[0], &none, 1) == 0);
+    CHECK_OK(sy_group_destroy(group));
+    return check_status();
+  }
+  CHECK_OK(sy_group_set_timeout(group, 300));
+  CHECK(sy_group_barrier(group) == SWITCHYARD_PEER_TIMEOUT);
+  sy_wait_report report = SWITCHYARD_WAIT_REPORT_INIT;
+  CHECK_OK(sy_last_wait_report(&report));
+  CHECK(report.awaited_rank == 2 && strcmp(report.site, "network") == 0);
+  CHECK(report.silent_ms >= 0 && report.silent_ms < report.waited_ms + 60000);
+  CHECK_OK(sy_group_destroy(group));
+  return check_status();
+}
+
+static void three_processes(void) {
+  char store[64];
+  snprintf(store, sizeof store, "unix:@switchyard-c-hosts-%ld", (long)getpid());
+  int stays[2] = {-1, -1};
+  CHECK(pipe(stays) == 0);
+  fflush(NULL);
+  pid_t children[3];
+  for (int32_t r = 0; r < 3; ++r) {
+    children[r] = fork();
+    if (children[r] == 0) {
+      const int status = be_process(r, store, stays);
+      fflush(NULL);
+      _exit(status);
+    }
+  }
+  close(stays[0]);
+  close(stays[1]);
+  for (int r = 0; r < 3; ++r) {
+    int status = -1;
+    CHECK(waitpid(children[r], &status, 0) == children[r]);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+}
+
+void run_host_tests(void) {
+  where_ranks_are();
+  wrong_options();
+  const sy_group_options options = options_on("a,b");
+  run_two_ranks(two_hosts, &options);
+  three_processes();
+}

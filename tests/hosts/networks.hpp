@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two hosts in network namespaces of their own, with a bridge between them that can lose everything. Needs Linux that lets this
+// user make namespaces, and ip(8); without them problem() says why there are none. For programs of their own: they move to a
+// namespace.
+#pragma once
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+#include "base/unique_fd.hpp"
+
+namespace switchyard::test {
+
+inline detail::UniqueFd current_network() { return detail::UniqueFd(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); }
+
+/// Becomes root of a new user namespace, or stays who it is if that is root already.
+inline bool may_make_networks() {
+  const std::string user = std::to_string(::geteuid()), group = std::to_string(::getegid());
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return ::unshare(CLONE_NEWNET) == 0;
+  std::ofstream("/proc/self/setgroups") << "deny";
+  std::ofstream("/proc/self/uid_map") << "0 " << user << " 1";
+  std::ofstream("/proc/self/gid_map") << "0 " << group << " 1";
+  return true;
+}
+
+/// A bridge in this process's network, and a network with a link to it for each of two hosts, 10.77.0.1 and 10.77.0.2.
+class Networks {
+ public:
+  /// Why there are none, or "".
+  const std::string& problem() const { return problem_; }
+  void enter(int host) const {
+    if (::setns(hosts_[host].get(), CLONE_NEWNET) != 0) throw std::runtime_error("setns");
+  }
+  /// Everything between the hosts is lost, or arrives again.
+  void cut() const { run("ip link set port1 down"); }
+  void mend() const { run("ip link set port1 up"); }
+
+  static const Networks& get() {
+    static const Networks networks;
+    return networks;
+  }
+
+ private:
+  Networks() {
+    if (!may_make_networks()) {
+      problem_ = "this user may not make network namespaces";
+      return;
+    }
+    const detail::UniqueFd here = current_network();
+    for (detail::UniqueFd& host : hosts_) {
+      if (::unshare(CLONE_NEWNET) != 0) problem_ = "unshare(CLONE_NEWNET) failed";
+      host = current_network();
+    }
+    if (::setns(here.get(), CLONE_NEWNET) != 0) problem_ = "setns failed";
+    if (!run("ip link add bridge type bridge && ip link set bridge up")) problem_ = "ip(8) cannot make a bridge";
+    for (int h = 0; h < 2 && problem_.empty(); ++h) {
+      const std::string number = std::to_string(h), pid = std::to_string(::getpid());
+      const std::string there = "ip link set lo up && ip link add eth0 type veth peer name port" + number + " netns " + pid +
+                                " && ip addr add 10.77.0." + std::to_string(h + 1) + "/24 dev eth0 && ip link set eth0 up";
+      if (!run(there, h) || !run("ip link set port" + number + " master bridge && ip link set port" + number + " up"))
+        problem_ = "ip(8) cannot make a link";
+    }
+  }
+
+  /// In this process's network, or that of a host.
+  bool run(const std::string& command, int host = -1) const {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      if (host >= 0) enter(host);
+      ::execl("/bin/sh", "sh", "-c", (command + " >/dev/null 2>&1").c_str(), nullptr);
+      ::_exit(127);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+
+  detail::UniqueFd hosts_[2];
+  std::string problem_;
+};
+
+}  // namespace switchyard::test
