@@ -83,6 +83,30 @@ Traffic combine_traffic(const Problem& p, int rank, CombineOrder order) {
   return t;
 }
 
+uint64_t dispatch_crossings(const Problem& p, int rank, const std::vector<int>& host_of) {
+  const auto host = [&](int r) { return host_of[static_cast<size_t>(r)]; };
+  uint64_t rows = 0;
+  for (int64_t token = 0; token < p.tokens(rank); ++token) {
+    std::set<int> hosts;
+    for (const int r : ranks_of(p, rank, token)) hosts.insert(host(r));
+    rows += hosts.size() - hosts.count(host(rank));
+  }
+  return rows;
+}
+
+uint64_t combine_crossings(const Problem& p, int rank, CombineOrder order, const std::vector<int>& host_of) {
+  const auto far = [&](int r) { return host_of[static_cast<size_t>(r)] != host_of[static_cast<size_t>(rank)]; };
+  uint64_t rows = 0;
+  for (int64_t token = 0; token < p.tokens(rank); ++token) {
+    if (order == CombineOrder::per_rank) {
+      for (const int r : ranks_of(p, rank, token)) rows += far(r) ? 1 : 0;
+    } else {
+      for (const int64_t expert : experts_of(p, rank, token)) rows += far(p.owner(expert)) ? 1 : 0;
+    }
+  }
+  return rows;
+}
+
 int64_t ScaleShape::groups() const { return (hidden + row_scales - 1) / row_scales; }
 
 int64_t ScaleShape::places() const {

@@ -37,6 +37,11 @@ struct Traffic {
 Traffic dispatch_traffic(const Problem& problem, int rank, switchyard::Sending sending);
 /// In a combine of what that dispatch delivered: one per (token, expert) or per (token, rank), by the rank of the expert.
 Traffic combine_traffic(const Problem& problem, int rank, CombineOrder order);
+/// Rows of a rank's tokens that cross between hosts. In a dispatch: one per (token, other host with a route). `host_of`: by
+/// rank.
+uint64_t dispatch_crossings(const Problem& problem, int rank, const std::vector<int>& host_of);
+/// In a combine of what that dispatch delivered: as combine_traffic, of ranks of other hosts.
+uint64_t combine_crossings(const Problem& problem, int rank, CombineOrder order, const std::vector<int>& host_of);
 
 /// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
 struct ScaleShape {

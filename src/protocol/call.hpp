@@ -101,6 +101,15 @@ SWITCHYARD_FN T* reach(const HeapView& heap, int r, SymPtr<T> p) {
   return is_mapped<A>(heap, r) ? heap.at(r, p) : nullptr;
 }
 
+/// Those of `ranks` (bits) that are on this rank's host.
+template <class A>
+SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
+  if constexpr (requires { A::kSpansHosts; })
+    for (int r = 0; r < heap.world; ++r)
+      if (heap.base[r] == nullptr) ranks &= ~(uint64_t{1} << r);
+  return ranks;
+}
+
 /// Records a span of this warp's track from construction to destruction, on an arch that can trace.
 template <class A>
 class WarpSpan {

@@ -66,7 +66,7 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
   A::publish_entry(
       w, call.world(),
       [&](int r) {
-        return FlagStore{call.heap.at(r, layout.header(call.epoch, call.rank())), flag_word(call.epoch, value)};
+        return FlagStore{reach<A>(call.heap, r, layout.header(call.epoch, call.rank())), flag_word(call.epoch, value)};
       },
       Site::call_header);
 }

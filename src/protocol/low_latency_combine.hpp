@@ -59,6 +59,15 @@ SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, Mo
   if (piece == 0) ++moved.payload_rows;
 }
 
+/// Where a row goes back to: a slot of token t in its owner's memory, or, if the owner is on another host, with who stands for
+/// it on this one (hosts/low_latency_returns.hpp).
+template <class P>
+SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
+  if constexpr (requires { p.far; })
+    if (p.call.heap.base[owner] == nullptr) return p.far.row(p.call.epoch, owner, t, slot);
+  return p.call.heap.at(owner, p.layout.return_row(p.call.epoch, t, slot));
+}
+
 /// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.
 template <class A, class P>
 SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
@@ -66,7 +75,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
   const auto& l = p.layout;
   const int element = static_cast<int>(dtype_bytes(p.type));
   const int at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece), bytes = columns * element;
-  std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
+  std::byte* to = return_slot(p, owner, t, k) + at;
   if (p.expert_scale != nullptr) {
     const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
     A::template reduce_rows_from<1>(
@@ -117,7 +126,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
-    std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
+    std::byte* to = return_slot(p, owner, t, p.call.rank()) + at;
     const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
     A::template reduce_rows_from<kMaxTopk>(
         w, sum, l.topk, true,

@@ -33,6 +33,7 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   for (int64_t e = share.index; e < l.map.experts; e += share.step) {
     const int n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
     const int owner = l.owner(static_cast<int>(e));
+    if (!is_mapped<A>(p.call.heap, owner)) continue;
     uint64_t* flag =
         p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.first_expert(owner), p.call.rank()));
     A::post(w, flag, flag_word(p.call.epoch, static_cast<uint64_t>(n)));

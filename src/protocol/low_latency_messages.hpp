@@ -111,6 +111,22 @@ SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   });
 }
 
+/// What a message says of choice k of a token whose choices begin at `begin`. `place(expert)`: tokens before it that choose the
+/// expert.
+template <class P, class Place>
+SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Place& place) {
+  const int32_t expert = p.ids(begin + k);
+  LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
+  if (expert >= 0) {
+    SWITCHYARD_UNROLLED_BY_4
+    for (int g = k - 1; g >= 0; --g)
+      if (p.ids(begin + g) == expert) entry.k = g;
+    if (p.with_places) entry.index = place(expert);
+    if (entry.k != k) entry.index |= LowLatencyEntry::kAlias;
+  }
+  return entry;
+}
+
 /// Writes the entries of a message, what the receivers need to place the token's routes, at all ranks that it goes to. Settled.
 template <class A, class P>
 SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
@@ -128,20 +144,12 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
     A::settle(w);
   }
   A::for_lanes(w, l.entries, [&](int j) {
-    const int k = first_k + j;
-    const int32_t expert = p.ids(begin + k);
-    LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
-    if (expert >= 0) {
-      SWITCHYARD_UNROLLED_BY_4
-      for (int g = k - 1; g >= 0; --g)
-        if (p.ids(begin + g) == expert) entry.k = g;
-      if (p.with_places) entry.index = p.sets.ready() ? p.sets.count(expert, t) : counted[j];
-      if (entry.k != k) entry.index |= LowLatencyEntry::kAlias;
-    }
+    const LowLatencyEntry entry = make_entry(
+        p, begin, first_k + j, [&](int32_t expert) { return p.sets.ready() ? p.sets.count(expert, t) : counted[j]; });
     SWITCHYARD_ROLLED
     for (int i = 0; i < p.call.world(); ++i) {
       const int r = p.call.in_turn(i);
-      if ((places >> r & 1) == 0) continue;
+      if ((places >> r & 1) == 0 || !is_mapped<A>(p.call.heap, r)) continue;
       std::byte* message = p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit));
       reinterpret_cast<LowLatencyEntry*>(message + l.entries_at())[j] = entry;
     }
@@ -161,6 +169,17 @@ SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   return !repeats;
 }
 
+/// Counts what goes to the ranks of `places`, also those of other hosts, to which it goes another way.
+template <class P>
+SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part, uint64_t places, MoveCounter& moved) {
+  const int part_bytes = range.payload_bytes + range.scale_bytes;
+  const auto bytes = static_cast<uint64_t>(part_bytes);
+  const uint64_t own = places >> p.call.rank() & 1;
+  moved.local_bytes += bytes * own;
+  moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
+  if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
+}
+
 /// Sends some columns of the payload to the ranks of `places`.
 template <class A, class P>
 SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
@@ -168,10 +187,13 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
   const auto& l = p.layout;
   const ColumnRange range = column_range(p, part, p.part_columns);
   if (range.columns == 0) return;
+  const uint64_t here = mapped_of<A>(p.call.heap, places);
+  if constexpr (requires { A::kSpansHosts; })
+    if (here == 0) return count_payload(p, range, part, places, moved);
   const std::byte* row = p.x + int64_t{t} * p.src_row_bytes;
   const auto message = [&](int i) {
     const int r = p.call.in_turn(i);
-    return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
+    return (here >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
   };
   if (p.quantize != ScaleKind::none) {
     A::quantize_to(
@@ -200,12 +222,7 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
           A::fetch_words(w, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at,
                          static_cast<size_t>(range.scale_bytes)));
   }
-  const int part_bytes = range.payload_bytes + range.scale_bytes;
-  const auto bytes = static_cast<uint64_t>(part_bytes);
-  const uint64_t own = places >> p.call.rank() & 1;
-  moved.local_bytes += bytes * own;
-  moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
-  if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
+  count_payload(p, range, part, places, moved);
 }
 
 /// This warp's part of a message's row, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
@@ -226,7 +243,7 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, u
   A::template publish_to<Scope::system>(
       w, p.call.world(),
       [&](int r) {
-        uint64_t* flag = p.call.heap.at(r, p.layout.arrival(p.call.epoch, p.call.rank(), unit));
+        uint64_t* flag = reach<A>(p.call.heap, r, p.layout.arrival(p.call.epoch, p.call.rank(), unit));
         return FlagStore{flag, flag_word(p.call.epoch, places >> r & 1)};
       },
       Site::message);

@@ -52,19 +52,27 @@ enum class Phase {
   dispatch_hosts,
   cached_hosts,
   rows_back_hosts,
-  sums_back_hosts
+  sums_back_hosts,
+  low_latency_hosts
 };
 constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
-constexpr Phase kPhases[] = {
-    Phase::dispatch,       Phase::dispatch_out,   Phase::cached,         Phase::combine_in_place, Phase::combine_ordinary,
-    Phase::combine_sums,   Phase::combine_routes, Phase::ledger,         Phase::ledger_sentinel,  Phase::low_latency,
-    Phase::flat,           Phase::fused,          Phase::dispatch_hosts, Phase::cached_hosts,     Phase::rows_back_hosts,
-    Phase::sums_back_hosts};
-constexpr const char* kPhaseNames[] = {
-    "dispatch",       "dispatch_out",   "cached",         "combine_in_place", "combine_ordinary",
-    "combine_sums",   "combine_routes", "ledger",         "ledger_sentinel",  "low_latency",
-    "flat",           "fused",          "dispatch_hosts", "cached_hosts",     "rows_back_hosts",
-    "sums_back_hosts"};
+constexpr const char* kPhaseNames[] = {"dispatch",
+                                       "dispatch_out",
+                                       "cached",
+                                       "combine_in_place",
+                                       "combine_ordinary",
+                                       "combine_sums",
+                                       "combine_routes",
+                                       "ledger",
+                                       "ledger_sentinel",
+                                       "low_latency",
+                                       "flat",
+                                       "fused",
+                                       "dispatch_hosts",
+                                       "cached_hosts",
+                                       "rows_back_hosts",
+                                       "sums_back_hosts",
+                                       "low_latency_hosts"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -144,6 +152,11 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::cached_hosts, Staging::direct},
     {Site::local_sends, Phase::rows_back_hosts, Staging::direct},
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
+    {Site::call_header, Phase::low_latency_hosts, Staging::direct},
+    {Site::message, Phase::low_latency_hosts, Staging::direct},
+    // Not `returned`: all sockets are one object of synchronisation to ThreadSanitizer, and ranks use theirs behind their rows.
+    {Site::network, Phase::low_latency_hosts, Staging::direct},
+    {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -315,15 +328,19 @@ void weaken(switchyard::Group& group, const std::optional<Mutant>& mutant, std::
 /// flag orders what a later call overwrites, too.
 void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   LowLatencyScript s;
-  s.world = 3;
+  s.world = group.size();
   s.config.hidden = 272;
   s.config.num_experts = 5;
   s.config.topk = 3;
   s.config.max_tokens = 7;
   s.config.pieces = 2;
-  s.dispatch({7, 6, 5}, Routing::duplicates).x_pattern = Pattern::random_values;
+  const auto tokens = [&](std::vector<int64_t> of_four) {
+    of_four.resize(static_cast<size_t>(s.world));
+    return of_four;
+  };
+  s.dispatch(tokens({7, 6, 5, 6}), Routing::duplicates).x_pattern = Pattern::random_values;
   s.combine(CombineOrder::per_route);
-  s.dispatch({5, 7, 6}).x_pattern = Pattern::random_values;
+  s.dispatch(tokens({5, 7, 6, 7})).x_pattern = Pattern::random_values;
   s.combine(CombineOrder::per_rank);
   for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
     s.config.sending = sending;
@@ -398,7 +415,7 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
       switchyard::detail::cross_in_rounds_of(group, 800);
       if (phase == Phase::ledger || phase == Phase::ledger_sentinel)
         LedgerRunner(group, *ledger, f, mutant).run();
-      else if (phase == Phase::low_latency)
+      else if (phase == Phase::low_latency || phase == Phase::low_latency_hosts)
         run_low_latency(group, f, mutant);
       else if (phase == Phase::flat)
         run_flat(group, f, mutant);
@@ -447,9 +464,9 @@ INSTANTIATE_TEST_SUITE_P(Orders, Mutation, testing::ValuesIn(all_mutants()), [](
 
 TEST(Control, IsCleanWithoutAMutation) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
-    for (const Phase phase : kPhases) {
-      const ChildEnd end = run_child(phase, staging, std::nullopt);
-      EXPECT_EQ(end.status, 0) << kPhaseNames[static_cast<int>(phase)] << ": " << end.output;
+    for (size_t i = 0; i < std::size(kPhaseNames); ++i) {
+      const ChildEnd end = run_child(static_cast<Phase>(i), staging, std::nullopt);
+      EXPECT_EQ(end.status, 0) << kPhaseNames[i] << ": " << end.output;
     }
   }
 }

@@ -201,7 +201,12 @@ void Group::Impl::post_word(uint64_t word) noexcept {
   if (far) bootstrap->tell_abort(word);
 }
 
-void Group::Impl::enter(Operation operation, uint64_t object) noexcept {
+void Group::Impl::pass_on() {
+  for (SentCall* const call : std::exchange(sent_calls, {})) call->pass_on();
+}
+
+void Group::Impl::enter(Operation operation, uint64_t object, bool waiting) {
+  if (waiting) pass_on();
   HeapHeader* const mine = header(bootstrap->rank());
   const uint64_t number = mine->num_calls + 1, last = mine->calls[mine->num_calls % HeapHeader::kCallsKept];
   std::atomic_ref(mine->calls[number % HeapHeader::kCallsKept])

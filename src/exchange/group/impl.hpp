@@ -44,6 +44,13 @@ struct Registration {
 template <class Impl, class Config>
 inline std::unique_ptr<Impl> (*make_deferred)(Group&, const Config&) = nullptr;
 
+/// A call in two halves that has been sent and not received.
+struct SentCall {
+  virtual ~SentCall() = default;
+  /// Does what ranks wait for that receive it already: this rank passes rows of other hosts on. \throws what the call throws.
+  virtual void pass_on() = 0;
+};
+
 /// True for an error that a rank throws because of an abort, its own or another rank's, or that its peers find by themselves.
 bool peers_know_of(ErrorCode code);
 
@@ -59,8 +66,12 @@ struct Group::Impl {
 
   /// Tells the peers that this rank makes a collective call: first of all in each, on groups on the CPU; elsewhere only in
   /// those that the host makes, because streams may run exchanges in other orders. A receiving half is part of the call that
-  /// sent. `object`: of the group's exchanges, from 1; 0: none.
-  void enter(detail::Operation operation, uint64_t object = 0) noexcept;
+  /// sent. `object`: of the group's exchanges, from 1; 0: none. `waiting`: not a sending half. A call that waits
+  /// passes on what was sent before, which may throw.
+  void enter(detail::Operation operation, uint64_t object = 0, bool waiting = true);
+  /// Several hosts: ends the share that other ranks wait for of all calls that were sent (`sent_calls`). First of all in calls
+  /// that wait: a rank that waits in one would otherwise wait for a rank that waits for it.
+  void pass_on();
   /// A rank whose calls are not those of this one, or -1.
   int find_other_call() const noexcept;
   /// Ends the peers' calls and throws: `rank` makes another call than this one, or this one than others.
@@ -146,6 +157,8 @@ struct Group::Impl {
   int64_t round_bytes =
       int64_t{4} << 20;        ///< several hosts: about what a rank sends to a peer at a time; the same on all ranks
   bool defers_copies = false;  ///< CPU: make_deferred makes them
+  /// Several hosts: calls whose receiving half may come after calls that other ranks make behind theirs.
+  std::vector<detail::SentCall*> sent_calls;
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
   std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]

@@ -201,7 +201,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   p.routes = t.routes;
   p.source_tokens = t.source_tokens;
   output.block->tokens = ids.tokens;
-  run(p, o, split ? Halves::send : Halves::both);
+  run(p, o, *output.block, split ? Halves::send : Halves::both);
   if (!split) return;
   keep_pending(Pending::dispatch, output, o.stream);
   pending_dispatch_ = p;
@@ -228,7 +228,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.own_ids = t.own_ids;
   p.weights = o.weights ? o.weights : t.own_weights;
   p.out = static_cast<std::byte*>(out);
-  run(p, o, split ? Halves::send : Halves::both);
+  run(p, o, *output.block, split ? Halves::send : Halves::both);
   if (!split) return;
   keep_pending(Pending::combine, output, o.stream);
   pending_combine_ = p;
@@ -275,9 +275,9 @@ void LowLatencyImpl::receive(uint64_t call) {
   const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
   block->pending = false;
   if (what == Pending::dispatch)
-    run(pending_dispatch_, dispatch_options_, Halves::receive);
+    run(pending_dispatch_, dispatch_options_, *block, Halves::receive);
   else
-    run(pending_combine_, combine_options_, Halves::receive);
+    run(pending_combine_, combine_options_, *block, Halves::receive);
 }
 
 }  // namespace switchyard::detail

@@ -138,10 +138,10 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (!out && output.block->tokens > 0) invalid("out", " is null");
   check_enum("LowLatencyCombineOptions::order", o.order);
   if (o.order == CombineOrder::per_host)
-    throw Error(
-        ErrorCode::unsupported,
-        "LowLatencyCombineOptions::order = per_host: low latency has one host, on which per_route gives the same bits; use "
-        "per_route or per_rank");
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::order = per_host: in low latency all rows, or the sums of ranks, come back; use "
+                "per_route or "
+                "per_rank");
   if (o.weights && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
                 "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
@@ -176,6 +176,7 @@ void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
 void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out,
                                       const AllToAllOptions& o) const {
   check_idle("moe_all_to_all");
+  group_.require_one_host("moe_all_to_all", "use dispatch and combine");
   if (config.scales != ScaleKind::none)
     throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
   check_tokens(x, ids);

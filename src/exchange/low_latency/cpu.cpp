@@ -2,9 +2,12 @@
 // Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <vector>
 
+#include "exchange/group/host_carrier.hpp"
 #include "exchange/group/recycler.hpp"
+#include "exchange/low_latency/hosts/links.hpp"
 #include "exchange/low_latency/impl.hpp"
 
 namespace switchyard::detail {
@@ -13,6 +16,7 @@ namespace {
 
 struct CpuLowLatencyBlock final : LowLatencyBlock {
   PrivateBuffer memory;
+  CrossedOutput crossed;  ///< several hosts
 };
 
 PrivateBuffer private_memory(const char* function, size_t bytes) {
@@ -25,7 +29,7 @@ PrivateBuffer private_memory(const char* function, size_t bytes) {
 }
 
 template <class A>
-class CpuLowLatency final : public LowLatencyImpl {
+class CpuLowLatency final : public LowLatencyImpl, SentCall {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
     construct([&] {
@@ -41,7 +45,10 @@ class CpuLowLatency final : public LowLatencyImpl {
       layout_.for_each_sentinel_row(
           [&](int64_t offset, int64_t bytes) { std::memset(mine + offset, 0, static_cast<size_t>(bytes)); });
     });
+    if (!group_.host_map().one_host()) connect_hosts();
   }
+
+  ~CpuLowLatency() override { std::erase(group_.sent_calls, static_cast<SentCall*>(this)); }
 
   CallStatistics last_call() override { return stats_; }
 
@@ -59,26 +66,36 @@ class CpuLowLatency final : public LowLatencyImpl {
     return {buffer, buffer->data.get()};
   }
 
-  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
     if (halves != Halves::receive) p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
     if (halves != Halves::receive) make_sets(p);
-    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
-      if (sends) low_latency_send<A>(w, p);
-      if (receives) low_latency_receive<A>(w, p);
-    });
+    if (hosts_) {
+      over_hosts(p, block, halves);
+    } else {
+      crossed(block).host_of.clear();
+      launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
+        if (sends) low_latency_send<A>(w, p);
+        if (receives) low_latency_receive<A>(w, p);
+      });
+    }
     end("dispatch", halves);
   }
 
-  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, Halves halves) override {
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, LowLatencyBlock& block, Halves halves) override {
+    if (hosts_) check_crossed(block);
     begin(p.call, Operation::combine, halves);
     p.combined = p.own->call;
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, p.own->tokens);
-    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
-      if (sends) low_latency_return<A>(w, p);
-      if (receives) low_latency_sum<A>(w, p);
-    });
+    if (hosts_) {
+      over_hosts(p, block, halves);
+    } else {
+      launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
+        if (sends) low_latency_return<A>(w, p);
+        if (receives) low_latency_sum<A>(w, p);
+      });
+    }
     end("combine", halves);
   }
 
@@ -111,11 +128,128 @@ class CpuLowLatency final : public LowLatencyImpl {
     p.sets = {sets_.data(), words};
   }
 
+  // Several hosts.
+
+  /// Collective.
+  void connect_hosts() {
+    group_.collectively("LowLatencyExchange", [&] {
+      hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
+                                                 flag_word(epochs_.last()), layout_);
+      try {
+        hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
+                                                   group_.options.rendezvous_timeout));
+      } catch (const AgreedError& error) {
+        throw AgreedError(error.code(),
+                          std::string("LowLatencyExchange: rows that come back to other hosts have memory besides "
+                                      "the heap, which LowLatencyConfig::max_tokens sizes: ") +
+                              error.what());
+      }
+    });
+  }
+
+  static CrossedOutput& crossed(LowLatencyBlock& block) { return static_cast<CpuLowLatencyBlock&>(block).crossed; }
+  void check_crossed(LowLatencyBlock& block) const {
+    if (crossed(block).host_of != hosts_->host_of())
+      throw Error(ErrorCode::unsupported, "combine: the output was filled in a group of other hosts; dispatch again");
+  }
+
+  void send_over_hosts(const LowLatencyDispatchParams& p) {
+    const MessageRails& rails = hosts_->begin(p);
+    on_workers([&](CpuWarp& w) {
+      MoveCounter crossed;
+      if (!send_crossing<A>(w, p, rails, crossed)) return;
+      low_latency_send<A>(w, p);
+      p.call.moved[w.index()].network_bytes += crossed.network_bytes;
+    });
+    raise("dispatch");
+  }
+  void send_over_hosts(const LowLatencyCombineParams& p) {
+    hosts_->begin(p);
+    const FarCombineParams far = hosts_->far(p);
+    on_workers([&](CpuWarp& w) { low_latency_return<A>(w, far); });
+    raise("combine");
+  }
+
+  /// What this rank does for others, too, in a receiving half: exchanges what crosses, and passes it on.
+  void cross(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
+    meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
+    const MessageRails& rails = hosts_->receive(p, crossed(block));
+    on_workers([&](CpuWarp& w) { (void)forward_crossing<A>(w, p, rails); });
+    raise("dispatch");
+  }
+  void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
+    meet(p.call, p.header(), 0, "combine");
+    const FarCombineParams far = hosts_->far(p);
+    const ReturnRails& rails = hosts_->receive(far, crossed(block));
+    on_workers([&](CpuWarp& w) { (void)bring_back<A>(w, far, rails); });
+    raise("combine");
+  }
+  void receive_here(const LowLatencyDispatchParams& p) {
+    on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });
+  }
+  void receive_here(const LowLatencyCombineParams& p) {
+    on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, p); });
+  }
+
+  /// The halves of a call. `block` lives until both are over.
+  template <class P>
+  void over_hosts(const P& p, LowLatencyBlock& block, Halves halves) {
+    if (halves != Halves::receive) send_over_hosts(p);
+    if (halves == Halves::send) {
+      pass_on_ = [this, sent = p, &block]() mutable {
+        sent.call = context(sent.call.operation);
+        cross(sent, block);
+        stats_.network_bytes += sum_moved(group_.moved).network_bytes;
+      };
+      group_.sent_calls.push_back(this);
+      return;
+    }
+    if (halves == Halves::both) cross(p, block);  // else begin() has
+    receive_here(p);
+  }
+  void pass_on() override { pass_on_(); }
+
+  /// Waits until all ranks of all hosts have entered the call; so a wait that follows is for one that is late, not missing.
+  void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
+    if (!hosts_->meet<A>(solo_, call, layout_) || !wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
+  }
+
+  /// A rank of another host is missing; if its proxy is, too, that one is named.
+  void name_proxy(FaultRecord& fault) const {
+    if (fault.mismatch || fault.awaited_rank < 0 || fault.site != Site::call_header) return;
+    const int proxy = hosts_->other_proxy(fault.awaited_rank);
+    if (proxy < 0) return;
+    const uint64_t seen = A::peek(group_.heap->view().local(layout_.header(fault.epoch, proxy)));
+    if (flag_reached(seen, flag_word(fault.epoch))) return;
+    fault.awaited_rank = proxy;
+    fault.seen = seen;
+  }
+
+  /// Throws what warps recorded.
+  void raise(const char* operation) {
+    if (hosts_ && group_.fault.ready != 0) {
+      name_proxy(group_.fault);
+      hosts_->carrier().abort();
+    }
+    group_.raise_fault(operation, epochs_.calls());
+  }
+
+  // The frame of a call.
+
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
-    if (halves != Halves::receive) group_.enter(operation, object_);
-    call = group_.begin_call(operation);
-    call.epoch = halves != Halves::receive ? epochs_.next() : epochs_.last();
+    if (halves == Halves::receive) {
+      group_.pass_on();
+    } else {
+      group_.enter(operation, object_, halves == Halves::both);
+      epochs_.next();
+    }
+    call = context(operation);
+  }
+  CallContext context(Operation operation) {
+    CallContext call = group_.begin_call(operation);
+    call.epoch = epochs_.last();
+    return call;
   }
 
   template <class F>
@@ -123,11 +257,16 @@ class CpuLowLatency final : public LowLatencyImpl {
     on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
   }
 
-  /// A receiving half moves nothing: it adds its time to what the sending half counted, whoever called in between.
+  /// A receiving half moves nothing but over the network: it adds that and its time to what the sending half counted, whoever
+  /// called in between.
   void end(const char* operation, Halves halves) {
-    group_.raise_fault(operation, epochs_.calls());
+    raise(operation);
     const double before = halves == Halves::receive ? stats_.total_us : 0;
-    if (halves != Halves::receive) stats_ = sum_moved(group_.moved);
+    const CallStatistics moved = sum_moved(group_.moved);
+    if (halves != Halves::receive)
+      stats_ = moved;
+    else
+      stats_.network_bytes += moved.network_bytes;
     stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
   }
 
@@ -135,6 +274,9 @@ class CpuLowLatency final : public LowLatencyImpl {
   CallEpochs epochs_{first_epoch_};
   uint64_t start_ns_ = 0;
   CallStatistics stats_;
+  CpuWarp solo_{0, 0, 1, 1, nullptr};
+  std::function<void()> pass_on_;
+  std::unique_ptr<LowLatencyLinks> hosts_;  ///< null: all ranks are on this host
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
-    : impl_(make_on<LowLatencyImpl>("LowLatencyExchange", group, config, "use NormalExchange")) {}
+    : impl_(make_on<LowLatencyImpl>("LowLatencyExchange", group, config)) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&& other) noexcept {
   if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));

@@ -112,7 +112,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
   void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
 
-  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock&, Halves halves) override {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
@@ -121,7 +121,7 @@ class CudaLowLatency final : public LowLatencyImpl {
                                  blocks, gpu_.limits_of_call(o.num_sms), stream);
             });
   }
-  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock&, Halves halves) override {
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
             {p.own, p.y}, [&](int blocks, gpu::Stream stream) {

@@ -84,9 +84,11 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(Group& group, const LowLatencyConfig& c);
 
   enum class Halves { both, send, receive };
-  /// Everything but the call context has been filled in and checked.
-  virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, Halves halves) = 0;
-  virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
+  /// Everything but the call context has been filled in and checked. `block`: of the output.
+  virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, LowLatencyBlock& block,
+                   Halves halves) = 0;
+  virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, LowLatencyBlock& block,
+                   Halves halves) = 0;
   virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
   virtual std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) = 0;
   /// Private memory of this backend.

@@ -88,12 +88,12 @@ void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
 
 template <class A>
 void CpuNormal<A>::name_proxy(FaultRecord& fault) const {
-  const int awaited = fault.awaited_rank;
-  if (fault.mismatch || awaited < 0 || group_.host_map().together(awaited, rank())) return;
+  if (fault.mismatch || fault.awaited_rank < 0) return;
   if (fault.site < Site::counts || control_row(fault.site) >= kNumControlSites) return;
-  const int proxy = group_.host_map().proxy(awaited, hosts_->own_host());
+  const int proxy = hosts_->other_proxy(fault.awaited_rank);
+  if (proxy < 0) return;
   const uint64_t seen = A::peek(group_.heap->view().local(control_.flag(fault.site, proxy)));
-  if (proxy == rank() || flag_reached(seen, flag_word(fault.epoch))) return;
+  if (flag_reached(seen, flag_word(fault.epoch))) return;
   fault.awaited_rank = proxy;
   fault.seen = seen;
 }

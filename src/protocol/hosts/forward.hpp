@@ -40,17 +40,9 @@ struct CrossingLayout {
   SWITCHYARD_FN int64_t bytes() const { return scale_at() + round_up(scale_bytes, 128); }
 };
 
-/// `count` crossing rows of one source to one host, `per_round` of them in each round but the last.
-struct CrossingRows {
-  int64_t count = 0, per_round = 1;
+/// Crossing rows of one source to one host.
+struct CrossingRows : ItemsInRounds {
   CrossingLayout layout;
-  std::byte* slots[kRoundSlots] = {};
-
-  int64_t rounds() const { return (count + per_round - 1) / per_round; }
-  int64_t begin(int64_t k) const { return k * per_round < count ? k * per_round : count; }
-  int64_t in_round(int64_t k) const { return begin(k + 1) - begin(k); }
-  int64_t bytes(int64_t k) const { return in_round(k) * layout.bytes(); }
-  std::byte* slot(int64_t k) const { return slots[k % kRoundSlots]; }
 };
 
 /// Both ways of one rail in a dispatch.

@@ -14,45 +14,14 @@
 // anything; then rounds, in which `outputs` of ranks of this host are waited for; `pulled` is the end.
 #pragma once
 
-#include "plan/hosts.hpp"
 #include "protocol/combine_copies.hpp"
-#include "protocol/hosts/rounds.hpp"
+#include "protocol/hosts/returned_rows.hpp"
 
 namespace switchyard::detail {
 
-/// What one rank gives back for the tokens of an owner: rows of `stride` bytes, of which the last are the token's weights if
-/// the owner takes any. A round covers `tokens_per_round` of the owner's tokens, and has the rows of those in their order.
-struct ReturnedRows {
-  int64_t tokens = 0;  ///< of the owner
-  int64_t tokens_per_round = 1;
-  int64_t stride = 0;
-  bool weights = false;
-  /// Rows of tokens before each one. Proxy: [count + 1], by number; owner: [T + 1], by token.
-  const int64_t* rows_before = nullptr;
-  std::byte* slots[kRoundSlots] = {};
-
-  int64_t rounds() const { return (tokens + tokens_per_round - 1) / tokens_per_round; }
-  int64_t first_token(int64_t k) const { return k * tokens_per_round < tokens ? k * tokens_per_round : tokens; }
-  std::byte* slot(int64_t k) const { return slots[k % kRoundSlots]; }
-};
-
 /// Both ways of one rail in a combine.
-struct CombineRail {
-  int peer = -1;
-  bool i_stand = false;  ///< `out` goes to the peer, for its tokens
-  const CrossedTokens* crossed = nullptr;
+struct CombineRail : ReturnRail {
   CombineParams sum;  ///< of this call, with the tables of `crossed`
-  ReturnedRows out;
-  bool stands_for_me = false;  ///< `in` comes from the peer
-  ReturnedRows in;
-
-  int64_t number(int64_t k) const { return crossed->first_from(out.first_token(k)); }
-  int64_t out_bytes(int64_t k) const {
-    return i_stand ? (out.rows_before[number(k + 1)] - out.rows_before[number(k)]) * out.stride : 0;
-  }
-  int64_t in_bytes(int64_t k) const {
-    return stands_for_me ? (in.rows_before[in.first_token(k + 1)] - in.rows_before[in.first_token(k)]) * in.stride : 0;
-  }
 };
 
 /// Pointers are to this rank's private memory.
@@ -144,12 +113,7 @@ class ReturnSteps {
   }
 
   std::span<const Leg> legs(int64_t k) {
-    for (int i = 0; i < p_.num_rails; ++i) {
-      const CombineRail& rail = p_.rails[i];
-      p_.legs[i] = {rail.peer,
-                    {rail.out.slot(k), static_cast<size_t>(rail.out_bytes(k))},
-                    {rail.in.slot(k), static_cast<size_t>(rail.in_bytes(k))}};
-    }
+    for (int i = 0; i < p_.num_rails; ++i) p_.legs[i] = p_.rails[i].leg(k);
     return {p_.legs, static_cast<size_t>(p_.num_rails)};
   }
 

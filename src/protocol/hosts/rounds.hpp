@@ -34,6 +34,18 @@ struct RoundWork {
   void set_flags(uint64_t word) { packed.value = came.value = taken.value = word; }
 };
 
+/// `count` items of `stride` bytes each, `per_round` of them in each round but the last.
+struct ItemsInRounds {
+  int64_t count = 0, per_round = 1, stride = 0;
+  std::byte* slots[kRoundSlots] = {};
+
+  int64_t rounds() const { return (count + per_round - 1) / per_round; }
+  int64_t begin(int64_t k) const { return k * per_round < count ? k * per_round : count; }
+  int64_t in_round(int64_t k) const { return begin(k + 1) - begin(k); }
+  int64_t bytes(int64_t k) const { return in_round(k) * stride; }
+  std::byte* slot(int64_t k) const { return slots[k % kRoundSlots]; }
+};
+
 /// The rounds of one call. Trivially copyable.
 struct Rounds {
   Carrier* carrier = nullptr;

@@ -102,8 +102,7 @@ class Rank : LowLatencyRank {
         step, [&] { exchange_.dispatch(x, given, output, options); },
         [&] { return exchange_.dispatch_send(x, given, output, options); }, [&] { memory_.release(); });
     check_delivered(e.views[rank_], e.sent, e.sent_scales, output);
-    check_traffic(exchange_.last_call(), e.traffic[rank_],
-                  static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
+    check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
   }
 
   /// What stands for a T of `counted`.
@@ -164,7 +163,13 @@ class Rank : LowLatencyRank {
     const auto behind = out.begin() + static_cast<std::ptrdiff_t>(e.out[rank_].size());
     f_.check(std::all_of(behind, out.end(), [](std::byte b) { return b == std::byte{0xA5}; }), "out is written behind T");
     check_combined(step.y_type, e.out[rank_], out);
-    check_traffic(exchange_.last_call(), e.traffic[rank_], static_cast<uint64_t>(c_.script.row_bytes(step.y_type)));
+    check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(step.y_type)));
+  }
+
+  void check_moved(const LowLatencyExpectation& e, uint64_t row_bytes) {
+    const switchyard::CallStatistics moved = exchange_.last_call();
+    check_traffic(moved, e.traffic[rank_], row_bytes);
+    f_.equal(e.crossings[rank_] * row_bytes, moved.network_bytes, "network_bytes");
   }
 
   const LowLatencyCase& c_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "harness/rank_steps.hpp"
+#include "harness/suite_hosts.hpp"
 
 namespace harness {
 
@@ -66,6 +67,7 @@ LowLatencyExpectation expect_dispatch(const LowLatencyCase& c, size_t i) {
     fill_inputs(c, i, r, e);
     e.views.push_back(oracle::low_latency_view(p, r));
     e.traffic.push_back(oracle::dispatch_traffic(p, r, s.config.sending));
+    e.crossings.push_back(oracle::dispatch_crossings(p, r, hosts_of_suite(s.world)));
   }
   return e;
 }
@@ -106,6 +108,7 @@ LowLatencyExpectation expect_combine(const LowLatencyCase& c, size_t i) {
   for (int r = 0; r < s.world; ++r) {
     if (step.replace_weights) e.replaced_weights.push_back(make_weights(step_seed(s, i, kReplaced), r, p.tokens(r), p.topk));
     e.traffic.push_back(oracle::combine_traffic(p, r, step.order));
+    e.crossings.push_back(oracle::combine_crossings(p, r, step.order, hosts_of_suite(s.world)));
   }
   for (int r = 0; r < s.world; ++r) e.out.push_back(expect_combined(c, i, r, e));
   return e;

@@ -52,6 +52,7 @@ struct LowLatencyScript : LowLatencySettings {
 /// What a step must bring about, for all ranks; index: rank.
 struct LowLatencyExpectation {
   std::vector<oracle::Traffic> traffic;
+  std::vector<uint64_t> crossings;  ///< rows over the network
   // Dispatch.
   oracle::Problem problem;
   std::vector<oracle::LowLatencyView> views;

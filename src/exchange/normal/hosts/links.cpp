@@ -2,7 +2,6 @@
 #include "exchange/normal/hosts/links.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace switchyard::detail {
 
@@ -15,52 +14,14 @@ RowsBack rows_back_of(const SumShape& shape) {
   return shape.order == CombineOrder::per_route ? RowsBack::per_route : RowsBack::per_rank;
 }
 
-/// The most bytes of a round.
-template <class Bytes>
-int64_t largest_round(int64_t rounds, Bytes&& bytes) {
-  int64_t most = 0;
-  for (int64_t k = 0; k < rounds; ++k) most = std::max(most, bytes(k));
-  return most;
-}
-
 }  // namespace
 
 HostLinks::HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags)
-    : map_(map),
-      rank_(rank),
-      own_host_(map.host_of(rank)),
-      round_bytes_(round_bytes),
-      rail_of_host_(idx(map.hosts()), -1),
-      carrier_(std::move(carrier)) {
-  for (int r = 0; r < map_.world(); ++r) host_of_.push_back(map_.host_of(r));
-  for (const int r : map_.rail_peers(rank)) {
-    RailPeer peer;
-    peer.rank = r;
-    peer.host = map_.host_of(r);
-    peer.stands_for_me = map_.proxy(rank, peer.host) == r;
-    peer.i_stand = map_.proxy(r, own_host_) == rank;
-    if (peer.stands_for_me) rail_of_host_[idx(peer.host)] = static_cast<int>(peers_.size());
-    peers_.push_back(std::move(peer));
-  }
-  sent_.resize(peers_.size());
-  received_.resize(peers_.size());
+    : HostRails(map, rank, std::move(carrier), round_bytes, flags) {
   rows_out_.resize(peers_.size());
   rows_in_.resize(peers_.size());
   dispatch_rails_.resize(peers_.size());
   combine_rails_.resize(peers_.size());
-  legs_.resize(peers_.size());
-  work_.set_flags(flags);
-}
-
-void HostLinks::make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]) {
-  for (int s = 0; s < kRoundSlots; ++s) {
-    PrivateBuffer& slot = ring.slots[s];
-    if (bytes > 0 && slot.bytes < idx(bytes)) {
-      slot = PrivateBuffer::make(idx(bytes));
-      std::memset(slot.data.get(), 0, slot.bytes);  // what is between rows goes over the network, too
-    }
-    slots[s] = slot.data.get();
-  }
 }
 
 int HostLinks::places_on(int host, int topk) const { return std::min(topk, static_cast<int>(map_.ranks_of(host).size())); }
@@ -86,13 +47,6 @@ CrossedTokens& HostLinks::crossed_of(const HandleData& h, int source) {
   return *std::find_if(all.begin(), all.end(), [&](const CrossedTokens& crossed) { return crossed.source == source; });
 }
 
-Rounds HostLinks::take_rounds(int64_t count) {
-  const Rounds rounds{carrier_.get(), &work_, next_round_, count};
-  next_round_ += static_cast<uint64_t>(count);
-  work_.awaited.value = static_cast<uint64_t>(rank_);
-  return rounds;
-}
-
 void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_t i) {
   const RailPeer& peer = peers_[i];
   const bool fresh = p.shape.with_records, expert_major = p.shape.layout == Layout::expert_major;
@@ -104,8 +58,9 @@ void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_
     rows.count = count;
     rows.layout = {p.shape.topk,       places_on(host, p.shape.topk), fresh, expert_major, weights, p.shape.row_bytes,
                    p.shape.scale_bytes};
-    rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.layout.bytes());
-    make_room(ring, std::min(count, rows.per_round) * rows.layout.bytes(), rows.slots);
+    rows.stride = rows.layout.bytes();
+    rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.stride);
+    make_room(ring, std::min(count, rows.per_round) * rows.stride, rows.slots);
   };
   if (peer.stands_for_me) {
     const std::vector<int32_t>& leaving = h.hosts->leaving[idx(peer.host)];

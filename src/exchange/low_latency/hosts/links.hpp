@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode over several hosts on the CPU: what crosses, and what the rounds of a call are.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "exchange/group/host_rails.hpp"
+#include "heap/heap.hpp"
+#include "protocol/hosts/low_latency_forward.hpp"
+#include "protocol/hosts/low_latency_returns.hpp"
+
+namespace switchyard::detail {
+
+/// What a dispatch into an output leaves for its combine on several hosts.
+struct CrossedOutput {
+  std::vector<int> host_of;            ///< [W] of the group that dispatched
+  std::vector<CrossedTokens> crossed;  ///< of each rank that this one stands for, ascending
+};
+
+class LowLatencyLinks : public HostRails {
+ public:
+  LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags,
+                  const LowLatencyLayout& layout);
+  /// Bytes of a rank's memory for rows that come back to ranks of other hosts; the same on all ranks.
+  int64_t returned_bytes() const { return far_.bytes(); }
+  void set_returned(std::unique_ptr<SymmetricHeap> memory);
+
+  /// Sending half of a dispatch: says which tokens cross, tells other hosts of the call, and makes room for its rounds. What is
+  /// returned holds until the call ends.
+  const MessageRails& begin(const LowLatencyDispatchParams& p);
+  /// Receiving half, when headers have come: rooms for what comes, and posts its rounds.
+  const MessageRails& receive(const LowLatencyDispatchParams& p, CrossedOutput& output);
+  /// Tells other hosts of a combine.
+  void begin(const LowLatencyCombineParams& p);
+  /// `p` with the slots of other hosts' ranks.
+  FarCombineParams far(const LowLatencyCombineParams& p) const { return {p, far_}; }
+  /// Receiving half of a combine, when headers have come.
+  const ReturnRails& receive(const FarCombineParams& p, const CrossedOutput& output);
+
+  /// Waits for the headers of the ranks that this one stands for, and tells this host of them. Solo; false: the fault is
+  /// recorded.
+  template <class A>
+  bool meet(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l) {
+    return take_relay<A>(w, call, carrier(), relay_, peers_, [&](int source, int64_t crossing, const std::byte* message) {
+      uint64_t header = 0;
+      std::memcpy(&header, message, sizeof header);
+      crossing_[static_cast<size_t>(source)] = crossing;
+      if (call.operation == Operation::dispatch)
+        post_counts_of<A>(w, call, l, source, experts_[static_cast<size_t>(own_host_)],
+                          reinterpret_cast<const int32_t*>(message + sizeof header));
+      publish_header_of<A>(w, call, l, source, header);
+    });
+  }
+
+ private:
+  void list_leaving(const LowLatencyDispatchParams& p);
+  /// `count` tokens of one source, in so few rounds that there is a slot for each.
+  ItemsInRounds in_rounds(int64_t count, Ring& ring) const;
+  ReturnedRows rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const;
+  CrossedTokens& crossed_of(CrossedOutput& output, int source) const;
+  void prepare_rail(const FarCombineParams& p, const CrossedOutput& output, size_t i);
+
+  const LowLatencyLayout layout_;
+  std::vector<std::vector<int32_t>> experts_;  ///< [hosts] of its ranks, ascending
+  std::vector<int> proxy_, number_, stands_for_, host_of_rail_;
+  FarReturns far_;
+  std::unique_ptr<SymmetricHeap> returned_;
+  // Of a call.
+  uint64_t relay_ = 0;
+  std::vector<int32_t> counts_;                ///< [E] rows that go to each expert
+  std::vector<std::vector<int32_t>> leaving_;  ///< [hosts]
+  std::vector<int64_t> crossing_;              ///< [W] tokens that come of each rank that this one stands for
+  std::vector<MessageRail> message_rails_;
+  std::vector<ReturnRail> return_rails_;
+  std::vector<std::vector<int64_t>> rows_out_, rows_in_;  ///< by peer
+  MessageRails messages_;
+  ReturnRails returns_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency combine over several hosts. What a rank gives back for a token of another host goes to the rank of its own host
+// that stands for the owner: to a slot like the owner's, in memory of the object besides the heap. That rank collects the rows
+// as they arrive and gives them back in rounds of the owner's tokens, and the owner puts them into its slots, as if they had
+// been pushed there.
+//
+// | word     | written by                 | read by                    | order | scope  | reuse                               |
+// | returned | a warp of an expert's rank | warps of who stands for the owner | none | system | zero again when read; two sets
+// | | network  | warps of a rank among each other: rounds.hpp |
+//
+// Buffers: slots of a set are blank again when a call ends, and are written again two calls later, by ranks that have heard of
+// the call between. Progress: all warps send before they wait; a proxy waits for ranks of its host, which have sent; an owner
+// for rounds.
+#pragma once
+
+#include "protocol/hosts/returned_rows.hpp"
+#include "protocol/low_latency_combine.hpp"
+
+namespace switchyard::detail {
+
+/// Slots for rows of tokens of other hosts' ranks, with the ranks that stand for them here.
+struct FarReturns {
+  HeapView heap;
+  const int* proxy = nullptr;   ///< [W] who stands for a rank here
+  const int* number = nullptr;  ///< [W] which of the ranks that it stands for
+  int most = 0;                 ///< such ranks, of any rank
+  int slots = 1, stride = 0;    ///< of a token, and bytes of a slot: LowLatencyLayout's
+  int64_t bytes_of_owner = 0;
+
+  FarReturns() = default;
+  FarReturns(const LowLatencyLayout& l, int most_owners)
+      : most(most_owners),
+        slots(l.at.slots),
+        stride(l.at.return_stride),
+        bytes_of_owner(int64_t{l.max_tokens} * l.at.slots * l.at.return_stride) {}
+  int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * most * bytes_of_owner; }
+  std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
+    const int64_t set = static_cast<int64_t>(epoch & 1) * most + number[owner];
+    return heap.base[proxy[owner]] + kHeapHeaderBytes + set * bytes_of_owner + (int64_t{t} * slots + slot) * stride;
+  }
+};
+
+/// LowLatencyCombineParams of a group of several hosts: rows for owners that are not mapped go to `far` (return_slot).
+struct FarCombineParams : LowLatencyCombineParams {
+  FarReturns far;
+};
+
+/// Slots (bits) of a token that rows from `host` come back to; id(k): the expert of its choice k, or -1.
+template <class Ids>
+uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id, const int* host_of, int host) {
+  uint64_t slots = 0;
+  for (int k = 0; k < l.topk; ++k) {
+    if (id(k) < 0 || host_of[l.owner(id(k))] != host) continue;
+    if (order == CombineOrder::per_rank) {
+      slots |= uint64_t{1} << l.owner(id(k));
+      continue;
+    }
+    int first = 0;
+    while (id(first) != id(k)) ++first;
+    slots |= uint64_t{1} << first;
+  }
+  return slots;
+}
+
+/// Pointers are to this rank's private memory.
+struct ReturnRails {
+  Rounds rounds;
+  ReturnRail* rails = nullptr;
+  const int* host_of_rail = nullptr;  ///< of its peer
+  Leg* legs = nullptr;                ///< [num_rails]
+  int num_rails = 0;
+  ReturnedRows own;              ///< rounds of this rank's tokens
+  const int* host_of = nullptr;  ///< [W]
+  int own_host = 0;
+};
+
+/// The rounds of a combine (rounds.hpp, Steps).
+template <class A>
+class ReturnedSteps {
+ public:
+  ReturnedSteps(const FarCombineParams& p, const ReturnRails& rails) : p_(p), rails_(rails) {}
+
+  bool pack(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
+    WarpSpan<A> span(w, p_.call, Event::pack_rows);
+    const auto begin = [&](int i) { return rail(i).i_stand ? rail(i).number(k) : 0; };
+    int64_t packed = 0;
+    for (;; items.done(), ++packed) {
+      const Located item = A::locate(w, items.item(w), rails_.num_rails,
+                                     [&](int i) { return rail(i).i_stand ? rail(i).number(k + 1) - rail(i).number(k) : 0; });
+      if (item.segment == rails_.num_rails) break;
+      const ReturnRail& to = rail(item.segment);
+      const int64_t first = begin(item.segment), n = first + item.offset;
+      if (!collect(w, to, n, to.out.slot(k) + (to.out.rows_before[n] - to.out.rows_before[first]) * to.out.stride))
+        return false;
+    }
+    span.set_arg(packed);
+    return true;
+  }
+  void packed(typename A::Warp&, int64_t) {}
+  std::span<const Leg> legs(int64_t k) {
+    for (int i = 0; i < rails_.num_rails; ++i) rails_.legs[i] = rail(i).leg(k);
+    return {rails_.legs, static_cast<size_t>(rails_.num_rails)};
+  }
+
+  bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
+    WarpSpan<A> span(w, p_.call, Event::forward_rows);
+    const int64_t begin = rails_.own.first_token(k), end = rails_.own.first_token(k + 1);
+    int64_t rows = 0;
+    for (int64_t i = 0; (i = items.item(w)) < end - begin; items.done())
+      for (int r = 0; r < rails_.num_rails; ++r)
+        if (rail(r).stands_for_me) rows += put(w, rail(r).in, rails_.host_of_rail[r], k, static_cast<int>(begin + i));
+    p_.call.moved[w.index()].network_bytes += static_cast<uint64_t>(rows * p_.row_bytes);
+    span.set_arg(rows);
+    return true;
+  }
+  void took(typename A::Warp&, int64_t) {}
+
+ private:
+  const ReturnRail& rail(int i) const { return rails_.rails[i]; }
+
+  /// Proxy: takes what this host gives back for token number n of an owner out of its slots. Settled; false: the fault is
+  /// recorded.
+  bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
+    const LowLatencyLayout& l = p_.layout;
+    const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
+    const int t = to.crossed->token[static_cast<size_t>(n)];
+    const auto bytes = static_cast<size_t>(p_.row_bytes);
+    const uint64_t slots = slots_from(
+        l, p_.order, [ids](int k) { return ids[k]; }, rails_.host_of, rails_.own_host);
+    for (uint64_t left = slots; left != 0; left &= left - 1, out += to.out.stride) {
+      const int slot = nth_bit(left, 0);
+      const int writer = p_.order == CombineOrder::per_rank ? slot : l.owner(ids[slot]);
+      const std::byte* const row = p_.far.row(p_.call.epoch, to.peer, t, slot);
+      if (!wait_row(w, row, bytes, writer)) return false;
+      A::copy(w, out, row, bytes);
+    }
+    A::settle(w);
+    for (uint64_t left = slots; left != 0; left &= left - 1)
+      A::blank_row(w, p_.far.row(p_.call.epoch, to.peer, t, nth_bit(left, 0)), bytes, sentinel_sums());
+    return true;
+  }
+
+  bool wait_row(typename A::Warp& w, const std::byte* row, size_t bytes, int writer) {
+    if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
+    WarpSpan<A> span(w, p_.call, Event::wait_returned, writer);
+    WaitClock<A> clock(writer);
+    const uint64_t* const entered = p_.call.heap.local(p_.layout.header(p_.call.epoch, writer));  // no word tells more
+    do {
+      if (!clock.keep_waiting(w, p_.call, Site::returned, entered, p_.call.word())) return false;
+    } while (!A::has_arrived(w, row, bytes, sentinel_sums()));
+    clock.charge(w, p_.call, writer);
+    return true;
+  }
+
+  /// Owner: the rows of token t that came from a host in round k, into its slots. \returns how many
+  int put(typename A::Warp& w, const ReturnedRows& in, int host, int64_t k, int t) {
+    const LowLatencyLayout& l = p_.layout;
+    const int32_t* const ids = p_.own_ids + int64_t{t} * l.topk;
+    const std::byte* from = in.slot(k) + (in.rows_before[t] - in.rows_before[in.first_token(k)]) * in.stride;
+    uint64_t left = slots_from(
+        l, p_.order, [ids](int j) { return ids[j]; }, rails_.host_of, host);
+    const int rows = bits(left);
+    for (; left != 0; left &= left - 1, from += in.stride) {
+      std::byte* const to = p_.call.heap.local(l.return_row(p_.call.epoch, t, nth_bit(left, 0)));
+      A::multicast_sentinel(
+          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(p_.row_bytes));
+    }
+    return rows;
+  }
+
+  const FarCombineParams& p_;
+  const ReturnRails& rails_;
+};
+
+/// Brings rows back over the network, after all ranks have entered the call. All warps, before low_latency_sum. False: the
+/// fault is recorded.
+template <class A>
+bool bring_back(typename A::Warp& w, const FarCombineParams& p, const ReturnRails& rails) {
+  ReturnedSteps<A> steps(p, rails);
+  return begin_rounds<A>(w, p.call, rails.rounds, steps) && finish_rounds<A>(w, p.call, rails.rounds, steps);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows come back over a rail in the rounds of a combine, as both ends know it.
+#pragma once
+
+#include "plan/hosts.hpp"
+#include "protocol/hosts/rounds.hpp"
+
+namespace switchyard::detail {
+
+/// What one rank gives back for the tokens of an owner: rows of `stride` bytes, of which the last are the token's weights if
+/// the owner takes any. A round covers `tokens_per_round` of the owner's tokens, and has the rows of those in their order.
+struct ReturnedRows {
+  int64_t tokens = 0;  ///< of the owner
+  int64_t tokens_per_round = 1;
+  int64_t stride = 0;
+  bool weights = false;
+  /// Rows of tokens before each one. Proxy: [count + 1], by number; owner: [T + 1], by token.
+  const int64_t* rows_before = nullptr;
+  std::byte* slots[kRoundSlots] = {};
+
+  int64_t rounds() const { return (tokens + tokens_per_round - 1) / tokens_per_round; }
+  int64_t first_token(int64_t k) const { return k * tokens_per_round < tokens ? k * tokens_per_round : tokens; }
+  std::byte* slot(int64_t k) const { return slots[k % kRoundSlots]; }
+};
+
+/// Both ways of one rail.
+struct ReturnRail {
+  int peer = -1;
+  bool i_stand = false;  ///< `out` goes to the peer, for its tokens
+  const CrossedTokens* crossed = nullptr;
+  ReturnedRows out;
+  bool stands_for_me = false;  ///< `in` comes from the peer
+  ReturnedRows in;
+
+  int64_t number(int64_t k) const { return crossed->first_from(out.first_token(k)); }
+  int64_t out_bytes(int64_t k) const {
+    return i_stand ? (out.rows_before[number(k + 1)] - out.rows_before[number(k)]) * out.stride : 0;
+  }
+  int64_t in_bytes(int64_t k) const {
+    return stands_for_me ? (in.rows_before[in.first_token(k + 1)] - in.rows_before[in.first_token(k)]) * in.stride : 0;
+  }
+  Leg leg(int64_t k) const {
+    return {peer, {out.slot(k), static_cast<size_t>(out_bytes(k))}, {in.slot(k), static_cast<size_t>(in_bytes(k))}};
+  }
+};
+
+/// The most bytes of a round.
+template <class Bytes>
+int64_t largest_round(int64_t rounds, Bytes&& bytes) {
+  int64_t most = 0;
+  for (int64_t k = 0; k < rounds; ++k) most = bytes(k) > most ? bytes(k) : most;
+  return most;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode over several hosts: what goes wrong in it, calls in two halves, and what other suites do not ask. What it
+// computes: the suites of tests/modes/low_latency, which run over hosts, too.
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "faults/watched_calls.hpp"
+#include "harness/fleet.hpp"
+#include "switchyard/trace.hpp"
+#include "testing/test_access.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::CombineOrder;
+using switchyard::Group;
+using switchyard::GroupOptions;
+using switchyard::LowLatencyExchange;
+
+GroupOptions options_on(const std::string& hosts, std::chrono::milliseconds timeout) {
+  GroupOptions o = options_with(timeout);
+  o.host = hosts;
+  return o;
+}
+
+void expect_all_ok(const std::vector<Outcome>& all) {
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- A rank that does not come: one that stands for another, for three, and for nobody
+
+class SilentInLowLatency : public testing::TestWithParam<WatchedCall> {};
+
+TEST_P(SilentInLowLatency, IsNamedByAll) {
+  const WatchedCall& c = GetParam();
+  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,a,b", 3}, {"a,a,a,b", 1}}) {
+    std::barrier gone(4);
+    const auto all = outcomes(4, options_on(hosts, kSoon), [&, text = hosts, missing = silent](Group& group) {
+      c.tell(group, [&](const std::function<void()>& call) {
+        group.barrier();
+        Outcome first;
+        if (group.rank() != missing) first = outcome_of(call);
+        gone.arrive_and_wait();
+        if (group.rank() == missing) {
+          EXPECT_EQ(code_name(outcome_of(call).reason), "peer_timeout") << "told when it comes";
+          return;
+        }
+        EXPECT_EQ(code_name(first.code), "peer_timeout") << text << ", " << missing << " is silent: " << first.text;
+        EXPECT_EQ(first.report.awaited_rank, missing) << text << ", rank " << group.rank() << ": " << first.text;
+        EXPECT_TRUE(first.report.site == std::string(c.site) || first.report.site == std::string("network")) << first.text;
+        EXPECT_EQ(code_name(outcome_of(call).code), "peer_failed") << "it is sticky";
+      });
+    });
+    expect_all_ok(all);
+  }
+}
+
+std::vector<WatchedCall> some_calls() {
+  std::vector<WatchedCall> calls = calls_of_low_latency_mode();
+  std::erase_if(calls, [](const WatchedCall& c) {
+    return c.name != "low_latency_first_dispatch" && c.name != "low_latency_combine_by_rank" && c.name != "low_latency_receive";
+  });
+  return calls;
+}
+INSTANTIATE_TEST_SUITE_P(Hosts, SilentInLowLatency, testing::ValuesIn(some_calls()),
+                         [](const auto& c) { return std::string(c.param.name); });
+
+// --- A process that is killed while rows are under way
+
+class KilledInLowLatency : public testing::TestWithParam<int> {};
+
+TEST_P(KilledInLowLatency, IsNamedByAll) {
+  const int trial = GetParam(), victim = trial % 4;
+  Fleet fleet;
+  fleet.world = 4;
+  fleet.options = options_on("a,a,b,b", 600s);
+  fleet.options.rendezvous_timeout = 600s;
+  const auto failures = run_processes(
+      fleet,
+      [&](Group& group, Failures& f) {
+        switchyard::detail::cross_in_rounds_of(group, 1);
+        const Outcome o = outcome_of([&] {
+          LowLatencyRig rig(group);
+          if (group.rank() == victim)
+            std::thread([&] {
+              std::this_thread::sleep_for(std::chrono::microseconds(3000 + trial * 1713));
+              ::kill(::getpid(), SIGKILL);
+            }).detach();
+          while (true) rig.round();
+        });
+        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+        f.equal(victim, o.failed_rank, "failed rank of " + o.text);
+      },
+      uint64_t{1} << victim);
+  EXPECT_EQ(joined(failures), "");
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which sees one process
+INSTANTIATE_TEST_SUITE_P(Hosts, KilledInLowLatency, testing::Range(0, 4));
+#else
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledInLowLatency);
+#endif
+
+// --- Calls that differ
+
+struct Pair {
+  const char* name;
+  void (*here)(LowLatencyRig&);   ///< host 0
+  void (*there)(LowLatencyRig&);  ///< host 1
+};
+
+/// Calls of one object are told apart by what the ranks tell of them.
+TEST(LowLatencyOverHosts, OtherCallsAreFound) {
+  const Pair pairs[] = {
+      {"kind", [](LowLatencyRig& rig) { rig.dispatch(); }, [](LowLatencyRig& rig) { rig.combine(); }},
+      {"order", [](LowLatencyRig& rig) { rig.combine(CombineOrder::per_rank); }, [](LowLatencyRig& rig) { rig.combine(); }},
+      {"halves", [](LowLatencyRig& rig) { rig.dispatch_send()(); }, [](LowLatencyRig& rig) { rig.combine_send()(); }},
+  };
+  for (const Pair& pair : pairs) {
+    const auto all = outcomes(4, options_on("a,a,b,b", 600s), [&](Group& group) {
+      LowLatencyRig rig(group);
+      rig.dispatch();
+      (group.host() == 0 ? pair.here : pair.there)(rig);
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << pair.name << ": " << o.text;
+  }
+}
+
+TEST(LowLatencyOverHosts, RowsOfOtherDispatchesAreFound) {
+  expect_mismatch(outcomes(4, options_on("a,a,b,b", 600s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    auto older = rig.exchange.make_output();
+    rig.exchange.dispatch(rig.x(), rig.expert_ids(), older, rig.options());
+    rig.dispatch();
+    rig.exchange.combine(rig.y(), group.host() == 0 ? older : rig.output, rig.out.data());
+  }));
+}
+
+// --- Calls in two halves
+
+/// Some ranks receive before, others behind a call of another object, also those that stand for others: what was sent is passed
+/// on when a rank makes another call.
+TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
+  expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
+    LowLatencyRig first(group), second(group);
+    for (uint32_t late = 0; late < 16; ++late) {
+      const bool receives_late = (late >> group.rank() & 1) != 0;
+      const auto pass = [&](const switchyard::ReceiveHook& receive) {
+        if (!receives_late) receive();
+        second.round();
+        group.barrier();
+        if (receives_late) receive();
+      };
+      std::memset(first.out.data(), 0, first.out.size() * 2);
+      pass(first.dispatch_send());
+      pass(first.combine_send());
+      EXPECT_EQ(first.out, std::vector<uint16_t>(first.out.size(), 0x3F80)) << late;
+    }
+  }));
+}
+
+/// Two calls under way at a time, received in either order.
+TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
+  expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
+    LowLatencyRig first(group), second(group);
+    for (uint32_t turned = 0; turned < 16; ++turned) {
+      const auto pass = [&](const switchyard::ReceiveHook& one, const switchyard::ReceiveHook& other) {
+        const bool turn = (turned >> group.rank() & 1) != 0;
+        (turn ? other : one)();
+        (turn ? one : other)();
+      };
+      {
+        const auto one = first.dispatch_send();
+        pass(one, second.dispatch_send());
+      }
+      const auto one = first.combine_send();
+      pass(one, second.combine_send());
+      for (LowLatencyRig* rig : {&first, &second}) {
+        EXPECT_EQ(rig->out, std::vector<uint16_t>(rig->out.size(), 0x3F80)) << turned;
+        std::memset(rig->out.data(), 0, rig->out.size() * 2);
+      }
+    }
+  }));
+}
+
+/// A sending half waits for nobody, whatever the others do; rows are more than sockets hold.
+TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
+  switchyard::LowLatencyConfig c = LowLatencyRig::config();
+  c.hidden = 1 << 18;
+  c.scales = switchyard::ScaleKind::none;
+  std::barrier meet(2);
+  GroupOptions o = options_on("a,b", 60s);
+  o.heap_bytes = LowLatencyExchange::heap_bytes_for(c, 2);
+  expect_all_ok(outcomes(2, o, [&](Group& group) {
+    switchyard::detail::cross_in_rounds_of(group, 1);
+    LowLatencyExchange exchange(group, c);
+    auto output = exchange.make_output();
+    const SmallArguments given(group.rank());
+    const std::vector<uint16_t> rows(static_cast<size_t>(SmallArguments::kTokens * c.hidden), 0x3F80);
+    std::vector<uint16_t> out(rows.size());
+    switchyard::ReceiveHook receive;
+    for (const int turn : {0, 1}) {  // one after the other
+      if (group.rank() == turn)
+        receive = exchange.dispatch_send({rows.data(), SmallArguments::kTokens, c.hidden, switchyard::DType::bf16},
+                                         given.expert_ids(), output);
+      meet.arrive_and_wait();
+    }
+    receive();
+    exchange.combine(output.x, output, out.data());
+    EXPECT_EQ(out, std::vector<uint16_t>(out.size(), 0x4000));  // 1 * 1 + 1 * 1
+  }));
+}
+
+/// An object that goes with a half that nobody receives leaves nothing behind that the next call would use.
+TEST(LowLatencyOverHosts, ObjectsMayGoBetweenTheHalves) {
+  expect_all_ok(outcomes(2, options_on("a,b", 60s), [&](Group& group) {
+    LowLatencyRig other(group);
+    {
+      LowLatencyRig rig(group);
+      (void)rig.dispatch_send();
+    }
+    other.round();
+    EXPECT_EQ(other.out[0], 0x3F80);
+  }));
+}
+
+// --- What needs one host
+
+TEST(LowLatencyOverHosts, WholeExchangesAndOutputsOfOtherHostsAreRefused) {
+  std::vector<switchyard::LowLatencyOutput> together(2);
+  expect_all_ok(outcomes(2, options_on("a", 60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    rig.dispatch();
+    together[static_cast<size_t>(group.rank())] = rig.output;
+  }));
+  expect_all_ok(outcomes(2, options_on("a,b", 60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    expect_text(outcome_of([&] { rig.exchange.moe_all_to_all(rig.x(), rig.expert_ids(), rig.out.data()); }),
+                switchyard::ErrorCode::unsupported, "use dispatch and combine");
+    rig.round();  // nothing has happened
+    EXPECT_EQ(rig.out[0], 0x3F80);
+  }));
+  const auto all = outcomes(2, options_on("a,b", 60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    rig.exchange.combine(rig.y(), together[static_cast<size_t>(group.rank())], rig.out.data());
+  });
+  for (const Outcome& o : all) EXPECT_NE(code_name(o.code), "ok");
+  EXPECT_TRUE(all[0].text.find("dispatch again") != std::string::npos ||
+              all[1].text.find("dispatch again") != std::string::npos)
+      << all[0].text << all[1].text;
+}
+
+// --- Traces
+
+TEST(LowLatencyOverHosts, TracesShowWhatCrosses) {
+  GroupOptions o = options_on("a,a,b,b", 600s);
+  switchyard::TraceOptions t;
+  t.num_blocks = o.num_blocks;
+  t.num_warps = o.num_warps;
+  switchyard::Trace trace(4, t);
+  expect_all_ok(outcomes(4, o, [&](Group& group) {
+    group.set_trace(&trace);
+    LowLatencyRig(group).round();
+    group.set_trace(nullptr);
+  }));
+  std::set<std::string> names;
+  for (const auto& phase : trace.summary()) names.insert(phase.name);
+  for (const char* name : {"pack_rows", "wait_network", "forward_rows", "send_rows", "return_rows", "sum_returned"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
+}  // namespace
+}  // namespace harness
