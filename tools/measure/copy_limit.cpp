@@ -58,6 +58,18 @@ struct Method {
   std::function<void(std::byte*, const std::byte*, size_t)> copy;
 };
 
+std::vector<Method> ways_to_copy(size_t row) {
+  std::vector<Method> methods;
+  methods.push_back({"memcpy, long blocks", [](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, kBlock); }});
+  if (row > 0) {
+    methods.push_back({"memcpy, rows of " + std::to_string(row) + " bytes",
+                       [row](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, row); }});
+  }
+  methods.push_back({"streaming stores", stream_copy});
+  methods.push_back({"ordinary stores", copy_with_stores});
+  return methods;
+}
+
 CopyRate rate_of(const std::string& name, size_t bytes, std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   const auto gbs = [&](double s) { return 2.0 * static_cast<double>(bytes) / s / 1e9; };
@@ -73,16 +85,7 @@ const CopyRate& CopyLimit::best() const {
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress) {
   const auto num_threads = static_cast<size_t>(std::max(1, options.threads));
-  std::vector<Method> methods;
-  methods.push_back({"memcpy, long blocks", [](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, kBlock); }});
-  if (options.row_bytes > 0) {
-    const size_t row = options.row_bytes;
-    methods.push_back({"memcpy, rows of " + std::to_string(row) + " bytes",
-                       [row](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, row); }});
-  }
-  methods.push_back({"streaming stores", stream_copy});
-  methods.push_back({"ordinary stores", copy_with_stores});
-
+  const std::vector<Method> methods = ways_to_copy(options.row_bytes);
   const auto wanted = static_cast<size_t>(
       std::min({options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8,
                 options.seconds * 10e9 / static_cast<double>(2 * methods.size())}));

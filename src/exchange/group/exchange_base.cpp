@@ -31,6 +31,12 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
   invalid_value(name, std::to_string(value), "in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
 }
+
+void check_duration(const char* name, Milliseconds duration) {
+  if (duration.count() < 1)
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
+}
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)

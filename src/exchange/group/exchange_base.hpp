@@ -26,6 +26,7 @@ namespace switchyard::detail {
 [[noreturn]] void invalid_value(const char* name, const std::string& value, const std::string& allowed);
 /// `name` may say more than the field: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
+void check_duration(const char* name, Milliseconds duration);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 
