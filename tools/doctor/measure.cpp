@@ -160,7 +160,7 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
                   p.row_bytes, p.workers);
   methods.push_back({"copy", rows + "; read once and written to 1, 2 and 4 places, a line through the three times"});
   methods.push_back({"sum", rows + "; 1, 2 and 4 bf16 rows added up to one, likewise"});
-  methods.push_back({"quantize", rows + "; the fp8 row stays in the cache"});
+  methods.push_back({"quantize", rows + " and written to 2 places with their scales, less what writing takes"});
   methods.push_back(
       {"link",
        "rows in the cache to memory that another thread touched first, all threads at once; link_us: two threads that "

@@ -25,6 +25,8 @@ constexpr int64_t kHidden = 7168;
 constexpr size_t kRowBytes = kHidden * 2;
 constexpr int kPlaces[] = {1, 2, 4};  ///< rows on the other side
 constexpr int kMost = 4;
+constexpr int kQuantizedPlaces = 2;               ///< of a row that is quantised
+constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
 constexpr int kLeastPasses = 5, kMostPasses = 60;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -62,9 +64,10 @@ class Rows {
 
 /// What one worker has: rows of its program, which a dispatch reads and a combine writes, and rows of its heap.
 struct Worker {
-  explicit Worker(size_t rows) : program(rows, false), heap(rows, true), scratch(kHidden * 2) {}
+  explicit Worker(size_t rows)
+      : program(rows, false), heap(rows, true), scratch(kHidden * 2), scales(rows * kQuantizedPlaces * kScaleBytes) {}
   Rows program, heap;
-  std::vector<std::byte> scratch;
+  std::vector<std::byte> scratch, scales;
 };
 
 /// A pass of a worker over its `n` rows. `next` is the worker whose memory lies behind a link.
@@ -101,10 +104,22 @@ void sum_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
+/// As a dispatch that quantises: into a row that stays in the cache, and from there with its scales to places apart.
 void quantize_pass(Worker& mine, size_t n) {
   auto* const q = reinterpret_cast<uint8_t*>(mine.scratch.data());
-  for (size_t i = 0; i < n; ++i)
-    detail::quantize_row(q, mine.scratch.data() + kHidden, mine.program.row(i), DType::bf16, kHidden, ScaleKind::f32);
+  std::byte* const row_scales = mine.scratch.data() + kHidden;
+  bool streamed = false;
+  for (size_t i = 0; i < n; ++i) {
+    detail::quantize_row(q, row_scales, mine.program.row(i), DType::bf16, kHidden, ScaleKind::f32);
+    void *rows[kQuantizedPlaces], *scales[kQuantizedPlaces];
+    for (size_t p = 0; p < kQuantizedPlaces; ++p) {
+      rows[p] = mine.heap.row(0) + (p * n + i) * kHidden;
+      scales[p] = mine.scales.data() + (p * n + i) * kScaleBytes;
+    }
+    streamed |= detail::multicast_row(rows, kQuantizedPlaces, q, kHidden);
+    streamed |= detail::multicast_row(scales, kQuantizedPlaces, row_scales, kScaleBytes);
+  }
+  if (streamed) detail::flush_streams();
 }
 
 /// Workers that pass over their rows, some of them or all.
@@ -178,6 +193,15 @@ RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
     ns_per_byte[i] = crew.seconds(pass, active, n, budget / 3) * 1e9 / bytes;
   }
   return rate_of_line(ns_per_byte, sums);
+}
+
+/// Of source bytes, `active` workers: the time of rows that are quantised and written, less what writing takes at `write_gbs`.
+double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
+  const size_t n = crew.rows();
+  const double seconds = crew.seconds([](Worker& mine, Worker&, size_t rows) { quantize_pass(mine, rows); }, active, n, budget);
+  const double rows = static_cast<double>(n) * active;
+  const double writing = rows * kQuantizedPlaces * static_cast<double>(kHidden + kScaleBytes) / (write_gbs * 1e9);
+  return rows * kRowBytes * 1e-9 / std::max(seconds - writing, seconds * 0.1);
 }
 
 /// One way, microseconds: two threads that answer each other.
@@ -314,9 +338,9 @@ HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions
     rates.all = out.workers == 1 ? rates.worker : row_rate(crew, out.workers, sums, share);
     step();
   }
-  const Pass quantize = [](Worker& mine, Worker&, size_t n) { quantize_pass(mine, n); };
-  out.quantize_gbs = gbs(quantize, 1);
-  out.all_quantize_gbs = out.workers == 1 ? out.quantize_gbs : gbs(quantize, out.workers);
+  out.quantize_gbs = quantize_rate(crew, 1, out.copy.worker.write_gbs, share / 2);
+  out.all_quantize_gbs =
+      out.workers == 1 ? out.quantize_gbs : quantize_rate(crew, out.workers, out.copy.all.write_gbs, share / 2);
   step();
   const Pass to_next = [](Worker& mine, Worker& next, size_t n) { link_pass(mine, next, n); };
   out.link_gbs = gbs(to_next, out.workers) / out.workers;

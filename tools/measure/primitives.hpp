@@ -29,7 +29,7 @@ struct HostPrimitives {
   size_t row_bytes = 0;         ///< of the rows
   RowRates copy;                ///< rows copied to one place or several
   RowRates sum;                 ///< bf16 rows added up
-  double quantize_gbs = 0;      ///< bf16 bytes read, while their fp8 row stays in the cache: one worker
+  double quantize_gbs = 0;      ///< bf16 bytes read that become fp8 rows, less the time of writing these: one worker
   double all_quantize_gbs = 0;  ///< all workers
   double link_gbs = 0;          ///< rows in the cache to memory of another worker while all do so: one worker's
   double flag_us = 0;           ///< a flag from one thread to another, one way; 0 with one worker
