@@ -25,7 +25,7 @@ constexpr int64_t kHidden = 7168;
 constexpr size_t kRowBytes = kHidden * 2;
 constexpr int kPlaces[] = {1, 2, 4};  ///< rows on the other side
 constexpr int kMost = 4;
-constexpr int kQuantizedPlaces = 2;               ///< of a row that is quantised
+constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quantised
 constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
 constexpr int kLeastPasses = 5, kMostPasses = 60;
 
