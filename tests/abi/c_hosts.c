@@ -95,8 +95,8 @@ static void wrong_options(void) {
   options.silence_ms = -1;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "silence_ms = -1");
   options = options_on(NULL);
-  options.network = 2;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->network = 2");
+  options.network = 3;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->network = 3");
   options = options_on(NULL);
   options.reserved2 = 1;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved2 = 1");
