@@ -125,8 +125,8 @@ def test_group_options():
         sy.Group.threads(1, backend="gpu")
     with pytest.raises(sy.InvalidArgument, match="timeout = 0"):
         sy.Group.threads(1, timeout=0)
-    with pytest.raises(sy.InvalidArgument, match="network = 'nccl'.*'mpi'"):
-        sy.Group.threads(1, network="nccl")
+    with pytest.raises(sy.InvalidArgument, match="network = 'rdma'.*'mpi'"):
+        sy.Group.threads(1, network="rdma")
     with pytest.raises(sy.InvalidArgument, match="silence = 0"):
         sy.Group.threads(1, silence=0)
     with pytest.raises(sy.InvalidArgument, match="world = 0"):

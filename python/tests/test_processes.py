@@ -196,7 +196,7 @@ def test_threads_on_hosts():
         exchange_once(group)
         exchange_between_hosts(group)
         with pytest.raises(sy.Unsupported, match="2 hosts"):
-            sy.LowLatency(group, hidden=128, experts=4, topk=2, max_tokens=4)
+            sy.Exchange(group, dtype="f32", hidden=16, experts=4, topk=2, max_tokens=4, staging="ring")
         exchange_once(group)
 
     sy.run_ranks(rank, 4, host="a,a,b", **OPTIONS)
