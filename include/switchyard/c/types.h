@@ -36,12 +36,13 @@ enum {
   SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
-/// What carries rows between hosts, on CPUs. docs/concepts/hosts.md.
+/// What carries rows between hosts. docs/concepts/hosts.md.
 typedef int32_t sy_host_network;
 enum {
-  SWITCHYARD_NETWORK_SOCKETS = 0,  ///< TCP connections of the group's own, or what SWITCHYARD_NETWORK in the environment says
-  SWITCHYARD_NETWORK_MPI = 1,      ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
-  SWITCHYARD_NETWORK_NCCL = 2      ///< NCCL, looked up when needed: what GPUs have, also with SOCKETS
+  SWITCHYARD_NETWORK_SOCKETS =
+      0,                       ///< CPUs: TCP connections of the group's own, or what SWITCHYARD_NETWORK in the environment says
+  SWITCHYARD_NETWORK_MPI = 1,  ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
+  SWITCHYARD_NETWORK_NCCL = 2  ///< NCCL, looked up when needed: what GPUs have, also with SOCKETS
 };
 
 /// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def says what each can do.

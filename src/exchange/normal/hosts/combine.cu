@@ -3,9 +3,9 @@
 // for each round give back and NCCL; sum. What they do is protocol/hosts/returns.hpp, cut where a kernel would wait for the
 // network. Rounds go by the numbers of the tokens that crossed, and what comes back is kept until the sum.
 //
-// | flag    | written by                                  | read by            | order           | scope  | reuse | | outputs |
-// ranks that copy or sum                      | owners and proxies | release/acquire | system | epoch, never reset | | pulled
-// | owner's, or its proxy's, last warp          | expert's warp 0    | release/acquire | system | epoch, never reset |
+// | flag    | written by                | read by          | order           | scope  | reuse              |
+// | outputs | ranks that copy or sum    | owners, proxies  | release/acquire | system | epoch, never reset |
+// | pulled  | last warp of owner, proxy | expert's warp 0  | release/acquire | system | epoch, never reset |
 //
 // Progress: `outputs` of a rank of this host come from a kernel that waits for nothing; `pulled` is the end.
 #include "exchange/normal/frame.cuh"
