@@ -3,8 +3,6 @@
 // tests/modes/normal, which run over hosts, too.
 #include <gtest/gtest.h>
 
-#include <signal.h>
-
 #include <barrier>
 #include <chrono>
 #include <cstring>
@@ -13,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "faults/watched_calls.hpp"
+#include "hosts/faults_between_hosts.hpp"
 #include "modes/normal/scenario.hpp"
 #include "switchyard/trace.hpp"
 #include "testing/test_access.hpp"
@@ -27,12 +25,6 @@ using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::NormalExchange;
 
-GroupOptions options_on(const std::string& hosts, std::chrono::milliseconds timeout) {
-  GroupOptions o = options_with(timeout);
-  o.host = hosts;
-  return o;
-}
-
 std::vector<WatchedCall> direct_calls() {
   std::vector<WatchedCall> calls = calls_of_normal_mode();
   std::erase_if(calls, [](const WatchedCall& c) { return c.name.rfind("ring", 0) == 0; });
@@ -44,28 +36,9 @@ std::vector<WatchedCall> direct_calls() {
 class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SilentOverHosts, IsNamedByAll) {
-  const WatchedCall& c = GetParam();
   // The last of a host, one that stands for two ranks or for three, and one that stands for nobody.
-  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}}) {
-    std::barrier gone(4);
-    const auto all = outcomes(4, options_on(hosts, kSoon), [&, text = hosts, missing = silent](Group& group) {
-      c.tell(group, [&](const std::function<void()>& call) {
-        group.barrier();
-        Outcome first;
-        if (group.rank() != missing) first = outcome_of(call);
-        gone.arrive_and_wait();
-        if (group.rank() == missing) {
-          EXPECT_EQ(code_name(outcome_of(call).reason), "peer_timeout") << "told when it comes";
-          return;
-        }
-        EXPECT_EQ(code_name(first.code), "peer_timeout") << text << ", " << missing << " is silent: " << first.text;
-        EXPECT_EQ(first.report.awaited_rank, missing) << text << ", rank " << group.rank() << ": " << first.text;
-        EXPECT_TRUE(first.report.site == std::string(c.site) || first.report.site == std::string("network")) << first.text;
-        EXPECT_EQ(code_name(outcome_of(call).code), "peer_failed") << "it is sticky";
-      });
-    });
-    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
-  }
+  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}})
+    expect_named_when_silent(GetParam(), hosts, silent);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, SilentOverHosts, testing::ValuesIn(direct_calls()),
@@ -75,31 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, SilentOverHosts, testing::ValuesIn(direct_calls(
 
 class KilledOverHosts : public testing::TestWithParam<int> {};
 
-TEST_P(KilledOverHosts, IsNamedByAll) {
-  const int trial = GetParam(), victim = trial % 4;
-  Fleet fleet;
-  fleet.world = 4;
-  fleet.options = options_on("a,a,b,b", std::chrono::seconds(600));
-  fleet.options.rendezvous_timeout = std::chrono::seconds(600);
-  const auto failures = run_processes(
-      fleet,
-      [&](Group& group, Failures& f) {
-        switchyard::detail::cross_in_rounds_of(group, 1);
-        const Outcome o = outcome_of([&] {
-          NormalRig rig(group);
-          if (group.rank() == victim)
-            std::thread([&] {
-              std::this_thread::sleep_for(std::chrono::microseconds(3000 + trial * 1713));
-              ::kill(::getpid(), SIGKILL);
-            }).detach();
-          while (true) rig.round();
-        });
-        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
-        f.equal(victim, o.failed_rank, "failed rank of " + o.text);
-      },
-      uint64_t{1} << victim);
-  EXPECT_EQ(joined(failures), "");
-}
+TEST_P(KilledOverHosts, IsNamedByAll) { expect_named_when_killed<NormalRig>(GetParam()); }
 
 #if !defined(__SANITIZE_THREAD__)  // which sees one process
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledOverHosts, testing::Range(0, 8));

@@ -3,8 +3,6 @@
 // computes: the suites of tests/modes/low_latency, which run over hosts, too.
 #include <gtest/gtest.h>
 
-#include <signal.h>
-
 #include <barrier>
 #include <chrono>
 #include <cstring>
@@ -13,8 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "faults/watched_calls.hpp"
-#include "harness/fleet.hpp"
+#include "hosts/faults_between_hosts.hpp"
 #include "switchyard/trace.hpp"
 #include "testing/test_access.hpp"
 
@@ -27,42 +24,13 @@ using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::LowLatencyExchange;
 
-GroupOptions options_on(const std::string& hosts, std::chrono::milliseconds timeout) {
-  GroupOptions o = options_with(timeout);
-  o.host = hosts;
-  return o;
-}
-
-void expect_all_ok(const std::vector<Outcome>& all) {
-  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
-}
-
 // --- A rank that does not come: one that stands for another, for three, and for nobody
 
 class SilentInLowLatency : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SilentInLowLatency, IsNamedByAll) {
-  const WatchedCall& c = GetParam();
-  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,a,b", 3}, {"a,a,a,b", 1}}) {
-    std::barrier gone(4);
-    const auto all = outcomes(4, options_on(hosts, kSoon), [&, text = hosts, missing = silent](Group& group) {
-      c.tell(group, [&](const std::function<void()>& call) {
-        group.barrier();
-        Outcome first;
-        if (group.rank() != missing) first = outcome_of(call);
-        gone.arrive_and_wait();
-        if (group.rank() == missing) {
-          EXPECT_EQ(code_name(outcome_of(call).reason), "peer_timeout") << "told when it comes";
-          return;
-        }
-        EXPECT_EQ(code_name(first.code), "peer_timeout") << text << ", " << missing << " is silent: " << first.text;
-        EXPECT_EQ(first.report.awaited_rank, missing) << text << ", rank " << group.rank() << ": " << first.text;
-        EXPECT_TRUE(first.report.site == std::string(c.site) || first.report.site == std::string("network")) << first.text;
-        EXPECT_EQ(code_name(outcome_of(call).code), "peer_failed") << "it is sticky";
-      });
-    });
-    expect_all_ok(all);
-  }
+  for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,a,b", 3}, {"a,a,a,b", 1}})
+    expect_named_when_silent(GetParam(), hosts, silent);
 }
 
 std::vector<WatchedCall> some_calls() {
@@ -79,31 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, SilentInLowLatency, testing::ValuesIn(some_calls
 
 class KilledInLowLatency : public testing::TestWithParam<int> {};
 
-TEST_P(KilledInLowLatency, IsNamedByAll) {
-  const int trial = GetParam(), victim = trial % 4;
-  Fleet fleet;
-  fleet.world = 4;
-  fleet.options = options_on("a,a,b,b", 600s);
-  fleet.options.rendezvous_timeout = 600s;
-  const auto failures = run_processes(
-      fleet,
-      [&](Group& group, Failures& f) {
-        switchyard::detail::cross_in_rounds_of(group, 1);
-        const Outcome o = outcome_of([&] {
-          LowLatencyRig rig(group);
-          if (group.rank() == victim)
-            std::thread([&] {
-              std::this_thread::sleep_for(std::chrono::microseconds(3000 + trial * 1713));
-              ::kill(::getpid(), SIGKILL);
-            }).detach();
-          while (true) rig.round();
-        });
-        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
-        f.equal(victim, o.failed_rank, "failed rank of " + o.text);
-      },
-      uint64_t{1} << victim);
-  EXPECT_EQ(joined(failures), "");
-}
+TEST_P(KilledInLowLatency, IsNamedByAll) { expect_named_when_killed<LowLatencyRig>(GetParam()); }
 
 #if !defined(__SANITIZE_THREAD__)  // which sees one process
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledInLowLatency, testing::Range(0, 4));
