@@ -115,7 +115,7 @@ std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
   spec.interrupted = [this] { return group_.abort_word() != 0; };
   spec.marks = marks_;
   std::unique_ptr<Carrier> made;
-  run_step(link, deadline, kSubject, [&] { made = make_nccl_carrier(nccl(), std::move(spec)); });
+  run_step(link, deadline, kSubject, [&] { made = make_nccl_carrier(std::make_unique<NcclComms>(nccl(), std::move(spec))); });
   return made;
 }
 
