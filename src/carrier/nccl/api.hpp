@@ -39,8 +39,8 @@ struct NcclConfig {
 
 // Of NCCL's device API, as of version 2.30.7: a later NCCL takes what says that it is of an earlier version.
 
-/// The lowest version that may be asked for networking by kernels (GIN): the first whose signals cover one put alone (weak ones),
-/// which is what every network has that kernels can drive.
+/// The lowest version that may be asked for networking by kernels (GIN): the first whose signals cover one put alone (weak
+/// ones), which is what every network has that kernels can drive.
 inline constexpr int kLeastGinVersion = 23007;
 inline constexpr unsigned kNcclMagic = 0xcafebeef;
 /// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those that the same network card reaches.

@@ -37,8 +37,7 @@ void NcclComms::require(int rail, int result, const char* what, const char* fail
   if (comm != nullptr) result = settle(comm, result, Clock::now() + spec_.deadline, spec_.interrupted);
   if (result == kNcclSuccess && comm != nullptr) return;
   std::string text = std::string("NCCL: ") + what + " ranks ";
-  for (const int r : spec_.rails[static_cast<size_t>(rail)].ranks)
-    text += (text.back() == ' ' ? "" : ", ") + std::to_string(r);
+  for (const int r : spec_.rails[static_cast<size_t>(rail)].ranks) text += (text.back() == ' ' ? "" : ", ") + std::to_string(r);
   if (result == kNcclInProgress)
     throw Error(ErrorCode::rendezvous, text + " was not made within " + std::to_string(spec_.deadline.count()) +
                                            " ms, or the group was ended meanwhile");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicators of one rank, made and ended without blocking: NCCL works in threads of its own, and this thread asks how far
-// it is, within a deadline.
+// The communicators of one rank, made and ended without blocking: NCCL works in threads of its own, and this thread asks how
+// far it is, within a deadline.
 #pragma once
 
 #include <chrono>
