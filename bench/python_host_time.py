@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 import switchyard as sy
 from switchyard import deep_ep
-from switchyard._ffi import library
+from switchyard._ffi import bare, library
 
 #: What get_dispatch_layout returns, as dispatch names it.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
@@ -59,19 +59,20 @@ def arguments():
 
 
 class Function:
-    """A function of the library as everybody in this process calls it: all references to it go through one address, which is changed."""
+    """A function of the library as everybody in this process calls it: each object of ctypes has an address, which is changed."""
 
     def __init__(self, name):
-        self.function = getattr(library().functions, name)
-        self.prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *self.function.argtypes)
-        self._address = ctypes.c_void_p.from_address(ctypes.addressof(self.function))
-        self.address = self._address.value
+        typed = getattr(library().functions, name)
+        self.prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *typed.argtypes)
+        self._addresses = [ctypes.c_void_p.from_address(ctypes.addressof(each)) for each in (typed, bare(name))]
+        self.address = self._addresses[0].value
 
     def replace(self, address):
-        self._address.value = address
+        for each in self._addresses:
+            each.value = address
 
     def restore(self):
-        self._address.value = self.address
+        self.replace(self.address)
 
     def arguments_of(self, call):
         """What `call` gives it. What that points to must outlive this."""
