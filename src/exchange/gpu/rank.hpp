@@ -24,6 +24,8 @@
 
 namespace switchyard::detail {
 
+class GpuRounds;
+
 class CudaRank final : public DeviceRank {
  public:
   /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: most multiprocessors
@@ -81,6 +83,9 @@ class CudaRank final : public DeviceRank {
   /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
   /// the rest.
   void drain() noexcept override;
+  /// Rounds between hosts of all objects of this rank: GpuRounds::of.
+  std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
+  void end_rounds() noexcept override { rounds_.reset(); }
   /// Something may still use rows of an object that goes.
   void expect_users() noexcept { expects_users_ = true; }
   /// Takes the memory of an object that ends, after drain(). The memory is freed now, or together with this rank if replays or
@@ -128,6 +133,7 @@ class CudaRank final : public DeviceRank {
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
   const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
+  std::shared_ptr<GpuRounds> rounds_;
   std::mutex registering_;
   uint64_t registered_ = 0;  ///< as in CallContext
 };

@@ -110,6 +110,11 @@ GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
   watcher_ = std::thread([this] { watch(); });
 }
 
+std::shared_ptr<GpuRounds> GpuRounds::of(Group::Impl& group, CudaRank& gpu) {
+  if (!gpu.rounds()) gpu.rounds() = std::make_shared<GpuRounds>(group, gpu);
+  return gpu.rounds();
+}
+
 GpuRounds::~GpuRounds() {
   {
     const std::lock_guard lock(mutex_);

@@ -31,7 +31,7 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
   find_rails();
   run_step(*group_.bootstrap, Deadline(group_.options.rendezvous_timeout), "LowLatencyExchange", [&] { take_memory(); });
   take_far_rows();
-  rounds_ = std::make_unique<GpuRounds>(group, gpu);
+  rounds_ = GpuRounds::of(group, gpu);
 }
 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {

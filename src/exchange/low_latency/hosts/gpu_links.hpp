@@ -62,7 +62,7 @@ class GpuLowLatencyLinks {
   DeviceMemory memory_;  ///< tables, then what rounds send and bring
   std::unique_ptr<CudaHeap> far_rows_;
   Point split_;                        ///< the end of what a split call enqueued on the stream of the rounds
-  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+  std::shared_ptr<GpuRounds> rounds_;
 };
 
 }  // namespace switchyard::detail
