@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,13 +62,21 @@ struct Remains {
   }
 };
 
+/// Keeps what kernels may still use, for good.
+void leave_behind(std::unique_ptr<Remains> remains) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::unique_ptr<Remains>>;
+  const std::lock_guard lock(mutex);
+  all->push_back(std::move(remains));
+}
+
 /// Ends communicators when nothing of this rank runs any more, and leaves them behind otherwise.
 void end_remains(const NcclApi& api, Remains remains) noexcept try {
   if (remains.comms.empty()) return;
   Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread all of it stays
   std::thread([held, abort = api.abort, release = api.gin.release] {
-    if (!held->wait(Clock::now() + kEndTime)) return;
-    const std::unique_ptr<Remains> mine(held);
+    std::unique_ptr<Remains> mine(held);
+    if (!mine->wait(Clock::now() + kEndTime)) return leave_behind(std::move(mine));
     for (const NcclComm comm : mine->comms) (void)abort(comm);
     for (const auto& rail : mine->rails)
       if (rail->memory != nullptr) (void)release(rail->memory);
