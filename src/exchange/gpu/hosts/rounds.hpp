@@ -36,6 +36,8 @@ class GpuRounds {
   /// Enqueues a round, as Carrier::post; what is enqueued next comes after it. If it lasts longer than `timeout` from when the
   /// stream has come to it, or the group fails meanwhile, the communicators are ended: kernels behind it find the abort word.
   void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
+  /// A stream for rounds beside the caller's. Nothing else is enqueued on it.
+  gpu::Stream stream() const { return first_stream_; }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank's low-latency exchange on a GPU has of other hosts: rounds by NCCL, whom it stands for, and the phases of its
+// calls. No host waits for anything: all sizes are those of the configuration.
+//
+// A whole call is two kernels of the caller's stream with a round between them. Of a call in halves, what lies between what
+// this rank sends and what it receives runs on a stream of its own: other ranks wait for some of it, and this rank may call
+// what it likes meanwhile.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bootstrap/host_map.hpp"
+#include "exchange/gpu/hosts/rounds.hpp"
+#include "exchange/gpu/rank.hpp"
+#include "exchange/gpu/stream_point.hpp"
+#include "exchange/low_latency/hosts/launch.hpp"
+
+namespace switchyard::detail {
+
+class GpuLowLatencyLinks {
+ public:
+  /// Collective, in Group::Impl::collectively(), with the GPU current.
+  GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout);
+  /// Waits for what a split call has enqueued that was not received.
+  ~GpuLowLatencyLinks();
+  GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
+  GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
+
+  const std::vector<int>& host_of() const { return host_of_; }
+  /// Bytes of CrossedIds in an output's memory.
+  int64_t crossed_bytes() const;
+
+  /// Enqueue a call, or a half of it. `call.d` and `call.c` are those of one host, `crossed` is the output's.
+  void dispatch(CudaHostsDispatch& call, CrossedIds crossed, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                gpu::Stream stream);
+  void combine(const LowLatencyCombineParams& params, LowLatencyState* state, int warps, CrossedIds crossed,
+               LaunchedHalves halves, int blocks, gpu::Stream stream);
+
+ private:
+  void find_rails();
+  void take_memory();
+  void take_far_rows();
+  std::vector<Leg> dispatch_legs() const;
+  std::vector<Leg> combine_legs(const LowLatencyCombineParams& p) const;
+  void post(std::span<const Leg> legs, const CallContext& call, gpu::Stream stream);
+  /// Calls between(stream) on this object's own stream behind what `stream` has; what joins it comes behind that.
+  template <class Between>
+  void fork(gpu::Stream stream, const Between& between);
+  void join(gpu::Stream stream);
+
+  Group::Impl& group_;
+  CudaRank& gpu_;
+  const HostMap map_;
+  const int rank_;
+  const LowLatencyLayout layout_;
+  std::vector<int> host_of_;
+  std::vector<FarRail> rails_;
+  int sources_ = 0;  ///< that this rank stands for
+  FarRails far_;
+  FarReturns returns_;
+  DeviceMemory memory_;  ///< tables, then what rounds send and bring
+  std::unique_ptr<CudaHeap> far_rows_;
+  Point split_;                        ///< the end of what a split call enqueued on the stream of the rounds
+  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+};
+
+}  // namespace switchyard::detail
