@@ -153,6 +153,7 @@ class GinCarrier final : public NcclRounds {
     unmarked_ = true;
     ++rounds_;
     try {
+      if (last_ != nullptr) comms().spec().marks->order(stream, last_.get());  // slots are those of the last round
       for (size_t rail = 0; rail < rails_.size(); ++rail) {
         size_t most = 0;
         for (const Leg& leg : legs)
@@ -165,7 +166,10 @@ class GinCarrier final : public NcclRounds {
     }
     return true;
   }
-  void marked() override { unmarked_ = false; }
+  void marked(const std::shared_ptr<const void>& mark) override {
+    unmarked_ = false;
+    last_ = mark;
+  }
 
   /// Bytes [at, at + slot) of all legs on a rail.
   void enqueue_piece(int number, std::span<const Leg> legs, size_t at, void* stream) {
@@ -216,6 +220,7 @@ class GinCarrier final : public NcclRounds {
   const std::shared_ptr<GinDevice> device_;
   const Slots slots_;
   std::vector<std::unique_ptr<Rail>> rails_;
+  std::shared_ptr<const void> last_;  ///< behind the last round
   uint64_t rounds_ = 0;
   bool unmarked_ = false;
   bool ended_ = false;

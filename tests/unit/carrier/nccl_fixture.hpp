@@ -33,7 +33,12 @@ using Told = std::vector<std::string>;
 struct HandMarks final : StreamMarks {
   std::shared_ptr<const void> mark(void*) override { return std::make_shared<int>(++made); }
   bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
+  void order(void* stream, const void* mark) override {
+    ordered.push_back(std::to_string(reinterpret_cast<uintptr_t>(stream)) + " after " +
+                      std::to_string(*static_cast<const int*>(mark)));
+  }
   int made = 0, passed = 0;
+  Told ordered;
 };
 
 /// A library that the environment variable `variable` names, of `version`.
