@@ -33,6 +33,10 @@ class Marks final : public StreamMarks {
   } catch (const std::exception&) {
     return false;
   }
+  void order(void* stream, const void* mark) override {
+    check_cuda(gpu::order_after(static_cast<gpu::Stream>(stream), static_cast<const StreamPoint*>(mark)->event),
+               "cudaStreamWaitEvent");
+  }
 
  private:
   std::shared_ptr<StreamPoints> points_;
