@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
-#include "bootstrap/host_map.hpp"
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "exchange/gpu/stream_point.hpp"
+#include "exchange/low_latency/hosts/far_plan.hpp"
 #include "exchange/low_latency/hosts/launch.hpp"
 
 namespace switchyard::detail {
@@ -27,7 +27,7 @@ class GpuLowLatencyLinks {
   GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
   GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
 
-  const std::vector<int>& host_of() const { return host_of_; }
+  const std::vector<int>& host_of() const { return plan_.host_of; }
   /// Bytes of CrossedIds in an output's memory.
   int64_t crossed_bytes() const;
 
@@ -38,11 +38,8 @@ class GpuLowLatencyLinks {
                LaunchedHalves halves, int blocks, gpu::Stream stream);
 
  private:
-  void find_rails();
   void take_memory();
   void take_far_rows();
-  std::vector<Leg> dispatch_legs() const;
-  std::vector<Leg> combine_legs(const LowLatencyCombineParams& p) const;
   void post(std::span<const Leg> legs, const CallContext& call, gpu::Stream stream);
   /// Calls between(stream) on this object's own stream behind what `stream` has; what joins it comes behind that.
   template <class Between>
@@ -51,12 +48,8 @@ class GpuLowLatencyLinks {
 
   Group::Impl& group_;
   CudaRank& gpu_;
-  const HostMap map_;
-  const int rank_;
   const LowLatencyLayout layout_;
-  std::vector<int> host_of_;
-  std::vector<FarRail> rails_;
-  int sources_ = 0;  ///< that this rank stands for
+  const FarPlan plan_;
   FarRails far_;
   FarReturns returns_;
   DeviceMemory memory_;  ///< tables, then what rounds send and bring
