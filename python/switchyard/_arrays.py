@@ -95,8 +95,22 @@ class TorchArrays:
         #: The handle of a GPU's current stream: without an object for it, where torch can.
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
+        # How the code that torch.compile makes allocates: less than half of the time of Tensor.new_empty.
+        made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
+        self._current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
     def code(self, tensor: Any) -> int:
         return self.codes.get(tensor.dtype, -1)
+
+    def rows(self, number: int, columns: int, like: Any) -> Any:
+        """A fresh tensor [number, columns] of the type and on the device of `like`, which is no subclass of Tensor."""
+        if like.is_cuda:
+            if self._empty_cuda is not None and like.get_device() == self._current_device():
+                return self._empty_cuda((number, columns), (columns, 1), like.dtype)
+        elif self._empty_cpu is not None:
+            return self._empty_cpu((number, columns), (columns, 1), like.dtype)
+        return like.new_empty((number, columns))
 
     def pointer(self, tensor: Any) -> int:
         return tensor.data_ptr()

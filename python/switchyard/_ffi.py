@@ -144,6 +144,19 @@ def library() -> Library:
     return _library
 
 
+_bare: Dict[str, Any] = {}
+
+
+def bare(name: str) -> Any:
+    """A function of the library that is called without looking at its arguments: they are objects of ctypes, of the right types. That is
+    shorter than a conversion of each."""
+    function = _bare.get(name)
+    if function is None:
+        function = _bare[name] = library().functions[name]  # an object of its own, unlike the attribute
+        function.restype = c_int32
+    return function
+
+
 def layer_library() -> Library:
     """libswitchyard_layer. A wheel has it only if it was built with it, because it brings 40 MB of oneDNN."""
     global _layer
@@ -198,21 +211,20 @@ class CallLock:
     """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
     collects them there may be what the call is waiting for, are given back when the call has returned."""
 
-    __slots__ = ("_lock", "_later")
+    __slots__ = ("acquire", "_lock", "_later")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self.acquire: Callable[[], Any] = self._lock.acquire
         self._later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
-
-    def acquire(self) -> None:
-        self._lock.acquire()
 
     def release(self) -> None:
         self._lock.release()
         if self._later:
             self._give_back()
 
-    __enter__ = acquire
+    def __enter__(self) -> None:
+        self._lock.acquire()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.release()
@@ -266,4 +278,4 @@ class Owned:
                 self._lock.give_back_soon(self._destroy, pointer)
 
 
-__all__ = ["CallLock", "byref", "check", "failure", "layer_library", "library", "Owned", "structs"]
+__all__ = ["CallLock", "bare", "byref", "check", "failure", "layer_library", "library", "Owned", "structs"]

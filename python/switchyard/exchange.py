@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
-from . import _arrays, _names
+from . import _arrays, _names, _repeated
 from ._arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
@@ -131,6 +131,7 @@ class Exchange:
         self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options name a bias
+        self._combine_again: Optional[_repeated.NormalCombine] = None
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
@@ -351,6 +352,11 @@ class Exchange:
     def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
         """Sum, and summed weights or None."""
+        plain = weights is None and apply_weights and not order and not biases and out is None
+        if plain and self._combine_again is not None:
+            out = self._combine_again(y, handle, num_sms)
+            if out is not None:
+                return out, None
         by_x, _, _, by_options, _ = self._by
         with self._call:
             exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
@@ -361,6 +367,9 @@ class Exchange:
             else:
                 arrays, array, by_x, v = arrays_of_torch(), y, self._by_plain, self._plain
                 v.data, v.rows, v.dtype = y.data_ptr(), y.shape[0], code
+                if plain:
+                    self._combine_again = self._combine_again or _repeated.NormalCombine(self)
+                    self._combine_again.learn(y)
             shape = (tokens, self.hidden)
             o, summed, to_summed = self._combine_options, None, 0
             if out is None:

@@ -72,6 +72,7 @@ class Handle:
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
+        self._at = ctypes.c_void_p(pointer)
         self._layout = layout
         self._view: Optional[structs.DispatchedView] = None
         self._arrays: Arrays = NUMPY

@@ -23,6 +23,13 @@ inline E to_enum(const char* name, int32_t value) {
     if (static_cast<int32_t>(known.value) == value) return known.value;
   throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
 }
+/// The same of the member `of`->`member`, whose name is put together only for the error.
+template <NamedEnum E>
+inline E to_enum_of(const char* of, const char* member, int32_t value) {
+  for (const Named<E>& known : NamesOf<E>::kAll)
+    if (static_cast<int32_t>(known.value) == value) return known.value;
+  return to_enum<E>((std::string(of) + "->" + member).c_str(), value);
+}
 
 inline bool to_bool(const char* name, int32_t value) {
   require_range(name, value, 0, 1);
@@ -33,10 +40,9 @@ inline bool to_bool(const char* name, int32_t value) {
 template <class Twin, class View>
 inline Twin rows_of(const View* rows, const View& defaults, const char* name) {
   const View r = read_struct(rows, defaults, name);
-  const std::string member = std::string(name) + "->";
   return {r.data,   r.rows,
-          r.cols,   to_enum<DType>((member + "dtype").c_str(), r.dtype),
-          r.scales, to_enum<ScaleKind>((member + "scale_kind").c_str(), r.scale_kind)};
+          r.cols,   to_enum_of<DType>(name, "dtype", r.dtype),
+          r.scales, to_enum_of<ScaleKind>(name, "scale_kind", r.scale_kind)};
 }
 
 inline ConstRows to_rows(const sy_const_row_view* rows, const char* name) {

@@ -8,15 +8,15 @@ replaced by a larger one, in a group of its own, because a group's symmetric mem
 """
 from __future__ import annotations
 
-import ctypes
 import struct
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
-from .._arrays import Taken, arrays_of_torch, code_of_rows
-from .._ffi import byref, check, structs
+from .._arrays import Taken, code_of_rows
+from .._ffi import check, structs
 from .._names import BF16, F16, F32
+from .._repeated import NormalDispatch
 from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..group import Group
@@ -37,24 +37,21 @@ class CopyingExchange(Exchange):
     def __init__(self, group: Group, **config: Any) -> None:
         super().__init__(group, **config)
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        self._fresh = structs.RowView(cols=self.hidden)
-        self._again_options = structs.DispatchOptions(out=ctypes.addressof(self._fresh))
-        self._by_again = byref(self._again_options)
+        self._dispatch_again: Optional[NormalDispatch] = None
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
         """A cached dispatch: rows, scales or None. The library itself brings rows without scales to a fresh tensor."""
-        code = code_of_rows(x, self.hidden, _PLAIN, self._backend)
-        if code is None or x.shape[0] != handle._tokens:
-            return self._dispatch(x, None, None, handle, (0, _EXACT, 0, 0, 0, num_sms))[:2]
-        with self._call:
-            number = handle._rows_allocated
-            rows = x.new_empty((number, self.hidden))
-            v, to, o = self._plain, self._fresh, self._again_options
-            v.data, v.rows, v.dtype = x.data_ptr(), x.shape[0], code
-            to.data, to.rows, to.dtype = rows.data_ptr(), number, code
-            o.stream, o.num_sms = arrays_of_torch().stream(x), num_sms
-            check(self._functions.sy_exchange_dispatch_cached(self.pointer, self._by_plain, handle._owned.pointer, self._by_again, None))
+        again = self._dispatch_again
+        rows = None if again is None else again(x, handle, num_sms)
+        if rows is not None:
             return rows, None
+        if type(x) is torch.Tensor and x.shape[0] == handle._tokens and code_of_rows(x, self.hidden, _PLAIN, self._backend) is not None:
+            with self._call:
+                if self.pointer and again is None:
+                    again = self._dispatch_again = NormalDispatch(self)
+                again.learn(x)
+                return again(x, handle, num_sms), None
+        return self._dispatch(x, None, None, handle, (0, _EXACT, 0, 0, 0, num_sms))[:2]
 
     def _deliver(self, x: Taken, handle: Optional[Handle], out: Any = None) -> Tuple[Any, Any, Handle]:
         functions, view, delivered = self._functions, self._view, self._out.value

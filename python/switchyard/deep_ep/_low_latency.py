@@ -22,9 +22,10 @@ class LowLatencyHandle(tuple):
 class Output:
     """Where dispatches of an object deliver, and what a handle has of it: made once, because it never changes."""
 
-    def __init__(self, received: Received, most: int, hidden: int, experts: int) -> None:
+    def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
         self.received = received
-        self.handle = (received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts)
+        self.handle = LowLatencyHandle((received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts))
+        self.handle.received, self.handle.object = received, it
         self.packed = received.x if received.scales is None else (received.x, received.scales)
         self._powers: Optional[torch.Tensor] = None
 
@@ -50,7 +51,7 @@ class Object:
 
     def next_output(self, x: torch.Tensor) -> Output:
         if len(self._outputs) < 2:
-            self._outputs = [Output(self.exchange.make_output(x), *self._told) for _ in range(2)]
+            self._outputs = [Output(self, self.exchange.make_output(x), *self._told) for _ in range(2)]
         self._turn ^= 1
         return self._outputs[self._turn]
 
@@ -62,6 +63,7 @@ class LowLatencyMode:
         self.group, self.streams = group, streams
         self._made: Dict[Tuple[Any, ...], Object] = {}
         self._pending: Optional[Callable[[], None]] = None
+        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by what callers say besides tensors
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
@@ -105,6 +107,7 @@ class LowLatencyMode:
         for each in self._made.values():
             each.exchange.close()
         self._made.clear()
+        self.recent.clear()
 
 
 class Sending(NamedTuple):
@@ -153,9 +156,22 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
         it.exchange._dispatch(it.send_rows, x, ids, None, received, 0)
         if after is not None:
             after()
-    handle = LowLatencyHandle(output.handle)
-    handle.received, handle.object = received, it
-    return [packed, received.rows, handle, hook]
+    if after is None:
+        mode.recent[most, experts, sending.scales] = it
+    return [packed, received.rows, output.handle, hook]
+
+
+def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, scales: Optional[str],
+                   stream: int) -> Optional[Output]:
+    """A dispatch like the last one of these numbers, into the output in turn, whose `packed` is delivered. None: nothing happened."""
+    it = mode.recent.get((most, experts, scales))
+    if it is None or mode._pending is not None or it.exchange._dispatch_again is None:
+        return None
+    output = it._outputs[it._turn ^ 1]
+    if not it.exchange._dispatch_again(x, topk_idx, None, output.received, stream):
+        return None
+    it._turn ^= 1
+    return output
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
@@ -179,6 +195,14 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
         pending = exchange.combine_async(x, handle.received, weights=topk_weights, out=out)
         return pending._result, mode.hook(pending, None)
     return exchange._combine(handle.object.send_sums, x, handle.received, topk_weights, None, "per_route", out, 0)[0], None
+
+
+def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, stream: int) -> Optional[torch.Tensor]:
+    """The sums of a combine like the last one. None: nothing happened."""
+    if mode._pending is not None or type(handle) is not LowLatencyHandle:
+        return None
+    again = handle.object.exchange._combine_again
+    return None if again is None else again(x, handle.received, topk_weights, stream)
 
 
 def rows_of(handle: Any) -> torch.Tensor:

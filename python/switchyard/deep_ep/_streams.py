@@ -30,6 +30,9 @@ class NoStreams:
     def communication(self) -> Optional[torch.cuda.Stream]:
         return None
 
+    def ready(self) -> Optional[int]:
+        return 0
+
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
         result = work()
@@ -63,14 +66,20 @@ class Streams:
             self._use_comm(self._last or torch.cuda.current_stream(self._device))
         return self._comm
 
+    def ready(self) -> Optional[int]:
+        """The handle of the current stream, if a call whose caller asks for no overlap runs there and nothing else is to be done for
+        its order, as in most calls. None: :meth:`run` says."""
+        if self._comm_in_use:
+            return None
+        raw = raw_stream(self._device)
+        return raw if raw == self._raw else None
+
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
         """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's. `held`: the same, if it may
         be memory of the library, of which torch's allocator knows nothing: the event keeps it."""
         event = None if previous_event is None else previous_event.event
         if event is None and not async_finish:
-            if not self._comm_in_use and raw_stream(self._device) == self._raw:
-                return work(), EventOverlap()  # most calls
             return self.here(work), EventOverlap()
         return self._on_comm(work, given, event, async_finish, held)
 

@@ -35,7 +35,11 @@ CallStream CallOrder::begin(gpu::Stream stream) {
 
 void CallOrder::end(const CallStream& call, int warps) {
   last_warps_ = warps;
-  if (!call.capture.active) last_ = gpu_.points().mark(call.stream, call.id);
+  if (call.capture.active) return;
+  if (last_ && last_->stream_id == call.id && last_.use_count() == 1)
+    gpu_.points().move(*last_, call.stream);
+  else
+    last_ = gpu_.points().mark(call.stream, call.id);
 }
 
 void CallOrder::wait() const {

@@ -19,6 +19,7 @@
 #include "heap/gpu/copy_stream.hpp"
 #include "heap/gpu/device_guard.hpp"
 #include "heap/gpu/device_memory.hpp"
+#include "heap/gpu/driver.cuh"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -309,11 +310,7 @@ void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) 
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
   if (heap_.view().contains(p)) return;
-  gpu::MemoryPlace place;
-  if (gpu::look_up(&place, p) != gpu::kOk) {
-    gpu::forget_error();
-    place.kind = gpu::MemoryKind::ordinary;
-  }
+  const gpu::MemoryPlace place = place_of(p);
   if (place.kind == gpu::MemoryKind::managed) return;
   if (place.kind != gpu::MemoryKind::device)
     invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(device()));

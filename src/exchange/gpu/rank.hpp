@@ -50,6 +50,8 @@ class CudaRank final : public DeviceRank {
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
+  /// Ranks of the group on this GPU.
+  int ranks_here() const { return ranks_here_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
   /// Most blocks of a kernel whose blocks wait for each other: the group's budget.

@@ -77,6 +77,12 @@ Point StreamPoints::mark(gpu::Stream stream, unsigned long long id) {
   return point;
 }
 
+void StreamPoints::move(const StreamPoint& point, gpu::Stream stream) {
+  std::atomic_thread_fence(std::memory_order_acquire);  // who held it before is done with it
+  point.known_reached.store(false, std::memory_order_relaxed);
+  check_cuda(gpu::record_event(point.event, stream), "cudaEventRecord");
+}
+
 void StreamPoints::give(gpu::Event event) noexcept {
   const std::lock_guard lock(mutex_);
   if (!closed_) idle_.push_back(event);

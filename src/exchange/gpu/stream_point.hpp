@@ -61,6 +61,8 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
   /// What was enqueued on `stream` so far. If that is captured, the point is for its capture only. The GPU is current.
   Point mark(gpu::Stream stream, unsigned long long id);
+  /// The same for the place where `point` was, which nobody but the caller holds: it is now, by the same event.
+  void move(const StreamPoint& point, gpu::Stream stream);
   /// Destroys the idle events. Points that are still held give theirs up to the context, because their last holder may be a
   /// callback of the driver.
   void close() noexcept;

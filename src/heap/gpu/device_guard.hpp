@@ -4,7 +4,7 @@
 namespace switchyard::detail {
 
 /// Makes a device current for this thread while it lives; the caller's device is current again afterwards. It pushes and pops
-/// the device's primary context. Unlike a pair of cudaSetDevice, this creates no context on a device that the caller has merely
+/// the device's primary context, unless that is the current one already. Unlike a pair of cudaSetDevice, this creates no context on a device that the caller has merely
 /// as its default (that would cost some hundred MB there). Primary contexts stay retained until the process ends.
 class DeviceGuard {
  public:
@@ -13,6 +13,9 @@ class DeviceGuard {
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  bool pushed_ = false;
 };
 
 /// Number of visible devices. Throws Error(unsupported) without a driver or a device, saying which.

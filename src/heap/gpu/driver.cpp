@@ -34,6 +34,7 @@ Driver load() {
   find(d.retain_primary_context, "cuDevicePrimaryCtxRetain");
   find(d.push_context, "cuCtxPushCurrent");
   find(d.pop_context, "cuCtxPopCurrent");
+  find(d.current_context, "cuCtxGetCurrent");
   find(d.error_name, "cuGetErrorName");
   find(d.error_string, "cuGetErrorString");
   find(d.create, "cuMemCreate");
@@ -50,6 +51,7 @@ Driver load() {
   find(d.properties_of, "cuMemGetAllocationPropertiesFromHandle");
   find(d.address_range, "cuMemGetAddressRange");
   find(d.pointer_attribute, "cuPointerGetAttribute");
+  find(d.pointer_attributes, "cuPointerGetAttributes");
   find(d.event_query, "cuEventQuery");
   if (const CUresult result = d.init(0); result != CUDA_SUCCESS) {
     const char* name = nullptr;
@@ -84,6 +86,26 @@ CUcontext primary_context(int device) {
 const Driver& driver() {
   static const Driver functions = load();
   return functions;
+}
+
+gpu::MemoryPlace place_of(const void* memory) {
+  // The driver leaves these as they are, or 0, for memory that it does not know.
+  uint64_t type = 0, managed = 0;
+  int device = -1;
+  std::array asked = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  std::array<void*, 3> answers = {&type, &managed, &device};
+  gpu::MemoryPlace place;
+  const CUresult result =
+      driver().pointer_attributes(asked.size(), asked.data(), answers.data(), reinterpret_cast<CUdeviceptr>(memory));
+  if (result != CUDA_SUCCESS) return place;
+  place.device = device;
+  if (managed != 0)
+    place.kind = gpu::MemoryKind::managed;
+  else if (type == CU_MEMORYTYPE_HOST)
+    place.kind = gpu::MemoryKind::pinned;
+  else if (type == CU_MEMORYTYPE_DEVICE)
+    place.kind = gpu::MemoryKind::device;
+  return place;
 }
 
 std::string describe(CUresult result) {
@@ -126,12 +148,16 @@ void check_device_index(int device) {
 }
 
 DeviceGuard::DeviceGuard(int device) {
-  check(driver().push_context(primary_context(device)), "cannot make GPU " + std::to_string(device) + " current");
+  CUcontext wanted = primary_context(device), current = nullptr;
+  if (driver().current_context(&current) == CUDA_SUCCESS && current == wanted) return;
+  if (const CUresult result = driver().push_context(wanted); result != CUDA_SUCCESS)
+    check(result, "cannot make GPU " + std::to_string(device) + " current");
+  pushed_ = true;
 }
 
 DeviceGuard::~DeviceGuard() {
   CUcontext popped = nullptr;
-  driver().pop_context(&popped);
+  if (pushed_) driver().pop_context(&popped);
 }
 
 }  // namespace switchyard::detail

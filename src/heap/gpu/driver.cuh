@@ -18,6 +18,7 @@ struct Driver {
   decltype(&::cuDevicePrimaryCtxRetain) retain_primary_context;
   decltype(&::cuCtxPushCurrent) push_context;
   decltype(&::cuCtxPopCurrent) pop_context;
+  decltype(&::cuCtxGetCurrent) current_context;
   decltype(&::cuGetErrorName) error_name;
   decltype(&::cuGetErrorString) error_string;
   decltype(&::cuMemCreate) create;
@@ -34,11 +35,15 @@ struct Driver {
   decltype(&::cuMemGetAllocationPropertiesFromHandle) properties_of;
   decltype(&::cuMemGetAddressRange) address_range;
   decltype(&::cuPointerGetAttribute) pointer_attribute;
+  decltype(&::cuPointerGetAttributes) pointer_attributes;
   decltype(&::cuEventQuery) event_query;  ///< cudaEventQuery would leave "not ready" as the caller's pending error
 };
 
 /// Looked up and initialised by the first call. Throws Error(unsupported) without a driver that has them all. Any thread.
 const Driver& driver();
+
+/// gpu::look_up with one question for what is needed, and no error of the runtime: memory that is not known is ordinary.
+gpu::MemoryPlace place_of(const void* memory);
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
 std::string describe(CUresult result);

@@ -109,6 +109,10 @@ class NcclCarrierTest : public testing::Test {
     return spec;
   }
 
+  std::unique_ptr<Carrier> make(NcclCarrierSpec spec) {
+    return make_nccl_carrier(std::make_unique<NcclComms>(api_, std::move(spec)));
+  }
+
   /// Waits until the fake has been told `last`.
   Told told_until(const std::string& last) {
     Told all;
@@ -128,7 +132,7 @@ class NcclCarrierTest : public testing::Test {
 
 TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
   fake_->in_progress = 3;  // init waits
-  const auto carrier = make_nccl_carrier(api_, spec_of(1, {"a", "b", "c"}));
+  const auto carrier = make(spec_of(1, {"a", "b", "c"}));
   EXPECT_EQ(fake_->take_told(), Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
   EXPECT_EQ(fake_->in_progress, 0);
   fake_->in_progress = 2;  // so does the end of the group
@@ -153,7 +157,7 @@ TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
 }
 
 TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   const std::array<Leg, 1> legs{Leg{1, {}, {}}};
   carrier->post(1, legs, stream_);
   EXPECT_EQ(carrier->advance(1).state, RoundState::done);
@@ -162,7 +166,7 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
   // Host a: 0, 1, 2; host b: 3, 4. Rank 3 stands for 0 and 2.
-  const auto carrier = make_nccl_carrier(api_, spec_of(3, {"a", "a", "a", "b", "b"}));
+  const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
   EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
                                       "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
   const std::array<Leg, 2> legs{Leg{0, out_, {}}, Leg{2, out_, {}}};
@@ -176,7 +180,7 @@ TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
 }
 
 TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
   carrier->post(1, legs, stream_);
   fake_->state = 6;  // a remote error
@@ -190,7 +194,7 @@ TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
 }
 
 TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   fake_->take_told();
   fake_->send_result = 5;
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
@@ -203,7 +207,7 @@ TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
 TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = milliseconds(20);
-  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  const auto carrier = make(std::move(spec));
   fake_->in_progress = 1 << 30;
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
   carrier->post(1, legs, stream_);
@@ -214,7 +218,7 @@ TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
 TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = std::chrono::hours(1);
-  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  const auto carrier = make(std::move(spec));
   fake_->take_told();
   fake_->in_progress = 1 << 30;
   std::thread other([&] {
@@ -235,12 +239,12 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
 }
 
 TEST_F(NcclCarrierTest, ACarrierThatEndsFlushes) {
-  make_nccl_carrier(api_, spec_of(0, {"a", "b"})).reset();
+  make(spec_of(0, {"a", "b"})).reset();
   EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "finalize c0", "destroy c0"}));
 }
 
 TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
-  auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  auto carrier = make(spec_of(0, {"a", "b"}));
   fake_->take_told();
   fake_->in_progress = 1 << 30;
   carrier.reset();
@@ -250,7 +254,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
 TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
   fake_->init_result = 5;
   try {
-    (void)make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+    (void)make(spec_of(0, {"a", "b"}));
     FAIL() << "made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::system);
@@ -266,7 +270,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeInTimeIsEnded) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = milliseconds(20);
   try {
-    (void)make_nccl_carrier(api_, std::move(spec));
+    (void)make(std::move(spec));
     FAIL() << "made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::rendezvous);

@@ -2,10 +2,13 @@
 #include "exchange/gpu/hosts/rounds.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "carrier/nccl/carrier.hpp"
 #include "exchange/gpu/check.hpp"
 #include "exchange/gpu/memory.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -22,22 +25,52 @@ constexpr size_t kFirstBytes = 128;
 
 class Marks final : public StreamMarks {
  public:
-  explicit Marks(std::shared_ptr<StreamPoints> points) : points_(std::move(points)) {}
+  Marks(std::shared_ptr<StreamPoints> points, int device) : points_(std::move(points)), device_(device) {}
   std::shared_ptr<const void> mark(void* stream) override { return points_->mark(static_cast<gpu::Stream>(stream), 0); }
-  bool reached(const void* mark) noexcept override { return StreamPoints::reached(*static_cast<const StreamPoint*>(mark)); }
+  bool reached(const void* mark) noexcept override try {
+    const DeviceGuard guard(device_);  // threads that end communicators ask, too
+    return StreamPoints::reached(*static_cast<const StreamPoint*>(mark));
+  } catch (const std::exception&) {
+    return false;
+  }
 
  private:
   std::shared_ptr<StreamPoints> points_;
+  int device_;
 };
 
 /// What a rank tells the others of its NCCL.
 struct Claim {
   StepReport report;
   int version = 0;
+  GinChoice gin = GinChoice::automatic;
+  char no_gin[300] = {};  ///< why its kernels cannot drive the network
 };
+void set_reason(Claim& claim, const std::string& text) { std::snprintf(claim.no_gin, sizeof claim.no_gin, "%s", text.c_str()); }
+
+std::vector<Claim> share(Bootstrap& link, const Deadline& deadline, const Claim& mine) {
+  std::vector<Claim> all(static_cast<size_t>(link.world()));
+  link.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
+  return all;
+}
+
+/// Whether all ranks can have kernels that drive the network, and want it.
+bool agree_on_gin(const std::vector<Claim>& all) {
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].gin != all[0].gin)
+      throw AgreedError(ErrorCode::mismatch, "SWITCHYARD_NCCL_GIN is not the same on ranks 0 and " + std::to_string(r));
+  if (all[0].gin == GinChoice::off) return false;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].no_gin[0] == '\0') continue;
+    if (all[0].gin == GinChoice::automatic) return false;
+    throw AgreedError(ErrorCode::unsupported, "SWITCHYARD_NCCL_GIN=1, but rank " + std::to_string(r) +
+                                                  " cannot have device-initiated networking: " + all[r].no_gin);
+  }
+  return true;
+}
 
 void check_versions(const std::vector<Claim>& all) {
-  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
   for (size_t r = 0; r < all.size(); ++r)
     if (all[r].version != all[0].version)
       throw AgreedError(ErrorCode::mismatch, "NCCL is version " + nccl_version_text(all[0].version) + " on rank 0 and " +
@@ -70,7 +103,7 @@ std::vector<NcclId> share_ids(Bootstrap& link, const Deadline& deadline) {
 }  // namespace
 
 GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
-    : group_(group), gpu_(gpu), marks_(std::make_shared<Marks>(gpu.shared_points())) {
+    : group_(group), gpu_(gpu), marks_(std::make_shared<Marks>(gpu.shared_points(), gpu.device())) {
   const Milliseconds deadline = group.options.rendezvous_timeout;
   carrier_ = connect(deadline);
   run_step(*group.bootstrap, Deadline(deadline), kSubject, [&] { send_first_round(deadline * 3 / 4); });
@@ -92,31 +125,53 @@ std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
   const Deadline deadline(budget);
   Bootstrap& link = *group_.bootstrap;
   Claim mine;
-  mine.report = attempt([&] { mine.version = nccl().version; });
-  std::vector<Claim> all(static_cast<size_t>(link.world()));
-  link.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  mine.report = attempt([&] {
+    mine.version = nccl().version;
+    mine.gin = gin_choice();
+    if (mine.gin == GinChoice::off) return;
+    gin_ = make_gpu_gin(gpu_);
+    set_reason(mine, why_no_gin(nccl(), gin_.get(), gpu_.ranks_here()));
+  });
+  const std::vector<Claim> all = share(link, deadline, mine);
   check_versions(all);
+  bool by_kernels = agree_on_gin(all);
   const std::vector<NcclId> ids = share_ids(link, deadline);
-  const HostMap& map = link.host_map();
+  std::unique_ptr<NcclComms> comms;
+  run_step(link, deadline, kSubject, [&] { comms = std::make_unique<NcclComms>(nccl(), spec_of(ids, budget)); });
+  if (by_kernels) {
+    mine.report = attempt([&] { set_reason(mine, why_no_gin(*comms)); });
+    by_kernels = agree_on_gin(share(link, deadline, mine));
+  }
+  if (!by_kernels) {
+    gin_ = nullptr;
+    return make_nccl_carrier(std::move(comms));
+  }
+  std::unique_ptr<Carrier> made;
+  const auto slot = static_cast<size_t>(group_.round_bytes);
+  run_step(link, deadline, kSubject, [&] { made = make_gin_carrier(std::move(comms), gin_, slot); });
+  return made;
+}
+
+NcclCarrierSpec GpuRounds::spec_of(const std::vector<NcclId>& ids, Milliseconds budget) {
+  const HostMap& map = group_.host_map();
+  const int self = group_.bootstrap->rank();
   NcclCarrierSpec spec;
-  spec.rank = link.rank();
+  spec.rank = self;
   std::vector<int> index(ids.size(), -1);  // of a rail in the spec
   for (int rail = 0; rail < map.rails(); ++rail) {
     std::vector<int> ranks = map.rail_ranks(rail);
-    if (std::find(ranks.begin(), ranks.end(), link.rank()) == ranks.end()) continue;
+    if (std::find(ranks.begin(), ranks.end(), self) == ranks.end()) continue;
     index[static_cast<size_t>(rail)] = static_cast<int>(spec.rails.size());
     spec.rails.push_back({std::move(ranks), ids[static_cast<size_t>(rail)]});
   }
-  spec.rail_to = [index, &map, rank = link.rank()](int peer) {
-    const int rail = map.rail_between(rank, peer);
+  spec.rail_to = [index, &map, self](int peer) {
+    const int rail = map.rail_between(self, peer);
     return rail < 0 ? -1 : index[static_cast<size_t>(rail)];
   };
   spec.deadline = budget * 3 / 4;  // its error has still to be told
   spec.interrupted = [this] { return group_.abort_word() != 0; };
   spec.marks = marks_;
-  std::unique_ptr<Carrier> made;
-  run_step(link, deadline, kSubject, [&] { made = make_nccl_carrier(nccl(), std::move(spec)); });
-  return made;
+  return spec;
 }
 
 void GpuRounds::send_first_round(Milliseconds budget) {
@@ -130,6 +185,7 @@ void GpuRounds::send_first_round(Milliseconds budget) {
     legs.push_back({peers[i], {at, kFirstBytes}, {at + kFirstBytes, kFirstBytes}});
   }
   const uint64_t round = next_round_++;
+  if (gin_) gin_->set_call(Operation::none, budget * 2);  // this thread ends it before
   carrier_->post(round, legs, first_stream_);
   RoundLook look = carrier_->advance(round);
   while (look.state == RoundState::under_way && !deadline.passed() && group_.abort_word() == 0) {
@@ -151,6 +207,7 @@ void GpuRounds::post(std::span<const Leg> legs, gpu::Stream stream, Operation op
   const auto leg = std::find_if(legs.begin(), legs.end(), [](const Leg& l) { return !l.receive.empty(); });
   const int peer = leg == legs.end() ? legs.front().peer : leg->peer;
   Pending pending{round, operation, timeout, peer, marks_->mark(stream)};
+  if (gin_) gin_->set_call(operation, timeout);
   carrier_->post(round, legs, stream);
   if (carrier_->advance(round).state == RoundState::broken) return give_up(pending);
   {

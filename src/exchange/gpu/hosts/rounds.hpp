@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts of one exchange object on a GPU: NCCL in the order of the caller's streams, and a thread that watches
-// them, because nobody else can end a kernel that waits for the network.
+// Rounds between hosts of one exchange object on a GPU: NCCL in the order of the caller's streams, or kernels that drive the
+// network by themselves where all ranks can have that, and a thread that watches them, because nobody else can end a kernel of
+// NCCL's that waits for the network.
 #pragma once
 
 #include <atomic>
@@ -12,9 +13,11 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "carrier/carrier.hpp"
-#include "carrier/nccl/carrier.hpp"
+#include "carrier/nccl/comms.hpp"
+#include "exchange/gpu/hosts/gin.hpp"
 #include "exchange/gpu/rank.hpp"
 
 namespace switchyard::detail {
@@ -23,8 +26,8 @@ namespace switchyard::detail {
 class GpuRounds {
  public:
   /// Collective, in Group::Impl::collectively(), with the GPU current: looks NCCL up, makes the communicators and sends a first
-  /// round. \throws on all ranks alike Error(unsupported), Error(mismatch) if ranks have NCCL of different versions, and what a
-  /// rank throws that cannot have its communicators.
+  /// round. \throws on all ranks alike Error(unsupported), Error(mismatch) if ranks have NCCL of different versions or
+  /// different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot have its communicators.
   GpuRounds(Group::Impl& group, CudaRank& gpu);
   ~GpuRounds();
   GpuRounds(const GpuRounds&) = delete;
@@ -47,6 +50,7 @@ class GpuRounds {
     std::optional<Clock::time_point> since = {};  ///< when the stream had come to it
   };
   std::unique_ptr<Carrier> connect(Milliseconds deadline);
+  NcclCarrierSpec spec_of(const std::vector<NcclId>& ids, Milliseconds budget);
   void send_first_round(Milliseconds deadline);
   /// A round that NCCL did not enqueue: kernels behind it must not run as if it had. Waits for whoever knows why.
   void give_up(const Pending& round);
@@ -61,6 +65,7 @@ class GpuRounds {
   CudaRank& gpu_;
   const std::shared_ptr<StreamMarks> marks_;
   gpu::Stream first_stream_ = nullptr;
+  std::shared_ptr<GpuGin> gin_;  ///< null: rounds are NCCL's
   std::unique_ptr<Carrier> carrier_;
   uint64_t next_round_ = 1;
   std::atomic<bool> over_ = false;

@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a call from Python costs the host before its launch counts, and which part of it is whose: one rank, one token, one GPU, nothing
+but torch.
+
+    PYTHONPATH=python python3 bench/python_host_time.py --json host_time.json
+    PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; the rest is work there
+
+For each call, in microseconds, medians of single calls between two looks at the clock:
+
+    whole    the call
+    Python   the call with a C function in place of the library's that returns at once: Python, torch, ctypes
+    C        the library's function alone, by ctypes, with the arguments that the call gave it; ctypes' own part is taken off
+    driver   what CUDA's part of C should take: functions that an enqueue calls (counted in the sources), times what each takes here
+
+Then what these functions take by themselves, on this machine, from the driver (names with cu), the runtime (cuda) and torch; ctypes' own
+part is taken off. The GPU is waited for every few calls, so that a full launch queue is not measured. Everything is measured on torch's
+default stream, and again on a stream of its own.
+"""
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+import switchyard as sy
+from switchyard import deep_ep
+from switchyard._ffi import bare, library
+
+#: What get_dispatch_layout returns, as dispatch names it.
+LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
+
+#: int pthread_equal(a, b): 0 for different pointers, whatever follows them. So it stands for any function of the library that succeeds.
+NOTHING = ctypes.cast(ctypes.CDLL(None).pthread_equal, ctypes.c_void_p).value
+
+#: Empty, with a parameter of so many bytes.
+KERNEL = """
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry empty(.param .align 8 .b8 given[{}]) {{ ret; }}
+"""
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--hidden", type=int, default=7168, help="columns of a row, bf16 (7168)")
+    parser.add_argument("--experts", type=int, default=256, help="experts in all (256)")
+    parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
+    parser.add_argument("--repetitions", type=int, default=50, help="times 20 calls (50)")
+    parser.add_argument("--json", metavar="FILE", help="where the figures are written")
+    return parser.parse_args()
+
+
+class Function:
+    """A function of the library as everybody in this process calls it: each object of ctypes has an address, which is changed."""
+
+    def __init__(self, name):
+        typed = getattr(library().functions, name)
+        self.prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *typed.argtypes)
+        self._addresses = [ctypes.c_void_p.from_address(ctypes.addressof(each)) for each in (typed, bare(name))]
+        self.address = self._addresses[0].value
+
+    def replace(self, address):
+        for each in self._addresses:
+            each.value = address
+
+    def restore(self):
+        self.replace(self.address)
+
+    def arguments_of(self, call):
+        """What `call` gives it. What that points to must outlive this."""
+        given, original = [], self.prototype(self.address)
+
+        def note(*arguments):
+            given[:] = arguments
+            return original(*arguments)
+
+        noting = self.prototype(note)
+        self.replace(ctypes.cast(noting, ctypes.c_void_p).value)
+        try:
+            kept = call()
+        finally:
+            self.restore()
+        return given, kept
+
+
+class Clock:
+    """Medians of host times, in microseconds."""
+
+    def __init__(self, repetitions, cuda):
+        self.repetitions, self.cuda = repetitions, cuda
+
+    def synchronize(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def median(self, call, after=None):
+        for _ in range(20):
+            call()
+            if after:
+                after()
+        taken = []
+        for _ in range(self.repetitions):
+            self.synchronize()
+            for _ in range(20):
+                begin = time.perf_counter_ns()
+                call()
+                taken.append(time.perf_counter_ns() - begin)
+                if after:
+                    after()
+        self.synchronize()
+        return statistics.median(taken) / 1e3
+
+    def beyond(self, call, nothing, after=None):
+        """How much longer `call` takes than `nothing`."""
+        return max(self.median(call, after) - self.median(nothing), 0.0)
+
+
+# What an enqueue calls of CUDA, by the names of Units; (context) is a pair of push and pop.
+ENQUEUE = {"(context)": 1, "cudaStreamGetId": 1, "cudaEventRecord": 1}
+SIDE = {"cudaStreamGetCaptureInfo": 1}  # on streams that can be captured
+CALLS_OF = {
+    "sy_exchange_dispatch_cached": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB": 1},
+    "sy_exchange_combine": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB": 1},
+    "sy_low_latency_dispatch": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB, dependent": 1},
+    "sy_low_latency_combine": {**ENQUEUE, "cudaPointerGetAttributes": 3, "launch, 2 KiB, dependent": 1},
+}
+
+
+class Units:
+    """Host times of single functions of CUDA and torch."""
+
+    def __init__(self, clock, stream, x):
+        self.clock, self.stream, self.x, self.taken = clock, ctypes.c_void_p(stream), x, {}
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.runtime = self._find_runtime()
+        self.room = ctypes.create_string_buffer(4096)
+
+    @staticmethod
+    def _find_runtime():
+        """The runtime that torch has loaded."""
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            paths = {line.split()[-1] for line in maps if "libcudart.so" in line}
+        return ctypes.CDLL(min(paths)) if paths else None
+
+    def do(self, result, what):
+        if result:
+            raise RuntimeError(f"{what}: error {result} of CUDA")
+
+    def measure(self, name, calls):
+        """`calls`: functions with their arguments, all of one unit."""
+        known = [(function, given) for function, given in calls if function is not None]
+        if len(known) < len(calls):
+            return
+        for function, given in known:
+            self.do(function(*given), name)
+
+        def unit():
+            for function, given in known:
+                function(*given)
+
+        stands_in = []
+        for _, given in known:
+            kinds = [ctypes.c_int if isinstance(value, int) else ctypes.c_void_p for value in given]
+            stands_in.append((ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(NOTHING), given))
+
+        def nothing():
+            for function, given in stands_in:
+                function(*given)
+
+        self.taken[name] = self.clock.beyond(unit, nothing)
+
+    def function(self, where, name):
+        return getattr(where, name, None) if where is not None else None
+
+    def all(self):
+        at = ctypes.byref(self.room)
+        beyond = [ctypes.byref(self.room, 64 * i) for i in range(1, 9)]
+        self.contexts(beyond)
+        if self.stream.value:
+            self.measure("cudaStreamGetCaptureInfo", [(self.capture_info(), (self.stream, at, *beyond[:5]))])
+        self.measure("cudaStreamGetId", [(self.function(self.runtime, "cudaStreamGetId"), (self.stream, at))])
+        self.pointers(at, beyond)
+        self.events()
+        self.launches()
+        self.torch()
+        return self.taken
+
+    def capture_info(self):
+        for name in ("cudaStreamGetCaptureInfo_v3", "cudaStreamGetCaptureInfo_v2", "cudaStreamGetCaptureInfo"):
+            found = self.function(self.runtime, name)
+            if found is not None:
+                return found
+        return None
+
+    def contexts(self, beyond):
+        current = ctypes.c_void_p()
+        self.do(self.driver.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
+        self.measure("(context)", [(self.driver.cuCtxPushCurrent_v2, (current,)), (self.driver.cuCtxPopCurrent_v2, (beyond[0],))])
+        self.measure("cuCtxGetCurrent", [(self.driver.cuCtxGetCurrent, (beyond[0],))])
+
+    def pointers(self, at, beyond):
+        kinds = (ctypes.c_int * 4)(1, 2, 8, 9)  # context, kind, managed, index
+        into = (ctypes.c_void_p * 4)(*(ctypes.addressof(self.room) + 64 * i for i in range(1, 5)))
+        pool = ctypes.c_void_p()
+        self.do(self.driver.cuMemAllocAsync(ctypes.byref(pool), ctypes.c_size_t(1 << 20), None), "cuMemAllocAsync")
+        torch.cuda.synchronize()
+        for where, p in (("", ctypes.c_void_p(self.x.data_ptr())), (", pool", pool)):
+            self.measure("cudaPointerGetAttributes" + where, [(self.function(self.runtime, "cudaPointerGetAttributes"), (at, p))])
+            self.measure("cuPointerGetAttributes, 4" + where, [(self.driver.cuPointerGetAttributes, (4, kinds, into, p))])
+            self.measure("cuPointerGetAttribute, kind" + where, [(self.driver.cuPointerGetAttribute, (at, 2, p))])
+            self.measure("cuPointerGetAttribute, index" + where, [(self.driver.cuPointerGetAttribute, (at, 9, p))])
+            self.measure("cuMemGetAddressRange" + where, [(self.driver.cuMemGetAddressRange_v2, (at, beyond[0], p))])
+        self.do(self.driver.cuMemFreeAsync(pool, None), "cuMemFreeAsync")
+
+    def events(self):
+        event = ctypes.c_void_p()
+        self.do(self.driver.cuEventCreate(ctypes.byref(event), 2), "cuEventCreate")  # without times
+        self.measure("cudaEventRecord", [(self.function(self.runtime, "cudaEventRecord"), (event, self.stream))])
+        self.measure("cuEventRecord", [(self.driver.cuEventRecord, (event, self.stream))])
+        self.measure("cuStreamWaitEvent", [(self.driver.cuStreamWaitEvent, (self.stream, event, 0))])
+        self.measure("cuEventQuery", [(self.driver.cuEventQuery, (event,))])
+        self.event = event
+
+    def kernel(self, size):
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        self.do(self.driver.cuModuleLoadData(ctypes.byref(module), KERNEL.format(size).encode()), "cuModuleLoadData")
+        self.do(self.driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"empty"), "cuModuleGetFunction")
+        return kernel
+
+    def launches(self):
+        #: Of PROGRAMMATIC_STREAM_SERIALIZATION, and 1.
+        attribute = (ctypes.c_uint32 * 18)(6, 0, 1)
+        record = (self.driver.cuEventRecord, (self.event, self.stream))
+        for size, word in ((64, "64 B"), (2048, "2 KiB"), (3968, "4 KiB")):
+            kernel, given = self.kernel(size), ctypes.create_string_buffer(size)
+            parameters = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+            for dependent in (False, True):
+                # CUlaunchConfig: seven numbers, stream, attributes and their number
+                config = (ctypes.c_uint64 * 7)(1 | 1 << 32, 1 | 128 << 32, 1 | 1 << 32, 0, self.stream.value or 0,
+                                               ctypes.addressof(attribute), int(dependent))
+                launch = (self.driver.cuLaunchKernelEx, (ctypes.byref(config), kernel, parameters, None))
+                name = f"launch, {word}" + (", dependent" if dependent else "")
+                self.measure(name, [launch])
+                if size == 2048:
+                    self.measure(name + ", and cuEventRecord", [launch, record])
+
+    def torch(self):
+        x, raw = self.x, torch._C._cuda_getCurrentRawStream
+        for name, call in {"torch: new_empty of a row": lambda: x.new_empty((1, x.shape[1])),
+                           "torch: current raw stream": lambda: raw(0),
+                           "torch: data_ptr": x.data_ptr, "torch: is_cuda, is_contiguous": lambda: (x.is_cuda, x.is_contiguous())}.items():
+            self.taken[name] = self.clock.beyond(call, lambda: None)
+
+
+class Calls:
+    """The calls that are measured, with the function of the library that each calls, and others that it calls besides."""
+
+    def __init__(self, given):
+        self.given, self.cuda = given, given.backend == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn((1, given.hidden), generator=generator).bfloat16().to(self.device)
+        self.ids = torch.arange(given.topk).reshape(1, given.topk).to(self.device)
+        self.weights = torch.rand((1, given.topk), generator=generator).to(self.device)
+
+    def of_drop_in(self):
+        given, x, ids, weights = self.given, self.x, self.ids, self.weights
+        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
+        buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
+        counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
+        yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: buffer.dispatch(x, handle=handle)
+        yield "drop-in: combine", 12, "sy_exchange_combine", (), lambda: buffer.combine(rows, handle)
+        del rows, handle
+        for fp8 in (True, False):
+            def dispatch():
+                return buffer.low_latency_dispatch(x, ids, 16, given.experts, use_fp8=fp8)
+
+            fast = dispatch()[2]
+            y = buffer.get_next_low_latency_combine_buffer(fast)
+            word = "fp8" if fp8 else "bf16"
+            yield f"drop-in: low_latency_dispatch, {word}", 12, "sy_low_latency_dispatch", (), dispatch
+            yield f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (), lambda: buffer.low_latency_combine(
+                y, ids, weights, fast)
+            del fast, y
+        buffer.destroy()
+
+    #: What a dispatch of an exchange calls besides, if it delivers in the library's memory.
+    DELIVERS = ("sy_dispatched_get", "sy_dispatched_destroy")
+
+    def of_package(self):
+        given, x, ids, weights = self.given, self.x, self.ids, self.weights
+        shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
+        heap = sy.Exchange.heap_bytes(1, backend=given.backend, **shape) + sy.LowLatency.heap_bytes(1, **shape)
+        with sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend) as group:
+            exchange, fast = sy.Exchange(group, **shape), sy.LowLatency(group, **shape)
+            rows, handle = exchange.dispatch(x, ids, weights)
+            yield "Exchange.dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: exchange.dispatch(
+                x, handle=handle)
+            yield "Exchange.combine", 12, "sy_exchange_combine", (), lambda: exchange.combine(rows, handle)
+            received = fast.dispatch(x, ids, weights)
+            y = fast.make_rows(received)
+            yield "LowLatency.dispatch", 12, "sy_low_latency_dispatch", (), lambda: fast.dispatch(x, ids, weights)
+            yield "LowLatency.combine", 12, "sy_low_latency_combine", (), lambda: fast.combine(y, received)
+            if self.cuda:
+                torch.cuda.synchronize()
+            del rows, handle, received, y
+
+
+def measure_call(clock, name, others, call):
+    """Whole, Python's part, the library's."""
+    function, rest = Function(name), [Function(other) for other in others]
+    whole = clock.median(call)
+    given, kept = function.arguments_of(call)
+    delivers = name == "sy_exchange_dispatch_cached" and given[4]
+    destroy = library().functions.sy_dispatched_destroy
+
+    def give_back():
+        destroy(ctypes.c_void_p.from_address(given[4]).value)
+
+    enqueue, nothing = function.prototype(function.address), function.prototype(NOTHING)
+    in_c = clock.beyond(lambda: enqueue(*given), lambda: nothing(*given), give_back if delivers else None)
+    kept = call()  # leaves results that are there while nothing is called
+    for each in (function, *rest):
+        each.replace(NOTHING)
+    try:
+        in_python = clock.median(call)
+    finally:
+        for each in (function, *rest):
+            each.restore()
+    del kept
+    return whole, in_python, in_c
+
+
+def measure_all(given, calls, clock, stream, where):
+    """Prints and returns the figures of one stream."""
+    units = Units(clock, stream, calls.x).all() if calls.cuda else {}
+    figures = []
+    print(f"\n{where:40} {'whole':>7} {'bar':>4} {'Python':>7} {'C':>7} {'driver':>7}")
+    for source in (calls.of_drop_in(), calls.of_package()):
+        for name, bar, function, others, call in source:
+            whole, in_python, in_c = measure_call(clock, function, others, call)
+            functions = {**CALLS_OF[function], **(SIDE if stream else {})}
+            driver = sum(units.get(unit, 0.0) * number for unit, number in functions.items()) if calls.cuda else 0.0
+            print(f"{name:40} {whole:7.2f} {bar:4} {in_python:7.2f} {in_c:7.2f} {driver:7.2f}", flush=True)
+            figures.append({"stream": where, "name": name, "us": round(whole, 2), "bar": bar, "python": round(in_python, 2),
+                            "c": round(in_c, 2), "driver": round(driver, 2), "functions": functions})
+    if units:
+        print(f"\n{where}: functions by themselves")
+    for name, taken in units.items():
+        print(f"  {name:50} {taken:7.2f}")
+        figures.append({"stream": where, "unit": name, "us": round(taken, 3)})
+    return figures
+
+
+def main():
+    given = arguments()
+    cuda = given.backend == "cuda"
+    if cuda:
+        torch.cuda.set_device(0)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=0, world_size=1)
+        calls, clock = Calls(given), Clock(given.repetitions, cuda)
+        figures = measure_all(given, calls, clock, 0, "default stream")
+        if cuda:
+            own = torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(own):
+                figures += measure_all(given, calls, clock, own.cuda_stream, "stream of its own")
+        dist.destroy_process_group()
+    if given.json:
+        about = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "library": sy.library_version(),
+                 "date": time.strftime("%Y-%m-%d"), "config": vars(given)}
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump({**about, "figures": figures}, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are like one before: the shortest way to the library, for tensors of torch.
+
+A call that was looked at in full tells what its tensors are (``learn``). A later one whose tensors have the same types and shapes, lie
+where tensors of the group lie, and are dense is right, too: of its structs only addresses change. Everything else is none of these
+objects' business: they say so, nothing has happened, and the caller takes the way that finds out what is wrong, if anything is.
+
+Functions of the library are called without types of their arguments (:func:`._ffi.bare`), so addresses are objects of ctypes that are
+made once and filled again. All of this happens in the lock of the group, as in every call.
+"""
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_void_p
+from typing import Any, Optional
+
+from ._arrays import I64, arrays_of_torch
+from ._ffi import bare, check, structs
+from ._names import CUDA, F32
+
+
+class _Repeated:
+    """What all have: the object of the library, and what torch tells."""
+
+    def __init__(self, exchange: Any, function: str) -> None:
+        self._function = bare(function)
+        self._owned = exchange._owned
+        self._at = c_void_p(exchange.pointer)
+        self._lock = exchange.group._lock
+        self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._cuda = exchange._backend == CUDA
+        self._hidden: int = exchange.hidden
+        self._x = structs.RowView(cols=exchange.hidden)
+        self._by_x = byref(self._x)
+        self._type: Any = None  # of rows; None: nothing was learnt
+        torch = arrays_of_torch()
+        self._Tensor, self._raw_stream, self._rows = torch.Tensor, torch.raw_stream, torch.rows
+        self._f32 = torch.dtypes[F32]
+
+
+class Dispatch(_Repeated):
+    """A low-latency dispatch of rows without scales."""
+
+    def __init__(self, exchange: Any) -> None:
+        super().__init__(exchange, "sy_low_latency_dispatch")
+        self._ids = structs.ExpertIds(topk=exchange.topk)
+        self._options = structs.LowLatencyDispatchOptions()
+        self._by_ids, self._by_options = byref(self._ids), byref(self._options)
+        self._shape: Any = None
+        self._ids_type: Any = None
+        self._ids_shape: Any = None
+        self._weighted = False  # whether the options name weights
+
+    def learn(self, x: Any, ids: Any) -> None:
+        """Of a call that was right, in the lock."""
+        if type(x) is not self._Tensor or type(ids) is not self._Tensor:
+            return
+        codes = arrays_of_torch().codes
+        self._type, self._shape, self._ids_type, self._ids_shape = x.dtype, x.shape, ids.dtype, ids.shape
+        self._x.rows = self._ids.tokens = x.shape[0]
+        self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[ids.dtype] == I64)
+
+    def __call__(self, x: Any, ids: Any, weights: Any, output: Any, stream: Optional[int] = None) -> bool:
+        """False: this is not for it. `stream`: None: the current one of x's GPU."""
+        tensor = self._Tensor
+        if type(x) is not tensor or type(ids) is not tensor:
+            return False
+        self._acquire()
+        try:
+            if x.dtype is not self._type or x.shape != self._shape or ids.dtype is not self._ids_type or ids.shape != self._ids_shape:
+                return False
+            if not (x.is_contiguous() and ids.is_contiguous() and self._owned.pointer):
+                return False
+            if self._cuda:
+                if not (x.is_cuda and ids.is_cuda):
+                    return False
+                self._options.stream = self._raw_stream(x.get_device()) if stream is None else stream
+            elif not (x.is_cpu and ids.is_cpu):
+                return False
+            if weights is not None or self._weighted:
+                if not self._take_weights(weights):
+                    return False
+            self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
+            check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
+            output.tokens = self._x.rows
+            return True
+        finally:
+            self._release()
+
+    def _take_weights(self, weights: Any) -> bool:
+        if weights is None:
+            self._options.weights, self._weighted = None, False
+            return True
+        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != self._ids_shape \
+                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
+            return False
+        self._options.weights, self._weighted = weights.data_ptr(), True
+        return True
+
+
+class Combine(_Repeated):
+    """A low-latency combine per route into a new tensor."""
+
+    def __init__(self, exchange: Any) -> None:
+        super().__init__(exchange, "sy_low_latency_combine")
+        self._options = structs.LowLatencyCombineOptions()
+        self._by_options = byref(self._options)
+        self._topk: int = exchange.topk
+        self._shape: Any = None
+        self._result = c_void_p()
+        self._weighted = False
+
+    def learn(self, y: Any) -> None:
+        """Of a call that was right, in the lock."""
+        if type(y) is self._Tensor:
+            self._type, self._shape = y.dtype, y.shape
+            self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
+
+    def __call__(self, y: Any, received: Any, weights: Any, stream: Optional[int] = None) -> Any:
+        """The sums, or None: this is not for it."""
+        if type(y) is not self._Tensor:
+            return None
+        self._acquire()
+        try:
+            if y.dtype is not self._type or y.shape != self._shape or not y.is_contiguous() or not self._owned.pointer:
+                return None
+            if self._cuda:
+                if not y.is_cuda:
+                    return None
+                self._options.stream = self._raw_stream(y.get_device()) if stream is None else stream
+            elif not y.is_cpu:
+                return None
+            if weights is not None or self._weighted:
+                if not self._take_weights(weights, received.tokens):
+                    return None
+            out = self._rows(received.tokens, self._hidden, y)
+            self._x.data, self._result.value = y.data_ptr(), out.data_ptr()
+            check(self._function(self._at, self._by_x, received._at, self._result, self._by_options))
+            return out
+        finally:
+            self._release()
+
+    def _take_weights(self, weights: Any, tokens: int) -> bool:
+        if weights is None:
+            self._options.weights, self._weighted = None, False
+            return True
+        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != (tokens, self._topk) \
+                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
+            return False
+        self._options.weights, self._weighted = weights.data_ptr(), True
+        return True
+
+
+class _Normal(_Repeated):
+    """Calls of normal mode of rows without scales, of any number."""
+
+    def learn(self, x: Any) -> None:
+        """Of a call that was right, in the lock."""
+        if type(x) is self._Tensor:
+            self._type, self._x.dtype = x.dtype, arrays_of_torch().codes[x.dtype]
+
+    def _take(self, x: Any, options: Any, num_sms: int, stream: Optional[int]) -> bool:
+        """Fills what is told of `x`, in the lock."""
+        shape = x.shape
+        if x.dtype is not self._type or len(shape) != 2 or shape[1] != self._hidden or not x.is_contiguous() or not self._owned.pointer:
+            return False
+        if self._cuda:
+            if not x.is_cuda:
+                return False
+            options.stream = self._raw_stream(x.get_device()) if stream is None else stream
+        elif not x.is_cpu:
+            return False
+        self._x.data, self._x.rows, options.num_sms = x.data_ptr(), shape[0], num_sms
+        return True
+
+
+class NormalCombine(_Normal):
+    """A combine per rank, without bias or weights, into a new tensor."""
+
+    def __init__(self, exchange: Any) -> None:
+        super().__init__(exchange, "sy_exchange_combine")
+        self._options = structs.CombineOptions(apply_weights=1)
+        self._by_options = byref(self._options)
+        self._result, self._nothing = c_void_p(), c_void_p()
+
+    def __call__(self, y: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
+        """The sums, or None: this is not for it."""
+        if type(y) is not self._Tensor or handle._tokens is None:
+            return None
+        self._acquire()
+        try:
+            if not self._take(y, self._options, num_sms, stream):
+                return None
+            out = self._rows(handle._tokens, self._hidden, y)
+            self._result.value = out.data_ptr()
+            check(self._function(self._at, self._by_x, handle._at, self._result, self._by_options, self._nothing))
+            return out
+        finally:
+            self._release()
+
+
+class NormalDispatch(_Normal):
+    """A dispatch by a handle into a new tensor, of which nothing else is wanted."""
+
+    def __init__(self, exchange: Any) -> None:
+        super().__init__(exchange, "sy_exchange_dispatch_cached")
+        self._to = structs.RowView(cols=exchange.hidden)
+        self._options = structs.DispatchOptions(out=ctypes.addressof(self._to), size=0)
+        self._by_options = byref(self._options)
+        self._nothing = c_void_p()
+
+    def learn(self, x: Any) -> None:
+        super().learn(x)
+        self._to.dtype = self._x.dtype
+
+    def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
+        """The rows, or None: this is not for it."""
+        if type(x) is not self._Tensor:
+            return None
+        self._acquire()
+        try:
+            if not self._take(x, self._options, num_sms, stream) or self._x.rows != handle._tokens:
+                return None
+            number = handle._rows_allocated
+            rows = self._rows(number, self._hidden, x)
+            self._to.data, self._to.rows = rows.data_ptr(), number
+            check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
+            return rows
+        finally:
+            self._release()
