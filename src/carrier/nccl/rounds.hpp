@@ -32,7 +32,7 @@ class NcclRounds : public Carrier {
     if (num_legs == 0) return;
     const int peer = num_legs == 1 ? last_peer : -1;
     if (!enqueue(legs, stream, peer)) return;
-    posted_.push_back({round, peer, comms_->spec().marks->mark(stream)});
+    if (auto mark = comms_->spec().marks->mark(stream)) posted_.push_back({round, peer, std::move(mark)});
     marked();
   }
 

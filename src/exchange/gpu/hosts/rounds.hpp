@@ -18,6 +18,7 @@
 #include "carrier/carrier.hpp"
 #include "carrier/nccl/comms.hpp"
 #include "exchange/gpu/hosts/gin.hpp"
+#include "exchange/gpu/hosts/round_watch.hpp"
 #include "exchange/gpu/rank.hpp"
 
 namespace switchyard::detail {
@@ -36,6 +37,11 @@ class GpuRounds {
   /// Enqueues a round, as Carrier::post; what is enqueued next comes after it. If it lasts longer than `timeout` from when the
   /// stream has come to it, or the group fails meanwhile, the communicators are ended: kernels behind it find the abort word.
   void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
+  /// The same on a stream that is captured. Kernels of the call before and behind the round tell watch_replays() of it, which
+  /// is all that the host knows of replays: they are ended as above, within a moment more.
+  void post_captured(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
+  /// \throws Error(unsupported) where rounds cannot be captured.
+  RoundWatch watch_replays();
   /// A stream for rounds beside the caller's. Nothing else is enqueued on it.
   gpu::Stream stream() const { return first_stream_; }
 
@@ -58,6 +64,7 @@ class GpuRounds {
   /// One look of the watching thread.
   void look();
   void look_at(const Pending& front, const RoundLook& look);
+  void look_at_replays();
   void record(const Pending& round, int peer, bool aborted, uint64_t waited_ns);
   void end();
 
@@ -74,6 +81,10 @@ class GpuRounds {
   std::condition_variable wake_;
   bool stop_ = false;            // guarded by mutex_
   std::deque<Pending> pending_;  // guarded by mutex_
+  std::optional<Pending> captured_;  // guarded by mutex_: what the last captured round has for all
+  HostWords replay_words_;           ///< two, once a round is captured
+  uint64_t replay_ = 0;              ///< of the watching thread: the round of a replay that is under way
+  std::optional<Clock::time_point> replay_since_;
   std::thread watcher_;
 };
 

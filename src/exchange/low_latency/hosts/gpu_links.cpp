@@ -84,8 +84,14 @@ int64_t GpuLowLatencyLinks::crossed_bytes() const {
 
 // ---- rounds ----
 
-void GpuLowLatencyLinks::post(std::span<const Leg> legs, const CallContext& call, gpu::Stream stream) {
-  rounds_->post(legs, stream, call.operation, std::chrono::nanoseconds(call.timeout_ns));
+RoundWatch GpuLowLatencyLinks::watch(const Launch& launch) { return launch.captured ? rounds_->watch_replays() : RoundWatch(); }
+
+void GpuLowLatencyLinks::post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream) {
+  const std::chrono::nanoseconds timeout(call.timeout_ns);
+  if (launch.captured)
+    rounds_->post_captured(legs, stream, call.operation, timeout);
+  else
+    rounds_->post(legs, stream, call.operation, timeout);
 }
 
 template <class Between>
@@ -103,48 +109,47 @@ void GpuLowLatencyLinks::join(gpu::Stream stream) {
 
 // ---- calls ----
 
-void GpuLowLatencyLinks::dispatch(CudaHostsDispatch& call, CrossedIds crossed, LaunchedHalves halves, int blocks,
-                                  const DeviceLimits& limits, gpu::Stream stream) {
-  call.far = far_;
-  call.crossed = crossed;
-  if (!halves.send) {
-    join(stream);
-    return launch_deliver(call, {false, true}, blocks, stream);
+void GpuLowLatencyLinks::dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
+                                  CrossedIds crossed, const Launch& launch) {
+  const CudaHostsDispatch call{params, far_, crossed, watch(launch), state, device_tokens, launch.warps};
+  if (!launch.halves.send) {
+    join(launch.stream);
+    return launch_deliver(call, {false, true}, launch.blocks, launch.stream);
   }
-  launch_send(call, blocks, limits, stream);
-  if (halves.receive) {
-    post(dispatch_legs(plan_, far_, layout_), call.d.call, stream);
-    return launch_deliver(call, {true, true}, blocks, stream);
+  launch_send(call, launch.blocks, gpu_.limits(), launch.stream);
+  const std::vector<Leg> legs = dispatch_legs(plan_, far_, layout_);
+  if (launch.halves.receive) {
+    post(legs, params.call, launch, launch.stream);
+    return launch_deliver(call, {true, true}, launch.blocks, launch.stream);
   }
-  fork(stream, [&](gpu::Stream own) {
-    post(dispatch_legs(plan_, far_, layout_), call.d.call, own);
-    launch_deliver(call, {true, false}, blocks, own);
+  fork(launch.stream, [&](gpu::Stream own) {
+    post(legs, params.call, launch, own);
+    launch_deliver(call, {true, false}, launch.blocks, own);
   });
 }
 
-void GpuLowLatencyLinks::combine(const LowLatencyCombineParams& params, LowLatencyState* state, int warps, CrossedIds crossed,
-                                 LaunchedHalves halves, int blocks, gpu::Stream stream) {
-  CudaHostsCombine call;
+void GpuLowLatencyLinks::combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed,
+                                 const Launch& launch) {
+  CudaHostsCombine call{{}, watch(launch), state, launch.warps};
   static_cast<LowLatencyCombineParams&>(call.c) = params;
   call.c.far = returns_;
   call.c.rails = far_;
   call.c.crossed = crossed;
-  call.state = state;
-  call.warps = warps;
-  if (!halves.send) {
-    join(stream);
-    return launch_sum(call, {false, true}, blocks, stream);
+  if (!launch.halves.send) {
+    join(launch.stream);
+    return launch_sum(call, {false, true}, launch.blocks, launch.stream);
   }
-  if (halves.receive) {
-    launch_give(call, {true, true}, blocks, stream);
-    post(combine_legs(plan_, far_, params), params.call, stream);
-    return launch_sum(call, {true, true}, blocks, stream);
+  const std::vector<Leg> legs = combine_legs(plan_, far_, params);
+  if (launch.halves.receive) {
+    launch_give(call, {true, true}, launch.blocks, launch.stream);
+    post(legs, params.call, launch, launch.stream);
+    return launch_sum(call, {true, true}, launch.blocks, launch.stream);
   }
-  launch_give(call, {true, false}, blocks, stream);
-  fork(stream, [&](gpu::Stream own) {
-    launch_give(call, {false, true}, blocks, own);
-    post(combine_legs(plan_, far_, params), params.call, own);
-    launch_sum(call, {true, false}, blocks, own);
+  launch_give(call, {true, false}, launch.blocks, launch.stream);
+  fork(launch.stream, [&](gpu::Stream own) {
+    launch_give(call, {false, true}, launch.blocks, own);
+    post(legs, params.call, launch, own);
+    launch_sum(call, {true, false}, launch.blocks, own);
   });
 }
 

@@ -31,16 +31,23 @@ class GpuLowLatencyLinks {
   /// Bytes of CrossedIds in an output's memory.
   int64_t crossed_bytes() const;
 
-  /// Enqueue a call, or a half of it. `call.d` and `call.c` are those of one host, `crossed` is the output's.
-  void dispatch(CudaHostsDispatch& call, CrossedIds crossed, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
-                gpu::Stream stream);
-  void combine(const LowLatencyCombineParams& params, LowLatencyState* state, int warps, CrossedIds crossed,
-               LaunchedHalves halves, int blocks, gpu::Stream stream);
+  /// Where and how a call, or a half of it, is enqueued.
+  struct Launch {
+    gpu::Stream stream = nullptr;
+    bool captured = false;
+    LaunchedHalves halves;
+    int blocks = 1, warps = 1;  ///< of each kernel
+  };
+  /// `crossed`: the output's. \throws Error(unsupported) for a capture where rounds cannot be captured.
+  void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens, CrossedIds crossed,
+                const Launch& launch);
+  void combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed, const Launch& launch);
 
  private:
   void take_memory();
   void take_far_rows();
-  void post(std::span<const Leg> legs, const CallContext& call, gpu::Stream stream);
+  RoundWatch watch(const Launch& launch);
+  void post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream);
   /// Calls between(stream) on this object's own stream behind what `stream` has; what joins it comes behind that.
   template <class Between>
   void fork(gpu::Stream stream, const Between& between);
