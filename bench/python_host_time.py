@@ -31,6 +31,7 @@ import torch.distributed as dist
 import switchyard as sy
 from switchyard import deep_ep
 from switchyard._ffi import bare, library
+from switchyard.deep_ep import _copies
 
 #: What get_dispatch_layout returns, as dispatch names it.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
@@ -275,6 +276,8 @@ class Calls:
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
         buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
+        if not self.cuda:  # by the code that GPUs take
+            buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
         yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: buffer.dispatch(x, handle=handle)

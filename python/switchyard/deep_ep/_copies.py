@@ -38,6 +38,8 @@ class CopyingExchange(Exchange):
         super().__init__(group, **config)
         self._seen: Dict[Tuple[Any, ...], Any] = {}
         self._dispatch_again: Optional[NormalDispatch] = None
+        # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
+        self.use_graph_memory(self.make_graph_memory())
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
         """A cached dispatch: rows, scales or None. The library itself brings rows without scales to a fresh tensor."""
