@@ -212,17 +212,18 @@ class CallLock:
     """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
     collects them there may be what the call is waiting for, are given back when the call has returned."""
 
-    __slots__ = ("acquire", "_lock", "_later")
+    __slots__ = ("acquire", "release_only", "later", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.acquire: Callable[[], Any] = self._lock.acquire
-        self._later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
+        # Whoever calls `release_only` calls `give_back` if there is something `later`.
+        self.acquire, self.release_only = self._lock.acquire, self._lock.release
+        self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
 
     def release(self) -> None:
         self._lock.release()
-        if self._later:
-            self._give_back()
+        if self.later:
+            self.give_back()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -232,13 +233,13 @@ class CallLock:
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
         """Now, if nobody is in a call; else by who is."""
-        self._later.append((destroy, pointer))
-        self._give_back()
+        self.later.append((destroy, pointer))
+        self.give_back()
 
-    def _give_back(self) -> None:
-        while self._later and self._lock.acquire(blocking=False):
+    def give_back(self) -> None:
+        while self.later and self._lock.acquire(blocking=False):
             try:
-                destroy, pointer = self._later.popleft()
+                destroy, pointer = self.later.popleft()
                 destroy(pointer)
             except IndexError:
                 pass  # somebody else was faster

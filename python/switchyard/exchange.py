@@ -133,6 +133,7 @@ class Exchange:
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options name a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
+        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # of exchanges that deliver to memory of torch
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))

@@ -37,7 +37,6 @@ class CopyingExchange(Exchange):
     def __init__(self, group: Group, **config: Any) -> None:
         super().__init__(group, **config)
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        self._dispatch_again: Optional[NormalDispatch] = None
         # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
         self.use_graph_memory(self.make_graph_memory())
 
