@@ -48,7 +48,7 @@ class CopyingExchange(Exchange):
             return rows, None
         if type(x) is torch.Tensor and x.shape[0] == handle._tokens and code_of_rows(x, self.hidden, _PLAIN, self._backend) is not None:
             with self._call:
-                if self.pointer and again is None:
+                if again is None or not self.pointer:  # of a closed one this raises
                     again = self._dispatch_again = NormalDispatch(self)
                 again.learn(x)
                 return again(x, handle, num_sms), None
