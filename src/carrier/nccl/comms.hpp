@@ -18,7 +18,8 @@ namespace switchyard::detail {
 class StreamMarks {
  public:
   virtual ~StreamMarks() = default;
-  /// What has been enqueued on `stream` until now.
+  /// What has been enqueued on `stream` until now. Null: it is captured, and nobody can ask; a round there is no longer the
+  /// carrier's business once it is enqueued.
   virtual std::shared_ptr<const void> mark(void* stream) = 0;
   /// Whether all of that is done. Does not wait. Any thread.
   virtual bool reached(const void* mark) noexcept = 0;

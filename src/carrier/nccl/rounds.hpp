@@ -32,8 +32,9 @@ class NcclRounds : public Carrier {
     if (num_legs == 0) return;
     const int peer = num_legs == 1 ? last_peer : -1;
     if (!enqueue(legs, stream, peer)) return;
-    posted_.push_back({round, peer, comms_->spec().marks->mark(stream)});
-    marked(posted_.back().mark);
+    const auto mark = comms_->spec().marks->mark(stream);
+    if (mark) posted_.push_back({round, peer, mark});
+    marked(mark);
   }
 
   RoundLook advance(uint64_t round) final {

@@ -135,13 +135,12 @@ class CudaLowLatency final : public LowLatencyImpl {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            {p.own}, [&](int blocks, gpu::Stream stream) {
-              if (hosts_) {
-                CudaHostsDispatch call{p, {}, {}, state_.as<LowLatencyState>(), tokens, warps};
-                return hosts_->dispatch(call, block.crossed, launched(halves), blocks, gpu_.limits(), stream);
-              }
+            {p.own}, [&](int blocks, const CallStream& at) {
+              if (hosts_)
+                return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
+                                        {at.stream, at.capture.active, launched(halves), blocks, warps});
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
-                                 blocks, gpu_.limits_of_call(o.num_sms), stream);
+                                 blocks, gpu_.limits_of_call(o.num_sms), at.stream);
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock& given, Halves halves) override {
@@ -150,22 +149,23 @@ class CudaLowLatency final : public LowLatencyImpl {
       throw Error(ErrorCode::unsupported, "combine: the output was filled in a group of other hosts; dispatch again");
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
-            {p.own, p.y}, [&](int blocks, gpu::Stream stream) {
+            {p.own, p.y}, [&](int blocks, const CallStream& at) {
               if (hosts_)
-                return hosts_->combine(p, state_.as<LowLatencyState>(), warps, block.crossed, launched(halves), blocks, stream);
+                return hosts_->combine(p, state_.as<LowLatencyState>(), block.crossed,
+                                       {at.stream, at.capture.active, launched(halves), blocks, warps});
               launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
-                                 gpu_.limits_of_call(o.num_sms), stream);
+                                 gpu_.limits_of_call(o.num_sms), at.stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
     const int warps = warps_or(tuned_.warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
-            {p.d.x, p.c.out}, [&](int blocks, gpu::Stream stream) {
+            {p.d.x, p.c.out}, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
-              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), stream);
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), stream), "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream), "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {
@@ -193,13 +193,10 @@ class CudaLowLatency final : public LowLatencyImpl {
     context = gpu_.context(bounded_ns(group_.options.timeout), operation);
     context.moved = order_->moved();
     const CallStream at = order_->begin(stream);
-    if (hosts_ && at.capture.active)
-      throw Error(ErrorCode::unsupported,
-                  "on GPUs of several hosts nobody could end a round of a graph; leave low-latency calls out of it");
     if (at.capture.active)
       for (const void* p : used)
         if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
-    launch(blocks, stream);
+    launch(blocks, at);
     order_->end(at, blocks * warps);
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "exchange/gpu/frame.cuh"
+#include "exchange/gpu/hosts/round_watch.hpp"
 
 namespace switchyard::detail {
 
@@ -16,6 +17,12 @@ __device__ inline CallWords load_hosts_call_words(const CallContext& given, cons
     words.abort = ptx::load_acquire<Scope::system>(given.host_abort_word);
   words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
   return words;
+}
+
+/// One warp: writes a word of RoundWatch.
+__device__ inline void tell_round(uint64_t* word, const CallContext& call) {
+  if (word == nullptr || threadIdx.x % kLanes != 0) return;
+  ptx::store_release<Scope::system>(word, call.epoch << kRoundOperationBits | static_cast<uint64_t>(call.operation));
 }
 
 }  // namespace switchyard::detail

@@ -19,13 +19,18 @@ namespace {
 
 constexpr const char* kSubject = "connecting the hosts";
 constexpr std::chrono::milliseconds kLook{1}, kIdleLook{5};
+/// What the round of a replay may last longer: a kernel before it that waits for a rank names that rank at its own deadline.
+constexpr std::chrono::milliseconds kReplayGrace{200};
 /// The first round: bytes of a leg.
 constexpr size_t kFirstBytes = 128;
 
 class Marks final : public StreamMarks {
  public:
   Marks(std::shared_ptr<StreamPoints> points, int device) : points_(std::move(points)), device_(device) {}
-  std::shared_ptr<const void> mark(void* stream) override { return points_->mark(static_cast<gpu::Stream>(stream), 0); }
+  std::shared_ptr<const void> mark(void* stream) override {
+    auto* const on = static_cast<gpu::Stream>(stream);
+    return capture_of(on).active ? nullptr : points_->mark(on, 0);
+  }
   bool reached(const void* mark) noexcept override try {
     const DeviceGuard guard(device_);  // threads that end communicators ask, too
     return StreamPoints::reached(*static_cast<const StreamPoint*>(mark));
@@ -103,6 +108,11 @@ GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
   carrier_ = connect(deadline);
   run_step(*group.bootstrap, Deadline(deadline), kSubject, [&] { send_first_round(deadline * 3 / 4); });
   watcher_ = std::thread([this] { watch(); });
+}
+
+std::shared_ptr<GpuRounds> GpuRounds::of(Group::Impl& group, CudaRank& gpu) {
+  if (!gpu.rounds()) gpu.rounds() = std::make_shared<GpuRounds>(group, gpu);
+  return gpu.rounds();
 }
 
 GpuRounds::~GpuRounds() {
@@ -193,13 +203,71 @@ void GpuRounds::send_first_round(Milliseconds budget) {
               "NCCL: the first round with the ranks of other hosts did not come to an end (NCCL_DEBUG=WARN says more)");
 }
 
+namespace {
+
+/// One of those that have a leg in a round.
+int a_peer_of(std::span<const Leg> legs) {
+  const auto leg = std::find_if(legs.begin(), legs.end(), [](const Leg& l) { return !l.receive.empty(); });
+  return leg == legs.end() ? legs.front().peer : leg->peer;
+}
+
+}  // namespace
+
+class GpuRounds::Replays {
+ public:
+  explicit Replays(CudaRank& gpu) : gpu_(gpu), token_(gpu.token()), words_(gpu.take_host_words()) {}
+  ~Replays() {
+    if (!token_.expired()) gpu_.give_host_words(words_);
+  }
+  Replays(const Replays&) = delete;
+  Replays& operator=(const Replays&) = delete;
+
+  const HostWords& words() const { return words_; }
+  uint64_t word(int i) const { return std::atomic_ref(words_.host[i]).load(std::memory_order_acquire); }
+
+  std::optional<Pending> captured;  // guarded by GpuRounds::mutex_: what the last captured round has for all
+  // Of the watching thread: the round of a replay that is under way.
+  uint64_t seen = 0;
+  std::optional<Clock::time_point> since;
+
+ private:
+  CudaRank& gpu_;
+  const std::weak_ptr<CudaRank*> token_;
+  const HostWords words_;
+};
+
+std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
+  if (gin_)
+    throw Error(ErrorCode::unsupported,
+                "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
+  auto replays = std::make_shared<Replays>(gpu_);
+  if (replays->words().host == nullptr)
+    throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +
+                                            std::to_string(HostWords::kMost) + "): nobody could end the rounds of another");
+  const std::lock_guard lock(mutex_);
+  std::erase_if(replays_, [](const auto& each) { return each.expired(); });
+  replays_.push_back(replays);
+  return replays;
+}
+
+RoundWatch GpuRounds::words_of(const Replays& replays) { return {replays.words().device, replays.words().device + 1}; }
+
+void GpuRounds::post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
+                              std::chrono::nanoseconds timeout) {
+  if (over_) return;
+  Pending pending{next_round_++, operation, timeout + kReplayGrace, a_peer_of(legs), nullptr};
+  carrier_->post(pending.round, legs, stream);
+  if (carrier_->advance(pending.round).state == RoundState::broken) return give_up(pending);
+  const std::lock_guard lock(mutex_);
+  replays.captured = std::move(pending);
+}
+
 void GpuRounds::post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout) {
   if (over_) return;
   const bool any = std::any_of(legs.begin(), legs.end(), [](const Leg& l) { return !l.send.empty() || !l.receive.empty(); });
   if (!any) return;
   const uint64_t round = next_round_++;
-  const auto leg = std::find_if(legs.begin(), legs.end(), [](const Leg& l) { return !l.receive.empty(); });
-  const int peer = leg == legs.end() ? legs.front().peer : leg->peer;
+  const int peer = a_peer_of(legs);
   Pending pending{round, operation, timeout, peer, marks_->mark(stream)};
   if (gin_) gin_->set_call(operation, timeout);
   carrier_->post(round, legs, stream);
@@ -225,7 +293,7 @@ void GpuRounds::watch() try {
   const DeviceGuard guard(gpu_.device());  // events are asked for
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    wake_.wait_for(lock, pending_.empty() ? kIdleLook : kLook);
+    wake_.wait_for(lock, pending_.empty() && replays_.empty() ? kIdleLook : kLook);
     lock.unlock();
     if (!over_) look();
     lock.lock();
@@ -243,7 +311,8 @@ void GpuRounds::look() {
       group_.post_abort(static_cast<int>(fault->mismatch ? ErrorCode::mismatch : ErrorCode::peer_timeout), fault->awaited_rank);
     return end();
   }
-  while (true) {
+  look_at_replays();
+  while (!over_) {
     std::optional<Pending> front;
     {
       const std::lock_guard lock(mutex_);
@@ -257,6 +326,37 @@ void GpuRounds::look() {
     const std::lock_guard lock(mutex_);
     pending_.pop_front();
   }
+}
+
+void GpuRounds::look_at_replays() {
+  std::vector<std::shared_ptr<Replays>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : replays_)
+      if (auto held = each.lock()) all.push_back(std::move(held));
+  }
+  for (const auto& each : all) look_at_replay(*each);
+}
+
+void GpuRounds::look_at_replay(Replays& replays) {
+  std::optional<Pending> round;
+  {
+    const std::lock_guard lock(mutex_);
+    round = replays.captured;
+  }
+  if (!round || over_) return;
+  const uint64_t ended = replays.word(1), begun = replays.word(0);
+  if (begun == ended || begun != replays.seen) replays.since.reset();
+  replays.seen = begun;
+  const RoundLook now = carrier_->advance(0);
+  if (begun == ended && now.state != RoundState::broken) return;
+  if (!replays.since) replays.since = Clock::now();
+  round->since = replays.since;
+  if (begun != ended) {
+    round->round = begun >> kRoundOperationBits;
+    round->operation = static_cast<Operation>(begun & ((uint64_t{1} << kRoundOperationBits) - 1));
+  }
+  look_at(*round, now.state == RoundState::broken ? now : RoundLook{RoundState::under_way, -1});
 }
 
 void GpuRounds::look_at(const Pending& front, const RoundLook& look) {

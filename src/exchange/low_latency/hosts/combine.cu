@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_return<A>(w, p);
     if (is_announcer(w)) write_combine_heads<A>(w, p);
   }
-  if (phases.second) (void)collect_given<A>(w, p);
+  if (phases.second && collect_given<A>(w, p) && is_announcer(w)) tell_round(given.watch.begun, p.call);
   A::settle(w);
 }
 
@@ -53,7 +53,10 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   auto& p = *reinterpret_cast<PhasedCombineParams*>(params);
   CudaWarp w(dynamic_shared, shape);
   if (!begin_combine(given, w, phases.second, p)) return;
-  if (phases.first && is_announcer(w) && !tell_entered<A>(w, p)) return;
+  if (phases.first && is_announcer(w)) {
+    tell_round(given.watch.ended, p.call);
+    if (!tell_entered<A>(w, p)) return A::settle(w);
+  }
   if (!phases.second) return;
   if (low_latency_sum<A>(w, p)) {
     const uint64_t bytes = returned_bytes<A>(w, p);

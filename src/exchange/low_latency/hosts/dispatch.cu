@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   const uint64_t crossed = pack_crossing<A>(w, p, given.far);
   A::for_lanes(w, 1, [&](int) { p.call.moved[w.index()].network_bytes += crossed; });
   A::settle(w);
+  if (is_announcer(w)) tell_round(given.watch.begun, p.call);
 }
 
 template <class A>
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.d, p);
   __syncthreads();
   if (!begin_block(given.d.call, words, given.state, phases.second, p.call)) return;
+  if (phases.first && is_announcer(w)) tell_round(given.watch.ended, p.call);
   if (phases.first && !forward_crossing_tokens<A>(w, p, given.far, given.crossed)) return A::settle(w);
   if (phases.second) (void)low_latency_receive<A>(w, p);
   A::settle(w);

@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
-#include "bootstrap/host_map.hpp"
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "exchange/gpu/stream_point.hpp"
+#include "exchange/low_latency/hosts/far_plan.hpp"
 #include "exchange/low_latency/hosts/launch.hpp"
 
 namespace switchyard::detail {
@@ -27,23 +27,27 @@ class GpuLowLatencyLinks {
   GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
   GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
 
-  const std::vector<int>& host_of() const { return host_of_; }
+  const std::vector<int>& host_of() const { return plan_.host_of; }
   /// Bytes of CrossedIds in an output's memory.
   int64_t crossed_bytes() const;
 
-  /// Enqueue a call, or a half of it. `call.d` and `call.c` are those of one host, `crossed` is the output's.
-  void dispatch(CudaHostsDispatch& call, CrossedIds crossed, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
-                gpu::Stream stream);
-  void combine(const LowLatencyCombineParams& params, LowLatencyState* state, int warps, CrossedIds crossed,
-               LaunchedHalves halves, int blocks, gpu::Stream stream);
+  /// Where and how a call, or a half of it, is enqueued.
+  struct Launch {
+    gpu::Stream stream = nullptr;
+    bool captured = false;
+    LaunchedHalves halves;
+    int blocks = 1, warps = 1;  ///< of each kernel
+  };
+  /// `crossed`: the output's. \throws Error(unsupported) for a capture where rounds cannot be captured.
+  void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens, CrossedIds crossed,
+                const Launch& launch);
+  void combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed, const Launch& launch);
 
  private:
-  void find_rails();
   void take_memory();
   void take_far_rows();
-  std::vector<Leg> dispatch_legs() const;
-  std::vector<Leg> combine_legs(const LowLatencyCombineParams& p) const;
-  void post(std::span<const Leg> legs, const CallContext& call, gpu::Stream stream);
+  RoundWatch watch(const Launch& launch);
+  void post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream);
   /// Calls between(stream) on this object's own stream behind what `stream` has; what joins it comes behind that.
   template <class Between>
   void fork(gpu::Stream stream, const Between& between);
@@ -51,18 +55,17 @@ class GpuLowLatencyLinks {
 
   Group::Impl& group_;
   CudaRank& gpu_;
-  const HostMap map_;
-  const int rank_;
   const LowLatencyLayout layout_;
-  std::vector<int> host_of_;
-  std::vector<FarRail> rails_;
-  int sources_ = 0;  ///< that this rank stands for
+  const FarPlan plan_;
   FarRails far_;
   FarReturns returns_;
   DeviceMemory memory_;  ///< tables, then what rounds send and bring
   std::unique_ptr<CudaHeap> far_rows_;
-  Point split_;                        ///< the end of what a split call enqueued on the stream of the rounds
-  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+  std::shared_ptr<GpuRounds> rounds_;
+  std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
+  /// Of split calls: what their halves do between each other. Its own, because a capture may take it in.
+  gpu::Stream beside_ = nullptr;
+  Point split_;  ///< the end of what a split call enqueued there
 };
 
 }  // namespace switchyard::detail

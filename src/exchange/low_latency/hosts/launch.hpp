@@ -4,6 +4,7 @@
 // group has failed: then what a round brought is not to be read.
 #pragma once
 
+#include "exchange/gpu/hosts/round_watch.hpp"
 #include "exchange/low_latency/launch.hpp"
 #include "protocol/hosts/low_latency_phases.hpp"
 
@@ -13,12 +14,14 @@ struct CudaHostsDispatch {
   LowLatencyDispatchParams d;  ///< all but the epoch
   FarRails far;
   CrossedIds crossed;
+  RoundWatch watch;
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
   int warps = kLowLatencyWarps;  ///< of each launch
 };
 struct CudaHostsCombine {
   PhasedCombineParams c;  ///< all but the epoch
+  RoundWatch watch;
   LowLatencyState* state = nullptr;
   int warps = kLowLatencyWarps;  ///< of each launch
 };
