@@ -204,9 +204,11 @@ class GinCarrier final : public NcclRounds {
     posted().clear();
     return all;
   }
-  void end_elsewhere() noexcept override {
+  void end_elsewhere() noexcept override try {
     if (!std::exchange(ended_, true)) device_->end();
     end_remains(comms().api(), take());
+  } catch (const std::exception&) {
+    // Left behind, for lack of memory.
   }
 
   /// Of a communicator by which nothing is under way. \returns whether it is gone
