@@ -9,25 +9,16 @@
 #include <vector>
 
 #include "exchange/group/impl.hpp"
-#include "harness/outcome.hpp"
-#include "harness/rank_memory.hpp"
+#include "gpu/hosts/gpu_hosts.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {
 namespace {
 
-using namespace std::chrono_literals;
 using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::GroupOptions;
-
-GroupOptions options_on_gpus(const std::string& host) {
-  GroupOptions options = options_with(20s, size_t{64} << 20);
-  options.backend = switchyard::Backend::cuda;
-  options.host = host;
-  return options;
-}
 
 struct Hosts {
   const char* name;
@@ -140,7 +131,7 @@ class EmptyCalls {
 };
 
 TEST(GpuHostsCalls, WithoutTokens) {
-  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  if (count_gpus() < 2) GTEST_SKIP() << kTwoGpus;
   const auto all = outcomes(2, options_on_gpus("a,b"), [&](Group& group) {
     EmptyCalls calls(group);
     for (int i = 0; i < 5; ++i) {
@@ -155,7 +146,7 @@ TEST(GpuHostsCalls, WithoutTokens) {
 }
 
 TEST(GpuHostsCalls, ARankThatDoesNotComeIsNamed) {
-  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  if (count_gpus() < 2) GTEST_SKIP() << kTwoGpus;
   GroupOptions options = options_on_gpus("a,b");
   options.timeout = kSoon;
   const auto all = outcomes(2, options, [&](Group& group) {
