@@ -39,7 +39,10 @@ class Stream {
 class EmptyExchange {
  public:
   EmptyExchange(Group& group, cudaStream_t stream)
-      : stream_(stream), exchange_(group, config()), output_(exchange_.make_output()), y_(exchange_.make_rows(switchyard::DType::bf16)) {}
+      : stream_(stream),
+        exchange_(group, config()),
+        output_(exchange_.make_output()),
+        y_(exchange_.make_rows(switchyard::DType::bf16)) {}
 
   void dispatch() { exchange_.dispatch(x(), ids(), output_, send()); }
   switchyard::ReceiveHook dispatch_send() { return exchange_.dispatch_send(x(), ids(), output_, send()); }

@@ -217,8 +217,9 @@ int a_peer_of(std::span<const Leg> legs) {
 
 RoundWatch GpuRounds::watch_replays() {
   if (gin_)
-    throw Error(ErrorCode::unsupported,
-                "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
+    throw Error(
+        ErrorCode::unsupported,
+        "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
   if (replay_words_.host == nullptr) replay_words_ = gpu_.take_host_words();
   if (replay_words_.host == nullptr)
     throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +

@@ -79,8 +79,8 @@ class GpuRounds {
   std::optional<Clock::time_point> broken_since_;  ///< of the watching thread
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false;            // guarded by mutex_
-  std::deque<Pending> pending_;  // guarded by mutex_
+  bool stop_ = false;                // guarded by mutex_
+  std::deque<Pending> pending_;      // guarded by mutex_
   std::optional<Pending> captured_;  // guarded by mutex_: what the last captured round has for all
   HostWords replay_words_;           ///< two, once a round is captured
   uint64_t replay_ = 0;              ///< of the watching thread: the round of a replay that is under way
