@@ -31,6 +31,7 @@ import torch.distributed as dist
 import switchyard as sy
 from switchyard import deep_ep
 from switchyard._ffi import bare, library
+from switchyard.deep_ep import _copies
 
 #: What get_dispatch_layout returns, as dispatch names it.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
@@ -123,14 +124,14 @@ class Clock:
         return max(self.median(call, after) - self.median(nothing), 0.0)
 
 
-# What an enqueue calls of CUDA, by the names of Units; (context) is a pair of push and pop.
-ENQUEUE = {"(context)": 1, "cudaStreamGetId": 1, "cudaEventRecord": 1}
-SIDE = {"cudaStreamGetCaptureInfo": 1}  # on streams that can be captured
+# What an enqueue calls of CUDA, by the names of Units.
+ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1, "cuPointerGetAttributes, 3": 2}
+SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that can be captured
 CALLS_OF = {
-    "sy_exchange_dispatch_cached": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB": 1},
-    "sy_exchange_combine": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB": 1},
-    "sy_low_latency_dispatch": {**ENQUEUE, "cudaPointerGetAttributes": 2, "launch, 2 KiB, dependent": 1},
-    "sy_low_latency_combine": {**ENQUEUE, "cudaPointerGetAttributes": 3, "launch, 2 KiB, dependent": 1},
+    "sy_exchange_dispatch_cached": {**ENQUEUE, "launch, 2 KiB": 1},
+    "sy_exchange_combine": {**ENQUEUE, "launch, 2 KiB": 1},
+    "sy_low_latency_dispatch": {**ENQUEUE, "launch, 2 KiB, dependent": 1},
+    "sy_low_latency_combine": {**ENQUEUE, "launch, 2 KiB, dependent": 1},  # rows are the library's own
 }
 
 
@@ -207,14 +208,14 @@ class Units:
         self.measure("cuCtxGetCurrent", [(self.driver.cuCtxGetCurrent, (beyond[0],))])
 
     def pointers(self, at, beyond):
-        kinds = (ctypes.c_int * 4)(1, 2, 8, 9)  # context, kind, managed, index
-        into = (ctypes.c_void_p * 4)(*(ctypes.addressof(self.room) + 64 * i for i in range(1, 5)))
+        kinds = (ctypes.c_int * 3)(2, 8, 9)  # kind, managed, index
+        into = (ctypes.c_void_p * 3)(*(ctypes.addressof(self.room) + 64 * i for i in range(1, 4)))
         pool = ctypes.c_void_p()
         self.do(self.driver.cuMemAllocAsync(ctypes.byref(pool), ctypes.c_size_t(1 << 20), None), "cuMemAllocAsync")
         torch.cuda.synchronize()
         for where, p in (("", ctypes.c_void_p(self.x.data_ptr())), (", pool", pool)):
             self.measure("cudaPointerGetAttributes" + where, [(self.function(self.runtime, "cudaPointerGetAttributes"), (at, p))])
-            self.measure("cuPointerGetAttributes, 4" + where, [(self.driver.cuPointerGetAttributes, (4, kinds, into, p))])
+            self.measure("cuPointerGetAttributes, 3" + where, [(self.driver.cuPointerGetAttributes, (3, kinds, into, p))])
             self.measure("cuPointerGetAttribute, kind" + where, [(self.driver.cuPointerGetAttribute, (at, 2, p))])
             self.measure("cuPointerGetAttribute, index" + where, [(self.driver.cuPointerGetAttribute, (at, 9, p))])
             self.measure("cuMemGetAddressRange" + where, [(self.driver.cuMemGetAddressRange_v2, (at, beyond[0], p))])
@@ -275,6 +276,8 @@ class Calls:
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
         buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
+        if not self.cuda:  # by the code that GPUs take
+            buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
         yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: buffer.dispatch(x, handle=handle)

@@ -2,7 +2,7 @@
 # Decides SWITCHYARD_NCCL_HEADERS: the folder of NCCL's device API, with which the kernel of device-initiated networking is compiled
 # (docs/design/0056-device-initiated-networking.md), or nothing. The library links no NCCL in either case.
 
-set(SWITCHYARD_NCCL_HEADERS "")
+unset(SWITCHYARD_NCCL_HEADERS CACHE)
 set(SWITCHYARD_GIN_NOTE "not compiled")
 set(least 2.30.7)
 if(SWITCHYARD_CUDA AND NOT SWITCHYARD_GIN STREQUAL "off")
@@ -30,3 +30,4 @@ if(SWITCHYARD_CUDA AND NOT SWITCHYARD_GIN STREQUAL "off")
 elseif(SWITCHYARD_GIN STREQUAL "on")
   message(FATAL_ERROR "SWITCHYARD_GIN=on needs CUDA (SWITCHYARD_BACKENDS=cuda)")
 endif()
+set(SWITCHYARD_NCCL_HEADERS "${SWITCHYARD_NCCL_HEADERS}" CACHE INTERNAL "read by scripts/cuda_archs.sh")

@@ -22,6 +22,7 @@ from .errors import *
 from .errors import __all__ as _errors
 from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
 from .gemm import GroupedGemm
+from .graph_memory import GraphMemory
 from .group import Group, WaitStatistics, first_expert
 from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
@@ -53,7 +54,7 @@ def library_path() -> str:
 
 
 __all__ = [
-    "CallStatistics", "Counts", "Exchange", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
+    "CallStatistics", "Counts", "Exchange", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
     "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "Trace", "TracePhase",
     "TuningValues", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
     "routing_layout", "run_ranks", "tuned_values", *_errors,

@@ -37,6 +37,7 @@ _SIGNATURES = {
     "sy_exchange_destroy": "p", "sy_exchange_dispatch": "pppppp", "sy_exchange_dispatch_cached": "ppppp",
     "sy_dispatched_get": "pp", "sy_dispatched_used_by": "pp", "sy_dispatched_destroy": "p",
     "sy_exchange_allocate_rows": "ppip", "sy_exchange_allocate_rows_on": "ppipp", "sy_rows_get": "pp", "sy_rows_used_by": "pp",
+    "sy_exchange_make_graph_memory": "pp", "sy_exchange_use_graph_memory": "pp", "sy_graph_memory_destroy": "p",
     "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
     "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_tokens": "pp", "sy_handle_rows": "pp",
     "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",
@@ -211,17 +212,18 @@ class CallLock:
     """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
     collects them there may be what the call is waiting for, are given back when the call has returned."""
 
-    __slots__ = ("acquire", "_lock", "_later")
+    __slots__ = ("acquire", "release_only", "later", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.acquire: Callable[[], Any] = self._lock.acquire
-        self._later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
+        # Whoever calls `release_only` calls `give_back` if there is something `later`.
+        self.acquire, self.release_only = self._lock.acquire, self._lock.release
+        self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
 
     def release(self) -> None:
         self._lock.release()
-        if self._later:
-            self._give_back()
+        if self.later:
+            self.give_back()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -231,13 +233,13 @@ class CallLock:
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
         """Now, if nobody is in a call; else by who is."""
-        self._later.append((destroy, pointer))
-        self._give_back()
+        self.later.append((destroy, pointer))
+        self.give_back()
 
-    def _give_back(self) -> None:
-        while self._later and self._lock.acquire(blocking=False):
+    def give_back(self) -> None:
+        while self.later and self._lock.acquire(blocking=False):
             try:
-                destroy, pointer = self._later.popleft()
+                destroy, pointer = self.later.popleft()
                 destroy(pointer)
             except IndexError:
                 pass  # somebody else was faster

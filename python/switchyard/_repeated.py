@@ -27,7 +27,8 @@ class _Repeated:
         self._owned = exchange._owned
         self._at = c_void_p(exchange.pointer)
         self._lock = exchange.group._lock
-        self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._acquire = self._lock.acquire
+        self._release, self._later = self._lock.release_only, self._lock.later
         self._cuda = exchange._backend == CUDA
         self._hidden: int = exchange.hidden
         self._x = structs.RowView(cols=exchange.hidden)
@@ -86,6 +87,8 @@ class Dispatch(_Repeated):
             return True
         finally:
             self._release()
+            if self._later:
+                self._lock.give_back()
 
     def _take_weights(self, weights: Any) -> bool:
         if weights is None:
@@ -139,6 +142,8 @@ class Combine(_Repeated):
             return out
         finally:
             self._release()
+            if self._later:
+                self._lock.give_back()
 
     def _take_weights(self, weights: Any, tokens: int) -> bool:
         if weights is None:
@@ -197,6 +202,8 @@ class NormalCombine(_Normal):
             return out
         finally:
             self._release()
+            if self._later:
+                self._lock.give_back()
 
 
 class NormalDispatch(_Normal):
@@ -228,3 +235,5 @@ class NormalDispatch(_Normal):
             return rows
         finally:
             self._release()
+            if self._later:
+                self._lock.give_back()

@@ -13,6 +13,7 @@ from ._arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows,
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._registry import number_of
+from .graph_memory import GraphMemory
 from .group import Group
 from .handle import Handle
 
@@ -132,6 +133,7 @@ class Exchange:
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options name a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
+        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # of exchanges that deliver to memory of torch
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
@@ -399,6 +401,19 @@ class Exchange:
             return out, summed
 
     # ---- The rest ----
+
+    def make_graph_memory(self) -> GraphMemory:
+        """Memory for graphs that are never in flight together; takes nothing from the pool yet. Local."""
+        made = ctypes.c_void_p()
+        with self.group._lock:
+            check(self._functions.sy_exchange_make_graph_memory(self.pointer, byref(made)))
+        return GraphMemory(Owned(made.value, self._functions.sy_graph_memory_destroy, self._owned, lock=self.group._lock))
+
+    def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
+        """CUDA: graphs that are captured from now on take the memory of their calls from `memory` together, as much as the largest of
+        them. What one delivers in the library's memory is valid until another is launched. None: each has its own, as at first. Local."""
+        with self.group._lock:
+            check(self._functions.sy_exchange_use_graph_memory(self.pointer, None if memory is None else memory._owned.pointer))
 
     def handle_from_bytes(self, content: bytes) -> Handle:
         """A handle from what ``Handle.to_bytes`` of the same rank gave."""

@@ -345,7 +345,7 @@ class LowLatency:
             tokens, shape = received.tokens, self._shape
             code, arrays, array = code_of(y, self._outputs, _SUMMED, self._backend), None, y
             plain = code is not None
-            if not plain:
+            if code is None:
                 taken = take(y, "y", shape, _SUMMED, self._backend)
                 code, arrays, array, v.data = taken.code, taken.arrays, taken.array, taken.pointer
             else:

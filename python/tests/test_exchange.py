@@ -278,3 +278,25 @@ def test_heap_bytes_suffice(ranks):
     ranks(lambda group: sy.Exchange(group, **config), 2, heap_bytes=heap)
     with pytest.raises(sy.HeapExhausted):
         ranks(lambda group: sy.Exchange(group, **config), 2, heap_bytes=8192)
+
+
+def test_graph_memory(ranks):
+    """The CPU has no graphs: it changes nothing there, and lives as long as somebody wants it."""
+    inputs = oracle.make_inputs(1, seed=3, **SHAPE)
+
+    def rank(group):
+        exchange, other = sy.Exchange(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
+        memory = exchange.make_graph_memory()
+        for used in (memory, None, memory):
+            exchange.use_graph_memory(used)
+            rows, _ = exchange.dispatch(*inputs[0])
+            assert np.array_equal(rows, oracle.rank_major(inputs, SHAPE["experts"], 0).x)
+            del rows
+        with pytest.raises(sy.InvalidArgument, match="made by another exchange"):
+            other.use_graph_memory(memory)
+        exchange.close()
+        with pytest.raises(sy.InvalidArgument, match="is closed"):
+            exchange.make_graph_memory()
+        del memory
+
+    ranks(rank, 1)

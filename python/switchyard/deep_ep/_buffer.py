@@ -166,6 +166,13 @@ class Buffer:
         """Collective. recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert (aligned; empty with
         num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of packed int32. With a handle:
         the same routing again, and None for all but x and the event."""
+        if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
+                and type(x) is torch.Tensor and topk_idx is None and topk_weights is None and x.get_device() == self._index:
+            again, stream = handle.exchange._dispatch_again, self._streams.ready()
+            if again is not None and stream is not None:
+                fresh = again(x, handle.handle, self._sms(config), stream)
+                if fresh is not None:
+                    return fresh, None, None, None, None, EventOverlap()
         if allocate_on_comm_stream:
             check_events(previous_event, async_finish)
         self._check_device(x[0] if isinstance(x, tuple) else x, "x")
@@ -174,8 +181,6 @@ class Buffer:
             if topk_idx is not None or topk_weights is not None:
                 raise InvalidArgument("dispatch: topk_idx and topk_weights are those of the handle")
             known = _normal.handle_of(handle)
-            if previous_event is None and not async_finish and self._streams.ready() is not None:
-                return _normal.cached_dispatch(x, known, sms), None, None, None, None, EventOverlap()
             rows, event = self._streams.run(lambda: _normal.cached_dispatch(x, known, sms), (x,), previous_event, async_finish)
             return rows, None, None, None, None, event
         if is_token_in_rank is None or num_tokens_per_expert is None or num_tokens_per_rank is None:
@@ -194,12 +199,17 @@ class Buffer:
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Collective. Sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None; event."""
+        if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
+                and topk_weights is None and bias is None and x.get_device() == self._index:
+            again, stream = handle.exchange._combine_again, self._streams.ready()
+            if again is not None and stream is not None:
+                sums = again(x, handle.handle, self._sms(config), stream)
+                if sums is not None:
+                    return sums, None, EventOverlap()
         if allocate_on_comm_stream:
             check_events(previous_event, async_finish)
         self._check_device(x, "x")
         known, sms = _normal.handle_of(handle), self._sms(config)
-        if topk_weights is None and bias is None and previous_event is None and not async_finish and self._streams.ready() is not None:
-            return known.exchange._combine(x, known.handle, num_sms=sms)[0], None, EventOverlap()
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         (out, weights), event = self._streams.run(
             lambda: known.exchange._combine(x, known.handle, topk_weights, biases=biases, num_sms=sms), (x, topk_weights, biases),
@@ -225,13 +235,13 @@ class Buffer:
             -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event; hook. Results of at
         most two calls of a shape are there at a time. dispatch_wait_recv_cost_stats is left as it is."""
-        self._check_device(x, "x")
         if cumulative_local_expert_recv_stats is None and not (round_scale or use_ue8m0 or async_finish or return_recv_hook):
-            stream = self._streams.ready()
+            stream = self._streams.ready() if x.get_device() == self._index else None
             output = None if stream is None else _low_latency.dispatch_again(
                 self._low_latency, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, "f32" if use_fp8 else None, stream)
             if output is not None:
                 return output.packed, output.received.rows, output.handle, EventOverlap(), None
+        self._check_device(x, "x")
         if use_ue8m0 and not round_scale:
             raise InvalidArgument("low_latency_dispatch: use_ue8m0 needs round_scale")
         if async_finish and return_recv_hook:
@@ -249,14 +259,14 @@ class Buffer:
             -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. Weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
         get_next_low_latency_combine_buffer instead. combine_wait_recv_cost_stats is left as it is."""
-        self._check_device(x, "x")
         if out is None and not (use_logfmt or async_finish or return_recv_hook):
-            stream = self._streams.ready()
+            stream = self._streams.ready() if x.get_device() == self._index else None
             if stream is not None:
                 sums = _low_latency.combine_again(self._low_latency, _low_latency.rows_of(handle) if zero_copy else x, topk_weights, handle,
                                                   stream)
                 if sums is not None:
                     return sums, EventOverlap(), None
+        self._check_device(x, "x")
         if use_logfmt:
             raise Unsupported("low_latency_combine: use_logfmt is not available; rows go back as bf16")
         if async_finish and return_recv_hook:

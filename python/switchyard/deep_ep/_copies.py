@@ -37,7 +37,8 @@ class CopyingExchange(Exchange):
     def __init__(self, group: Group, **config: Any) -> None:
         super().__init__(group, **config)
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        self._dispatch_again: Optional[NormalDispatch] = None
+        # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
+        self.use_graph_memory(self.make_graph_memory())
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
         """A cached dispatch: rows, scales or None. The library itself brings rows without scales to a fresh tensor."""
@@ -47,7 +48,7 @@ class CopyingExchange(Exchange):
             return rows, None
         if type(x) is torch.Tensor and x.shape[0] == handle._tokens and code_of_rows(x, self.hidden, _PLAIN, self._backend) is not None:
             with self._call:
-                if self.pointer and again is None:
+                if again is None or not self.pointer:  # of a closed one this raises
                     again = self._dispatch_again = NormalDispatch(self)
                 again.learn(x)
                 return again(x, handle, num_sms), None

@@ -23,6 +23,8 @@ class StreamMarks {
   virtual std::shared_ptr<const void> mark(void* stream) = 0;
   /// Whether all of that is done. Does not wait. Any thread.
   virtual bool reached(const void* mark) noexcept = 0;
+  /// What is enqueued on `stream` from now on comes behind all of that.
+  virtual void order(void* stream, const void* mark) = 0;
 };
 
 struct NcclRail {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,13 +62,21 @@ struct Remains {
   }
 };
 
+/// Keeps what kernels may still use, for good.
+void leave_behind(std::unique_ptr<Remains> remains) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::unique_ptr<Remains>>;
+  const std::lock_guard lock(mutex);
+  all->push_back(std::move(remains));
+}
+
 /// Ends communicators when nothing of this rank runs any more, and leaves them behind otherwise.
 void end_remains(const NcclApi& api, Remains remains) noexcept try {
   if (remains.comms.empty()) return;
   Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread all of it stays
   std::thread([held, abort = api.abort, release = api.gin.release] {
-    if (!held->wait(Clock::now() + kEndTime)) return;
-    const std::unique_ptr<Remains> mine(held);
+    std::unique_ptr<Remains> mine(held);
+    if (!mine->wait(Clock::now() + kEndTime)) return leave_behind(std::move(mine));
     for (const NcclComm comm : mine->comms) (void)abort(comm);
     for (const auto& rail : mine->rails)
       if (rail->memory != nullptr) (void)release(rail->memory);
@@ -144,6 +153,7 @@ class GinCarrier final : public NcclRounds {
     unmarked_ = true;
     ++rounds_;
     try {
+      if (last_ != nullptr) comms().spec().marks->order(stream, last_.get());  // slots are those of the last round
       for (size_t rail = 0; rail < rails_.size(); ++rail) {
         size_t most = 0;
         for (const Leg& leg : legs)
@@ -156,7 +166,10 @@ class GinCarrier final : public NcclRounds {
     }
     return true;
   }
-  void marked() override { unmarked_ = false; }
+  void marked(const std::shared_ptr<const void>& mark) override {
+    unmarked_ = false;
+    last_ = mark;
+  }
 
   /// Bytes [at, at + slot) of all legs on a rail.
   void enqueue_piece(int number, std::span<const Leg> legs, size_t at, void* stream) {
@@ -207,6 +220,7 @@ class GinCarrier final : public NcclRounds {
   const std::shared_ptr<GinDevice> device_;
   const Slots slots_;
   std::vector<std::unique_ptr<Rail>> rails_;
+  std::shared_ptr<const void> last_;  ///< behind the last round
   uint64_t rounds_ = 0;
   bool unmarked_ = false;
   bool ended_ = false;

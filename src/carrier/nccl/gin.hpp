@@ -80,7 +80,7 @@ std::string why_no_gin(const NcclComms& comms);
 /// `slot_bytes`, rounded up to 4 KiB: the same on all ranks. All ranks have returned before one posts a round. \throws
 /// Error(rendezvous) at the deadline or when it was interrupted, Error(system) with NCCL's own words.
 ///
-/// post() enqueues and returns. Rounds come after each other also if they are on different streams: whoever posts sees to it.
+/// post() enqueues and returns. A round comes after the one before it also if that is on another stream.
 /// advance() as with NCCL's rounds (carrier.hpp). abort() ends what kernels wait for; whoever aborts has told the kernels
 /// behind them before. Communicators end in a thread of its own, when all that was enqueued here has, or are left behind if it
 /// has not after a second. The carrier's end waits that long for rounds under way.

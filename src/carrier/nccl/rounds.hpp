@@ -32,8 +32,9 @@ class NcclRounds : public Carrier {
     if (num_legs == 0) return;
     const int peer = num_legs == 1 ? last_peer : -1;
     if (!enqueue(legs, stream, peer)) return;
-    if (auto mark = comms_->spec().marks->mark(stream)) posted_.push_back({round, peer, std::move(mark)});
-    marked();
+    const auto mark = comms_->spec().marks->mark(stream);
+    if (mark) posted_.push_back({round, peer, mark});
+    marked(mark);
   }
 
   RoundLook advance(uint64_t round) final {
@@ -69,8 +70,8 @@ class NcclRounds : public Carrier {
 
   /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns whether it did; if not, fail() has been called
   virtual bool enqueue(std::span<const Leg> legs, void* stream, int peer) = 0;
-  /// What was enqueued has a mark behind it.
-  virtual void marked() {}
+  /// What was enqueued has this mark behind it.
+  virtual void marked(const std::shared_ptr<const void>&) {}
   /// Takes the communicators and ends them, with rounds under way, where nobody waits for it.
   virtual void end_elsewhere() noexcept = 0;
 

@@ -24,7 +24,10 @@ CallStream CallOrder::begin(gpu::Stream stream) {
     gpu_.note_capture(call.capture);
     return call;
   }
-  if (gpu::id_of(stream, &call.id) != gpu::kOk || call.id != checked_stream_) {
+  if (gpu::is_legacy(stream)) {  // there is one, and it is never another GPU's
+    if (legacy_id_ == kNoStream) legacy_id_ = stream_id(stream);
+    call.id = legacy_id_;
+  } else if (gpu::id_of(stream, &call.id) != gpu::kOk || call.id != checked_stream_) {
     gpu::forget_error();
     gpu_.check_stream(stream);
     call.id = checked_stream_ = stream_id(stream);

@@ -45,7 +45,9 @@ class CallOrder {
   DeviceMemory moved_;
   Point last_;
   int last_warps_ = 0;
-  unsigned long long checked_stream_ = ~0ull;  ///< the last stream that was found to be one of this GPU
+  static constexpr unsigned long long kNoStream = ~0ull;
+  unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was found to be one of this GPU
+  unsigned long long legacy_id_ = kNoStream;       ///< of the default stream, once it was used
 };
 
 }  // namespace switchyard::detail

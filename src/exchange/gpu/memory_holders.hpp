@@ -24,7 +24,7 @@ class MemoryHolders {
     std::erase_if(ranges_, [](const Range& r) { return r.holder.expired(); });
     ranges_.push_back({reinterpret_cast<uintptr_t>(begin), bytes, std::move(holder)});
   }
-  /// The holder of the byte at `p`, or null.
+  /// The holder of the byte at `p`, or null. A holder that is found says that this is memory of the GPU.
   std::shared_ptr<MemoryHolder> find(const void* p) const {
     const auto at = reinterpret_cast<uintptr_t>(p);
     const std::lock_guard lock(mutex_);

@@ -329,7 +329,7 @@ void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) 
   if (!p) return;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
-  if (heap_.view().contains(p)) return;
+  if (heap_.view().contains(p) || holders_.find(p)) return;
   const gpu::MemoryPlace place = place_of(p);
   if (place.kind == gpu::MemoryKind::managed) return;
   if (place.kind != gpu::MemoryKind::device)

@@ -25,6 +25,8 @@
 
 namespace switchyard::detail {
 
+class GpuRounds;
+
 /// Words of host memory that kernels of one object write, 0 at first; null: none.
 struct HostWords {
   static constexpr int kMost = 256;  ///< of a rank
@@ -90,6 +92,9 @@ class CudaRank final : public DeviceRank {
   /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
   /// the rest.
   void drain() noexcept override;
+  /// Rounds between hosts of all objects of this rank: GpuRounds::of.
+  std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
+  void end_rounds() noexcept override { rounds_.reset(); }
   /// Something may still use rows of an object that goes.
   void expect_users() noexcept { expects_users_ = true; }
   /// Takes the memory of an object that ends, after drain(). The memory is freed now, or together with this rank if replays or
@@ -140,6 +145,7 @@ class CudaRank final : public DeviceRank {
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
   const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
+  std::shared_ptr<GpuRounds> rounds_;
   std::mutex words_mutex_;
   std::bitset<HostWords::kMost> words_taken_;  // guarded by words_mutex_
   std::mutex registering_;

@@ -4,8 +4,9 @@
 namespace switchyard::detail {
 
 /// Makes a device current for this thread while it lives; the caller's device is current again afterwards. It pushes and pops
-/// the device's primary context, unless that is the current one already. Unlike a pair of cudaSetDevice, this creates no context on a device that the caller has merely
-/// as its default (that would cost some hundred MB there). Primary contexts stay retained until the process ends.
+/// the device's primary context, unless that is the current one already. Unlike a pair of cudaSetDevice, this creates no
+/// context on a device that the caller has merely as its default (that would cost some hundred MB there). Primary contexts stay
+/// retained until the process ends.
 class DeviceGuard {
  public:
   /// Throws Error(invalid_argument) for an index without a device, Error(system) if its context cannot be had.

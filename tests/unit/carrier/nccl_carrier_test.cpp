@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL as a carrier, without a GPU: what a process is told that cannot have NCCL, and what NCCL is told of rounds.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <thread>
 
 #include "bootstrap/host_map.hpp"
 #include "carrier/nccl/carrier.hpp"
 #include "switchyard/status.hpp"
-#include "unit/carrier/fake_nccl.hpp"
+#include "unit/carrier/nccl_fixture.hpp"
 
 namespace switchyard::detail {
 namespace {
 
+using nccl_tests::Told;
 using std::chrono::milliseconds;
-using test::FakeNccl;
-using Told = std::vector<std::string>;
 
 std::string refusal_of(const char* file) {
   ::setenv("SWITCHYARD_NCCL", file, 1);
@@ -55,79 +51,12 @@ TEST(NcclLoading, VersionsAsText) {
   EXPECT_EQ(nccl_version_text(21900), "2.19.0");
 }
 
-/// Marks that are reached when the test says so.
-struct HandMarks final : StreamMarks {
-  std::shared_ptr<const void> mark(void*) override { return std::make_shared<int>(++made); }
-  bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
-  int made = 0, passed = 0;
-};
-
-class NcclCarrierTest : public testing::Test {
+class NcclCarrierTest : public nccl_tests::FakeNcclTest {
  protected:
-  void SetUp() override {
-    ::setenv("SWITCHYARD_NCCL", std::getenv("FAKE_NCCL"), 1);
-    api_ = load_nccl();
-    EXPECT_EQ(api_.version, 22809);
-    void* const library = ::dlopen(std::getenv("FAKE_NCCL"), RTLD_NOW);
-    fake_ = reinterpret_cast<FakeNccl* (*)()>(::dlsym(library, "fake_nccl"))();
-    fake_->comms = fake_->ended = 0;
-    fake_->in_progress = 0;
-    fake_->init_result = fake_->group_end_result = 7;
-    fake_->send_result = fake_->state = 0;
-    fake_->take_told();
-  }
-
-  /// Threads that end communicators end with the test that they belong to.
-  void TearDown() override {
-    const auto left = [&] {
-      const std::lock_guard lock(fake_->mutex);
-      return fake_->comms - fake_->ended;
-    };
-    for (int i = 0; i < 20000 && left() > 0; ++i) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_EQ(left(), 0);
-  }
-
-  /// Of rank `rank` among hosts of these names.
-  NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
-    const HostMap map{std::span<const std::string>(places)};
-    NcclCarrierSpec spec;
-    spec.rank = rank;
-    std::map<int, int> index;
-    for (int rail = 0; rail < map.rails(); ++rail) {
-      std::vector<int> ranks = map.rail_ranks(rail);
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-      index[rail] = static_cast<int>(spec.rails.size());
-      spec.rails.push_back({std::move(ranks), {}});
-      api_.get_id(&spec.rails.back().id);
-    }
-    spec.rail_to = [index, map, rank](int peer) {
-      const auto found = index.find(map.rail_between(rank, peer));
-      return found == index.end() ? -1 : found->second;
-    };
-    spec.deadline = milliseconds(2000);
-    spec.marks = marks_;
-    return spec;
-  }
-
+  NcclCarrierTest() : FakeNcclTest("FAKE_NCCL", 22809) {}
   std::unique_ptr<Carrier> make(NcclCarrierSpec spec) {
     return make_nccl_carrier(std::make_unique<NcclComms>(api_, std::move(spec)));
   }
-
-  /// Waits until the fake has been told `last`.
-  Told told_until(const std::string& last) {
-    Told all;
-    for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {
-      for (std::string& text : fake_->take_told()) all.push_back(std::move(text));
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return all;
-  }
-
-  NcclApi api_;
-  FakeNccl* fake_ = nullptr;
-  std::shared_ptr<HandMarks> marks_ = std::make_shared<HandMarks>();
-  std::array<std::byte, 64> out_{}, in_{};
-  void* const stream_ = reinterpret_cast<void*>(uintptr_t{9});
 };
 
 TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {

@@ -38,6 +38,10 @@ class Marks final : public StreamMarks {
   } catch (const std::exception&) {
     return false;
   }
+  void order(void* stream, const void* mark) override {
+    check_cuda(gpu::order_after(static_cast<gpu::Stream>(stream), static_cast<const StreamPoint*>(mark)->event),
+               "cudaStreamWaitEvent");
+  }
 
  private:
   std::shared_ptr<StreamPoints> points_;
@@ -115,6 +119,11 @@ GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
   watcher_ = std::thread([this] { watch(); });
 }
 
+std::shared_ptr<GpuRounds> GpuRounds::of(Group::Impl& group, CudaRank& gpu) {
+  if (!gpu.rounds()) gpu.rounds() = std::make_shared<GpuRounds>(group, gpu);
+  return gpu.rounds();
+}
+
 GpuRounds::~GpuRounds() {
   {
     const std::lock_guard lock(mutex_);
@@ -124,7 +133,6 @@ GpuRounds::~GpuRounds() {
   if (watcher_.joinable()) watcher_.join();
   carrier_.reset();
   if (first_stream_ != nullptr) gpu::destroy_stream(first_stream_);
-  gpu_.give_host_words(replay_words_);
 }
 
 std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
@@ -215,26 +223,54 @@ int a_peer_of(std::span<const Leg> legs) {
 
 }  // namespace
 
-RoundWatch GpuRounds::watch_replays() {
+class GpuRounds::Replays {
+ public:
+  explicit Replays(CudaRank& gpu) : gpu_(gpu), token_(gpu.token()), words_(gpu.take_host_words()) {}
+  ~Replays() {
+    if (!token_.expired()) gpu_.give_host_words(words_);
+  }
+  Replays(const Replays&) = delete;
+  Replays& operator=(const Replays&) = delete;
+
+  const HostWords& words() const { return words_; }
+  uint64_t word(int i) const { return std::atomic_ref(words_.host[i]).load(std::memory_order_acquire); }
+
+  std::optional<Pending> captured;  // guarded by GpuRounds::mutex_: what the last captured round has for all
+  // Of the watching thread: the round of a replay that is under way.
+  uint64_t seen = 0;
+  std::optional<Clock::time_point> since;
+
+ private:
+  CudaRank& gpu_;
+  const std::weak_ptr<CudaRank*> token_;
+  const HostWords words_;
+};
+
+std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
   if (gin_)
     throw Error(
         ErrorCode::unsupported,
         "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
-  if (replay_words_.host == nullptr) replay_words_ = gpu_.take_host_words();
-  if (replay_words_.host == nullptr)
+  auto replays = std::make_shared<Replays>(gpu_);
+  if (replays->words().host == nullptr)
     throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +
                                             std::to_string(HostWords::kMost) + "): nobody could end the rounds of another");
-  return {replay_words_.device, replay_words_.device + 1};
+  const std::lock_guard lock(mutex_);
+  std::erase_if(replays_, [](const auto& each) { return each.expired(); });
+  replays_.push_back(replays);
+  return replays;
 }
 
-void GpuRounds::post_captured(std::span<const Leg> legs, gpu::Stream stream, Operation operation,
+RoundWatch GpuRounds::words_of(const Replays& replays) { return {replays.words().device, replays.words().device + 1}; }
+
+void GpuRounds::post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
                               std::chrono::nanoseconds timeout) {
   if (over_) return;
   Pending pending{next_round_++, operation, timeout + kReplayGrace, a_peer_of(legs), nullptr};
   carrier_->post(pending.round, legs, stream);
   if (carrier_->advance(pending.round).state == RoundState::broken) return give_up(pending);
   const std::lock_guard lock(mutex_);
-  captured_ = std::move(pending);
+  replays.captured = std::move(pending);
 }
 
 void GpuRounds::post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout) {
@@ -268,7 +304,7 @@ void GpuRounds::watch() try {
   const DeviceGuard guard(gpu_.device());  // events are asked for
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    wake_.wait_for(lock, pending_.empty() && !captured_ ? kIdleLook : kLook);
+    wake_.wait_for(lock, pending_.empty() && replays_.empty() ? kIdleLook : kLook);
     lock.unlock();
     if (!over_) look();
     lock.lock();
@@ -304,20 +340,29 @@ void GpuRounds::look() {
 }
 
 void GpuRounds::look_at_replays() {
+  std::vector<std::shared_ptr<Replays>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : replays_)
+      if (auto held = each.lock()) all.push_back(std::move(held));
+  }
+  for (const auto& each : all) look_at_replay(*each);
+}
+
+void GpuRounds::look_at_replay(Replays& replays) {
   std::optional<Pending> round;
   {
     const std::lock_guard lock(mutex_);
-    round = captured_;
+    round = replays.captured;
   }
-  if (!round) return;
-  const auto word = [this](int i) { return std::atomic_ref(replay_words_.host[i]).load(std::memory_order_acquire); };
-  const uint64_t ended = word(1), begun = word(0);
-  if (begun == ended || begun != replay_) replay_since_.reset();
-  replay_ = begun;
+  if (!round || over_) return;
+  const uint64_t ended = replays.word(1), begun = replays.word(0);
+  if (begun == ended || begun != replays.seen) replays.since.reset();
+  replays.seen = begun;
   const RoundLook now = carrier_->advance(0);
   if (begun == ended && now.state != RoundState::broken) return;
-  if (!replay_since_) replay_since_ = Clock::now();
-  round->since = replay_since_;
+  if (!replays.since) replays.since = Clock::now();
+  round->since = replays.since;
   if (begun != ended) {
     round->round = begun >> kRoundOperationBits;
     round->operation = static_cast<Operation>(begun & ((uint64_t{1} << kRoundOperationBits) - 1));

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts of one exchange object on a GPU: NCCL in the order of the caller's streams, or kernels that drive the
-// network by themselves where all ranks can have that, and a thread that watches them, because nobody else can end a kernel of
-// NCCL's that waits for the network.
+// Rounds between hosts of a rank on a GPU: in the order of the caller's streams, by NCCL's calls or, where all ranks can have
+// it, by kernels (carrier/nccl), and a thread that watches them, because nobody else can end a kernel that waits for the
+// network.
+//
+// All objects of a group share them, because communicators take long to make and keep memory. All ranks make the same calls in
+// the same order, so their rounds are posted in one order; rounds of calls on different streams wait for each other in it.
 #pragma once
 
 #include <atomic>
@@ -23,12 +26,15 @@
 
 namespace switchyard::detail {
 
-/// Of one rank, whose thread makes the calls. Ends before the group does.
+/// Of one rank, whose thread makes the calls. Ends with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// Collective, in Group::Impl::collectively(), with the GPU current: looks NCCL up, makes the communicators and sends a first
-  /// round. \throws on all ranks alike Error(unsupported), Error(mismatch) if ranks have NCCL of different versions or
-  /// different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot have its communicators.
+  /// Those of the rank. Collective, in Group::Impl::collectively(), with the GPU current: the first object of a group looks
+  /// NCCL up, makes the communicators and sends a first round. \throws on all ranks alike Error(unsupported), Error(mismatch)
+  /// if ranks have NCCL of different versions or different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot
+  /// have its communicators.
+  static std::shared_ptr<GpuRounds> of(Group::Impl& group, CudaRank& gpu);
+  /// For of().
   GpuRounds(Group::Impl& group, CudaRank& gpu);
   ~GpuRounds();
   GpuRounds(const GpuRounds&) = delete;
@@ -37,12 +43,16 @@ class GpuRounds {
   /// Enqueues a round, as Carrier::post; what is enqueued next comes after it. If it lasts longer than `timeout` from when the
   /// stream has come to it, or the group fails meanwhile, the communicators are ended: kernels behind it find the abort word.
   void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
-  /// The same on a stream that is captured. Kernels of the call before and behind the round tell watch_replays() of it, which
+  /// For an object whose calls are captured. Rounds are watched while somebody holds it; it may outlive this. \throws
+  /// Error(unsupported) where rounds cannot be captured.
+  class Replays;
+  std::shared_ptr<Replays> watch_replays();
+  static RoundWatch words_of(const Replays& replays);
+  /// post() on a stream that is captured. Kernels of the call before and behind the round write the words of `replays`, which
   /// is all that the host knows of replays: they are ended as above, within a moment more.
-  void post_captured(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
-  /// \throws Error(unsupported) where rounds cannot be captured.
-  RoundWatch watch_replays();
-  /// A stream for rounds beside the caller's. Nothing else is enqueued on it.
+  void post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
+                     std::chrono::nanoseconds timeout);
+  /// A stream for rounds beside the caller's. Nothing else is enqueued on it, and it is never captured.
   gpu::Stream stream() const { return first_stream_; }
 
  private:
@@ -65,6 +75,7 @@ class GpuRounds {
   void look();
   void look_at(const Pending& front, const RoundLook& look);
   void look_at_replays();
+  void look_at_replay(Replays& replays);
   void record(const Pending& round, int peer, bool aborted, uint64_t waited_ns);
   void end();
 
@@ -79,12 +90,9 @@ class GpuRounds {
   std::optional<Clock::time_point> broken_since_;  ///< of the watching thread
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false;                // guarded by mutex_
-  std::deque<Pending> pending_;      // guarded by mutex_
-  std::optional<Pending> captured_;  // guarded by mutex_: what the last captured round has for all
-  HostWords replay_words_;           ///< two, once a round is captured
-  uint64_t replay_ = 0;              ///< of the watching thread: the round of a replay that is under way
-  std::optional<Clock::time_point> replay_since_;
+  bool stop_ = false;                            // guarded by mutex_
+  std::deque<Pending> pending_;                  // guarded by mutex_
+  std::vector<std::weak_ptr<Replays>> replays_;  // guarded by mutex_
   std::thread watcher_;
 };
 

@@ -21,12 +21,13 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
     : group_(group), gpu_(gpu), layout_(layout), plan_(group.host_map(), group.bootstrap->rank()) {
   run_step(*group_.bootstrap, Deadline(group_.options.rendezvous_timeout), "LowLatencyExchange", [&] { take_memory(); });
   take_far_rows();
-  rounds_ = std::make_unique<GpuRounds>(group, gpu);
+  rounds_ = GpuRounds::of(group, gpu);
+  check_cuda(gpu::make_stream(&beside_), "cudaStreamCreate");
 }
 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
-  rounds_.reset();
+  if (beside_ != nullptr) gpu::destroy_stream(beside_);
   gpu_.let_go(std::move(memory_));
 }
 
@@ -85,22 +86,25 @@ int64_t GpuLowLatencyLinks::crossed_bytes() const {
 
 // ---- rounds ----
 
-RoundWatch GpuLowLatencyLinks::watch(const Launch& launch) { return launch.captured ? rounds_->watch_replays() : RoundWatch(); }
+RoundWatch GpuLowLatencyLinks::watch(const Launch& launch) {
+  if (!launch.captured) return {};
+  if (!replays_) replays_ = rounds_->watch_replays();
+  return GpuRounds::words_of(*replays_);
+}
 
 void GpuLowLatencyLinks::post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream) {
   const std::chrono::nanoseconds timeout(call.timeout_ns);
   if (launch.captured)
-    rounds_->post_captured(legs, stream, call.operation, timeout);
+    rounds_->post_captured(*replays_, legs, stream, call.operation, timeout);
   else
     rounds_->post(legs, stream, call.operation, timeout);
 }
 
 template <class Between>
 void GpuLowLatencyLinks::fork(gpu::Stream stream, const Between& between) {
-  const gpu::Stream own = rounds_->stream();
-  check_cuda(gpu::order_after(own, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
-  between(own);
-  split_ = gpu_.points().mark(own, 0);
+  check_cuda(gpu::order_after(beside_, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
+  between(beside_);
+  split_ = gpu_.points().mark(beside_, 0);
 }
 
 void GpuLowLatencyLinks::join(gpu::Stream stream) {

@@ -61,8 +61,11 @@ class GpuLowLatencyLinks {
   FarReturns returns_;
   DeviceMemory memory_;  ///< tables, then what rounds send and bring
   std::unique_ptr<CudaHeap> far_rows_;
-  Point split_;                        ///< the end of what a split call enqueued on the stream of the rounds
-  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+  std::shared_ptr<GpuRounds> rounds_;
+  std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
+  /// Of split calls: what their halves do between each other. Its own, because a capture may take it in.
+  gpu::Stream beside_ = nullptr;
+  Point split_;  ///< the end of what a split call enqueued there
 };
 
 }  // namespace switchyard::detail

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are like one before take a shorter way. They compute what the long way does, and what is not like the one before, or wrong,
+takes the long way."""
+import random
+
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+
+torch = pytest.importorskip("torch")
+
+from switchyard import _repeated  # noqa: E402  (needs torch)
+
+SHAPE = {"experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
+KINDS = (_repeated.Dispatch, _repeated.Combine, _repeated.NormalCombine, _repeated.NormalDispatch)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """How many calls of each kind took the short way."""
+    counts = dict.fromkeys(KINDS, 0)
+
+    def count(kind):
+        original = kind.__call__
+
+        def call(self, *arguments, **keywords):
+            result = original(self, *arguments, **keywords)
+            counts[kind] += result is not None and result is not False
+            return result
+
+        monkeypatch.setattr(kind, "__call__", call)
+
+    for kind in KINDS:
+        count(kind)
+    return counts
+
+
+def inputs_of(seed, tokens):
+    given = oracle.make_inputs(1, seed=seed, tokens=[tokens], **SHAPE)[0]
+    return torch.from_numpy(given.x), torch.from_numpy(given.ids), torch.from_numpy(given.weights), given
+
+
+def sums_of(given, factor):
+    """What combine per route makes of rows that are multiplied by `factor`, without weights."""
+    valid = ((given.ids >= 0) & (given.ids < SHAPE["experts"])).sum(1, keepdims=True)
+    return given.x * np.float32(factor) * valid.astype(np.float32)
+
+
+def _variants(seed):
+    """One-token calls in most ways that are right: types of ids, strides, a subclass, with weights and without."""
+    rng = random.Random(seed)
+    for number in range(60):
+        x, ids, weights, given = inputs_of(number, rng.choice([5, 5, 5, 9, 0]))
+        x, given = x.round(), given._replace(x=given.x.round())
+        if rng.random() < 0.3:
+            ids = ids.int()
+        if rng.random() < 0.1:
+            x = torch.nn.Parameter(x, requires_grad=False)
+        yield x, ids, weights if rng.random() < 0.3 else None, given
+
+
+def test_low_latency(ranks, taken):
+    def rank(group):
+        ll = sy.LowLatency(group, dtype="f32", **SHAPE)
+        x, ids, _, _ = inputs_of(0, 5)
+        y = ll.make_rows(ll.dispatch(x, ids))
+        outputs = [None, ll.make_output(x)]
+        for number, (x, ids, weights, given) in enumerate(_variants(1)):
+            received = ll.dispatch(x, ids, weights, output=outputs[number % 2])
+            assert received.tokens == len(x)
+            y.copy_(received.x.nan_to_num(0, 0, 0)).mul_(2)
+            later = torch.from_numpy(given.weights)
+            valid = torch.from_numpy((given.ids >= 0) & (given.ids < SHAPE["experts"]))
+            plain = torch.from_numpy(sums_of(given, 2))
+            assert torch.allclose(ll.combine(y, received), plain if weights is None else _weighted(given, valid, later))
+            assert torch.allclose(ll.combine(y, received, weights=later), _weighted(given, valid, later))
+            out = torch.full((len(x), SHAPE["hidden"]), -1.0)
+            assert ll.combine(y, received, out=out) is out
+            assert torch.equal(out, ll.combine(y, received))
+
+    def _weighted(given, valid, weights):
+        return torch.from_numpy(given.x) * 2 * torch.where(valid, weights, 0).sum(1, keepdim=True)
+
+    ranks(rank, 1)
+    assert taken[_repeated.Dispatch] > 10 and taken[_repeated.Combine] > 100
+
+
+def test_combine(ranks, taken):
+    def rank(group):
+        exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+        for x, ids, weights, given in _variants(2):
+            rows, handle = exchange.dispatch(x.detach(), ids, weights)
+            valid = torch.from_numpy(((given.ids >= 0) & (given.ids < SHAPE["experts"])).any(1, keepdims=True).astype(np.float32))
+            want = torch.from_numpy(given.x) * valid
+            bias = torch.ones_like(want)
+            for _ in range(2):
+                assert torch.equal(exchange.combine(rows, handle), want)
+            assert torch.equal(exchange.combine(rows, handle, bias=bias), want + 1)
+            assert torch.equal(exchange.combine(rows, handle), want)
+            if weights is not None:
+                again, summed = exchange.combine(rows, handle, weights=handle.topk_weights)
+                assert torch.equal(again, want) and summed.shape == ids.shape
+                assert torch.equal(exchange.combine(rows, handle), want)
+            wide = torch.zeros(len(rows) + 2, SHAPE["hidden"])
+            wide[:len(rows)] = rows
+            assert torch.equal(exchange.combine(wide, handle), want)  # more rows than the handle has
+
+    ranks(rank, 1)
+    assert taken[_repeated.NormalCombine] > 200
+
+
+def test_gradients_take_the_long_way(ranks, taken):
+    def rank(group):
+        exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+        x, ids, _, given = inputs_of(3, 5)
+        rows, handle = exchange.dispatch(x, ids)
+        for _ in range(3):
+            exchange.combine(rows, handle)
+        wanted = rows.clone().requires_grad_()
+        out = exchange.combine(wanted, handle)
+        out.sum().backward()
+        assert out.requires_grad and wanted.grad is not None
+
+    ranks(rank, 1)
+    assert taken[_repeated.NormalCombine] >= 2
+
+
+WRONG = {
+    "shape": (lambda x, ids: (x[:, :8].contiguous(), ids), r"x has the shape \[5, 8\]"),
+    "strides": (lambda x, ids: (x.t().contiguous().t(), ids), "not dense"),
+    "type": (lambda x, ids: (x.int(), ids), "x is torch.int32"),
+    "type that others have": (lambda x, ids: (x.double(), ids), "x is torch.float64"),
+    "type of the ids": (lambda x, ids: (x, ids.float()), "ids is torch.float32"),
+    "number of ids": (lambda x, ids: (x, ids[:3]), r"ids has the shape \[3, 3\]"),
+    "place": (lambda x, ids: (x.to("meta"), ids), "must be in host memory"),
+    "place of the ids": (lambda x, ids: (x, ids.to("meta")), "must be in host memory"),
+    "no tensor": (lambda x, ids: (None, ids), "must be a numpy array or a torch tensor"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_found(ranks, what):
+    """After calls that were right."""
+    change, text = WRONG[what]
+
+    def rank(group):
+        ll = sy.LowLatency(group, dtype="f32", **SHAPE)
+        x, ids, _, _ = inputs_of(4, 5)
+        for _ in range(3):
+            ll.dispatch(x, ids)
+        with pytest.raises(sy.InvalidArgument, match=text):
+            ll.dispatch(*change(x, ids))
+
+    ranks(rank, 1)
+
+
+@pytest.mark.parametrize("wrong, text", [
+    (lambda y, weights: {"y": y.double()}, "y is torch.float64"),
+    (lambda y, weights: {"y": y[:1]}, "y has the shape"),
+    (lambda y, weights: {"weights": weights.double()}, "weights is torch.float64"),
+    (lambda y, weights: {"weights": weights[:2]}, r"weights has the shape \[2, 3\]"),
+    (lambda y, weights: {"weights": weights.t().contiguous().t()}, "weights is not dense"),
+])
+def test_what_is_wrong_in_a_combine_is_found(ranks, wrong, text):
+    def rank(group):
+        ll = sy.LowLatency(group, dtype="f32", **SHAPE)
+        x, ids, weights, _ = inputs_of(5, 5)
+        received = ll.dispatch(x, ids)
+        y = ll.make_rows(received)
+        for _ in range(3):
+            ll.combine(y, received, weights=weights)
+        given = {"y": y, "weights": weights, **wrong(y, weights)}
+        with pytest.raises(sy.InvalidArgument, match=text):
+            ll.combine(given.pop("y"), received, **given)
+
+    ranks(rank, 1)
+
+
+def test_closed(ranks):
+    def rank(group):
+        ll, exchange = sy.LowLatency(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
+        x, ids, _, _ = inputs_of(6, 5)
+        rows, handle = exchange.dispatch(x, ids)
+        received = ll.dispatch(x, ids)
+        y = ll.make_rows(received)
+        for _ in range(2):
+            exchange.combine(rows, handle), ll.dispatch(x, ids), ll.combine(y, received)
+        exchange.close(), ll.close()
+        for call in (lambda: exchange.combine(rows, handle), lambda: ll.dispatch(x, ids), lambda: ll.combine(y, received)):
+            with pytest.raises(sy.InvalidArgument, match="is closed"):
+                call()
+
+    ranks(rank, 1)
+
+
+def test_errors_of_the_library(ranks):
+    """They are raised as in other calls."""
+
+    def rank(group):
+        small = dict(SHAPE, max_tokens=5)
+        ll = sy.LowLatency(group, dtype="f32", **small)
+        x, ids, _, _ = inputs_of(7, 5)
+        first, second = ll.make_output(x), ll.make_output(x)
+        y = ll.make_rows(first)
+        for _ in range(2):
+            ll.combine(y, ll.dispatch(x, ids, output=first))
+        with pytest.raises(sy.InvalidArgument, match="no dispatch has filled it"):
+            ll.combine(y, second)
+
+    ranks(rank, 1)
