@@ -238,8 +238,9 @@ class GpuRounds::Replays {
 
 std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
   if (gin_)
-    throw Error(ErrorCode::unsupported,
-                "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
+    throw Error(
+        ErrorCode::unsupported,
+        "rounds of device-initiated networking cannot be replayed; set SWITCHYARD_NCCL_GIN=0 on all ranks to capture calls");
   auto replays = std::make_shared<Replays>(gpu_);
   if (replays->words().host == nullptr)
     throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +
