@@ -12,7 +12,8 @@ ratio and how large it may be.
 
 Host times are medians of single calls of one rank that has a group to itself and one token, between two looks at the clock; the GPU is
 waited for every few calls, so that a full launch queue is not measured. GPU times are between CUDA events, the slowest rank's of each
-repetition, median of all; before each the L2 cache is overwritten and a call of one token lets the ranks begin together. What calls
+repetition, median of all; before each the L2 cache is overwritten, the GPU is kept busy for a millisecond, so that the call is enqueued by
+then, and a call of one token lets the ranks begin together. What calls
 compute is checked before it is timed. A pair beside which the tool's stands is measured as the tool measures: in a graph, by events
 inside it, behind a cold L2 cache and a meeting of the ranks.
 """
@@ -68,6 +69,10 @@ def measure_by_tool(given, world, *options):
                        stdout=subprocess.DEVNULL)
         with open(path, encoding="utf-8") as file:
             return json.load(file)["runs"][0]
+
+
+#: For which a GPU is busy before a call that is timed: about a millisecond, in which the host enqueues it.
+BUSY_CYCLES = 2_000_000
 
 
 class Bench:
@@ -202,6 +207,7 @@ class Bench:
             dist.barrier()
             if self.flushed is not None:
                 self.flushed.fill_(repetition)
+                torch.cuda._sleep(BUSY_CYCLES)
             align()
             if self.cuda:
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -13,6 +13,10 @@ exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn,fp8,fp8_many}.cu
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
+# One file needs NCCL's headers, where CMake found them.
+nccl=$(sed -n 's/^SWITCHYARD_NCCL_HEADERS:INTERNAL=//p' build/cuda/CMakeCache.txt)
+[ -n "$nccl" ] || exceptions+=(src/exchange/gpu/hosts/gin.cu)
+
 mapfile -t sources < <(find src -name '*.cu' | LC_ALL=C sort)
 [ ${#sources[@]} -gt 0 ] || { echo "no .cu file under src/" >&2; exit 1; }
 for exception in "${exceptions[@]}"; do
@@ -20,12 +24,12 @@ for exception in "${exceptions[@]}"; do
 done
 # compile ARCH SOURCE
 compile() {
-  "$nvcc" -std=c++20 --Ofast-compile=max -DSWITCHYARD_UNTRACED_KERNELS --expt-relaxed-constexpr "-arch=sm_$1" -cubin -I src -I include -I "$generated" "$2" \
+  "$nvcc" -std=c++20 --Ofast-compile=max -DSWITCHYARD_UNTRACED_KERNELS --expt-relaxed-constexpr "-arch=sm_$1" -cubin ${nccl:+-I "$nccl"} -I src -I include -I "$generated" "$2" \
     -o "$out/sm_$1.${2//\//.}.cubin"
   echo "sm_$1 $2 compiles"
 }
 export -f compile
-export nvcc generated out
+export nvcc generated nccl out
 wanted=0
 for arch in 80 100a; do
   for source in "${sources[@]}"; do

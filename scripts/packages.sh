@@ -13,6 +13,8 @@ packages_of() {
       # For machines with a GPU and without nvcc: pip, and what it installs
       toolkit) printf '%s\n' python3-pip ;;
       toolkit_python) printf '%s\n' 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*' ;;
+      # What NCCL's headers come from; a library of this version or a later one takes what was compiled with them
+      nccl_python) printf '%s\n' 'nvidia-nccl-cu13==2.30.7' ;;
       # Environments for the Python package; everything else of it comes from PyPI
       python) printf '%s\n' python3 python3-venv ;;
       lint) printf '%s\n' clang-14 clang-format-14 clang-tidy-14 shellcheck python3 ;;

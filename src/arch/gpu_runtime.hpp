@@ -109,6 +109,9 @@ inline Status copy_to_host(void* to, const void* from, size_t bytes, Stream stre
 inline Status copy_to_device(void* to, const void* from, size_t bytes, Stream stream) {
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
+inline Status copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
 
 /// Makes ordinary host memory usable by kernels of all devices, at device_address_of().
 inline Status share_host_memory(void* memory, size_t bytes) {

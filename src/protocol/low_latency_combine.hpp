@@ -172,6 +172,15 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   }
 }
 
+/// Where this rank has what came back for slot `slot` of token t: there, or, if it came from another host, where a round has
+/// brought it (hosts/low_latency_phases.hpp).
+template <class P, class Ids>
+SWITCHYARD_FN const std::byte* returned_row(const P& p, const Ids& all_ids, int t, int slot) {
+  if constexpr (requires { p.rails; })
+    if (const std::byte* const row = row_in_round(p, all_ids, t, slot)) return row;
+  return p.call.heap.local(p.layout.return_row(p.call.epoch, t, slot));
+}
+
 /// Columns [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
@@ -182,7 +191,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
   if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
   const int at = column * element;
   const ReduceSpec sum{p.out + int64_t{t} * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
-  const auto slot = [&](int s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
+  const auto slot = [&](int s) -> const void* { return returned_row(p, all_ids, t, s) + at; };
   if (per_rank) {
     const uint64_t ranks =
         A::lanes_union(w, l.topk, [&](int k) { return id(k) >= 0 ? uint64_t{1} << l.owner(id(k)) : uint64_t{0}; });

@@ -4,13 +4,14 @@
 // Rules: before each measured call every GPU's L2 cache is filled with other lines and all GPUs meet in a kernel; a time is
 // from CUDA event to CUDA event around the whole call (plan included) on the slowest rank; the limits are measured the same way
 // in the same run, on the same routing, bytes and number of multiprocessors, and include the meeting that shows that all rows
-// have come.
+// have come. On several hosts the ranks' threads meet, bare kernels reach nobody, and what crosses is counted instead.
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "bench/case.hpp"
+#include "bench/hosts.hpp"
 #include "check/exchange_check.hpp"
 #include "check/row_moves.hpp"
 #include "cli/outputs.hpp"
@@ -110,10 +111,15 @@ class RankBench {
     group_.barrier();
     json out;
     out["dispatch"] = timed([&] { (void)dispatch(); });
+    json crossed = {exchange_.last_call().network_bytes};
     out["combine"] = timed([&] { combine(d, y); });
+    crossed.push_back(exchange_.last_call().network_bytes);
+    out["network_bytes"] = crossed;
+    out["host_of"] = hosts_of_ranks();
     out["cached"] = timed([&] { (void)exchange_.dispatch(x_, d.handle, options()); });
     out["plan_us"] = plan_times();
-    if (o.limits) {
+    const bool limits = o.limits && group_.hosts() == 1;
+    if (limits) {
       out["push"] = clock_->push_limits(sent_row_bytes(o), sms(), o.warmup, o.iterations);
       if (s_.rows.result_type() == DType::bf16)
         out["pull"] = clock_->pull_limits(returned_row_bytes(o), combine_sms(), o.warmup, o.iterations);
@@ -122,7 +128,7 @@ class RankBench {
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = told(checks);
     // The plan as a launch of its own in a replayed graph of a dispatch, which goes on when the plan has ended.
-    if (o.limits)
+    if (limits)
       out["plan_launch"] =
           clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kLeastPlans));
     group_.barrier();
@@ -147,6 +153,11 @@ class RankBench {
     o.num_sms = combine_sms();
     o.order = order_named(s_.options.order);
     exchange_.combine(s_.outputs_apart() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
+  }
+  std::vector<int> hosts_of_ranks() const {
+    std::vector<int> hosts;
+    for (int r = 0; r < group_.size(); ++r) hosts.push_back(group_.host_of(r));
+    return hosts;
   }
   RowBuffer outputs_of(const Dispatched& d) {
     if (!s_.outputs_apart()) return {};
@@ -200,6 +211,7 @@ class RankBench {
 struct CudaRun : MeasuredPoint {
   double mean_ranks = 0, remote_bytes = 0;
   measure::ExchangeBytes bytes;
+  HostTraffic network;
   size_t heap_bytes = 0;
   std::optional<RingSettings> ring;  ///< ring staging only
   measure::Times dispatch, cached, combine, plan;
@@ -249,9 +261,9 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
       const BenchOptions& o = r.options;
       table.row(o, {std::to_string(o.tokens), sms_text(o), r.ring ? o.layout + ", ring" : o.layout, rows_text(o),
                     r.plan_launch ? us(r.plan_launch->p50) : fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50),
-                    us(r.dispatch.p99), fmt::format("{:.0f} %", 100 * r.push->p50 / r.dispatch.p50), us(r.cached.p50),
-                    us(r.over_cached()), us(r.push->p50), us(r.combine.p50), us(r.combine.p99),
-                    r.pull ? fmt::format("{:.0f} %", 100 * r.pull->p50 / r.combine.p50) : "-", r.pull ? us(r.pull->p50) : "-",
+                    us(r.dispatch.p99), share(r.push, r.dispatch), us(r.cached.p50),
+                    us(r.over_cached()), r.push ? us(r.push->p50) : "-", us(r.combine.p50), us(r.combine.p99),
+                    share(r.pull, r.combine), r.pull ? us(r.pull->p50) : "-",
                     decimal_size(r.bytes.remote), decimal_size(r.bytes.logical), checked_cell(r)});
     }
     fmt::print("\n{}", table.text());
@@ -263,6 +275,10 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
         "adds.\n"
         "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n",
         runs_.front().plan_launch ? "plan: its launch, from event to event" : "plan: its kernel, by the GPU's own clock");
+    for (const CudaRun& r : runs_)
+      if (r.network.hosts > 1)
+        fmt::print("  {} ranks, {} tokens: {}\n", r.options.ranks, r.options.tokens,
+                   hosts_line(r.network, static_cast<double>(sent_row_bytes(r.options))));
     print_tail_of_table();
     print_failures();
   }
@@ -285,11 +301,19 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
     run.cached = measure::times_of(ranks, "/cached");
     run.combine = measure::times_of(ranks, "/combine");
     run.plan = measure::times_of(ranks, "/plan_us");
+    run.network = crossings({setup.scenario}, ranks[0].at("host_of"));
+    for (const json& r : ranks) {
+      run.network.dispatch += r.at("network_bytes")[0].get<double>();
+      run.network.combine += r.at("network_bytes")[1].get<double>();
+    }
     if (ranks[0].contains("plan_launch")) run.plan_launch = measure::times_of(ranks, "/plan_launch");
     if (ranks[0].contains("push")) run.push = measure::fastest_of(ranks, "/push");
     if (ranks[0].contains("pull")) run.pull = measure::fastest_of(ranks, "/pull");
     run.checks = apart_by_rank(part_of(ranks, "checks"));
     return run;
+  }
+  static std::string share(const std::optional<measure::Times>& limit, const measure::Times& of) {
+    return limit ? fmt::format("{:.0f} %", 100 * limit->p50 / of.p50) : "-";
   }
   std::string words_of(const CudaRun& run) const override {
     return fmt::format("dispatch {:.1f} us, combine {:.1f} us", run.dispatch.p50 * 1e6, run.combine.p50 * 1e6);
@@ -322,6 +346,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
                 {"largest_remote_bytes", r.remote_bytes},
                 {"remote_bytes", r.bytes.remote},
                 {"logical_bytes", r.bytes.logical},
+                {"network", to_json(r.network)},
                 {"symmetric_bytes_per_rank", r.heap_bytes},
                 {"dispatch", to_json(r.dispatch)},
                 {"cached_dispatch", to_json(r.cached)},

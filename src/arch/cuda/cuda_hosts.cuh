@@ -12,4 +12,10 @@ struct CudaHosts : Cuda {
   static constexpr bool kSpansHosts = true;
 };
 
+/// For short rows, as CudaLanes.
+struct CudaLanesHosts : CudaLanes {
+  using Warp = CudaWarp;
+  static constexpr bool kSpansHosts = true;
+};
+
 }  // namespace switchyard::detail

@@ -37,6 +37,68 @@ struct NcclConfig {
   int split_share = INT_MIN;
 };
 
+// Of NCCL's device API, as of version 2.30.7: a later NCCL takes what says that it is of an earlier version.
+
+/// The lowest version that may be asked for networking by kernels (GIN): the first whose signals cover one put alone (weak
+/// ones), which is what every network has that kernels can drive.
+inline constexpr int kLeastGinVersion = 23007;
+inline constexpr unsigned kNcclMagic = 0xcafebeef;
+/// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those that the same network card reaches.
+inline constexpr int kNcclGinFull = 1, kNcclGinRail = 2;
+
+/// ncclCommProperties.
+struct NcclProperties {
+  size_t size = sizeof(NcclProperties);
+  unsigned magic = kNcclMagic;
+  unsigned version = kLeastGinVersion;
+  int rank = 0;
+  int ranks = 0;
+  int cuda_device = 0;
+  int nvml_device = 0;
+  bool device_api = false;
+  bool multimem = false;
+  int gin_type = 0;  ///< 0: kernels do not reach all ranks over the network
+  int lsa_teams = 0;
+  bool host_rma = false;
+  int railed_gin_type = 0;  ///< 0: nor those of a rail
+};
+
+/// ncclDevCommRequirements.
+struct NcclRequirements {
+  size_t size = sizeof(NcclRequirements);
+  unsigned magic = kNcclMagic;
+  unsigned version = kLeastGinVersion;  ///< of the header that kernels were compiled with
+  void* resources = nullptr;
+  void* teams = nullptr;
+  bool lsa_multimem = false;
+  int barriers = 0;
+  int lsa_barriers = 0;
+  int rail_gin_barriers = 0;
+  int lsa_blocks = 0;
+  int lsa_slots = 0;
+  bool gin_force = false;
+  int gin_contexts = 1;
+  int gin_signals = 0;
+  int gin_counters = 0;
+  int gin_connection = 0;
+  bool gin_exclusive = false;
+  int gin_queue_depth = 0;
+  int gin_traffic_class = INT_MIN;
+  int world_gin_barriers = 0;
+  bool strong_signals = false;
+  bool va_signals = false;
+};
+
+struct NcclGinApi {
+  int (*properties)(NcclComm comm, NcclProperties* properties);
+  int (*make_device_comm)(NcclComm comm, const NcclRequirements* wanted, void* device_comm);
+  int (*destroy_device_comm)(NcclComm comm, const void* device_comm);
+  int (*make_window)(NcclComm comm, void* memory, size_t bytes, void** window, int flags);
+  int (*destroy_window)(NcclComm comm, void* window);
+  int (*allocate)(void** memory, size_t bytes);
+  int (*release)(void* memory);
+};
+
 struct NcclApi {
   int (*get_version)(int* version);
   int (*get_id)(NcclId* id);
@@ -53,6 +115,8 @@ struct NcclApi {
   const char* (*last_error)(NcclComm comm);
   int version = 0;    ///< 22809: 2.28.9
   std::string place;  ///< where it was found, for errors
+  NcclGinApi gin;
+  std::string no_gin;  ///< why it cannot be asked for networking by kernels, and `gin` is empty; "" if it can
 };
 
 /// "2.28.9"

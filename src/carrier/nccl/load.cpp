@@ -33,11 +33,35 @@ Library find_library() {
          " may name the file. Tried: the process, then " + file + (why ? std::string(" (") + why + ")" : ""));
 }
 
+/// \returns false if there is none
+template <class Function>
+bool look_up(Function& function, const Library& in, const char* name) {
+  void* const address = ::dlsym(in.handle, name);
+  function = reinterpret_cast<Function>(address);
+  return address != nullptr;
+}
+
 template <class Function>
 void find(Function& function, const Library& in, const char* name) {
-  void* const address = ::dlsym(in.handle, name);
-  if (address == nullptr) refuse(in.place + " has no " + name + ": it is no NCCL of version 2.19 or later");
-  function = reinterpret_cast<Function>(address);
+  if (!look_up(function, in, name)) refuse(in.place + " has no " + name + ": it is no NCCL of version 2.19 or later");
+}
+
+/// The functions of networking by kernels, or why there are none.
+void find_gin(NcclApi& api, const Library& in) {
+  if (api.version < kLeastGinVersion) {
+    api.no_gin = "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(kLeastGinVersion);
+    return;
+  }
+  const auto take = [&](auto& function, const char* name) {
+    if (!look_up(function, in, name) && api.no_gin.empty()) api.no_gin = in.place + " has no " + name;
+  };
+  take(api.gin.properties, "ncclCommQueryProperties");
+  take(api.gin.make_device_comm, "ncclDevCommCreate");
+  take(api.gin.destroy_device_comm, "ncclDevCommDestroy");
+  take(api.gin.make_window, "ncclCommWindowRegister");
+  take(api.gin.destroy_window, "ncclCommWindowDeregister");
+  take(api.gin.allocate, "ncclMemAlloc");
+  take(api.gin.release, "ncclMemFree");
 }
 
 }  // namespace
@@ -67,6 +91,7 @@ NcclApi load_nccl() {
   find(api.receive, library, "ncclRecv");
   find(api.error_text, library, "ncclGetErrorString");
   find(api.last_error, library, "ncclGetLastError");
+  find_gin(api, library);
   return api;
 }
 

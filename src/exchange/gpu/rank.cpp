@@ -27,7 +27,9 @@ namespace switchyard::detail {
 namespace {
 
 constexpr size_t kControlBytes = size_t{64} << 10;
-constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024;
+constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024,
+                 kHostWordsAt = size_t{32} << 10;
+static_assert(kHostWordsAt + HostWords::kMost * HostWords::kBytes <= kControlBytes);
 constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt = 200, kNumbersAt = 208, kDistancesAt = 256;
 
 }  // namespace
@@ -127,6 +129,23 @@ void CudaRank::drain() noexcept {
   } catch (const std::exception&) {
     wait();
   }
+}
+
+HostWords CudaRank::take_host_words() {
+  const std::lock_guard lock(words_mutex_);
+  size_t n = 0;
+  while (n < HostWords::kMost && words_taken_[n]) ++n;
+  if (n == HostWords::kMost) return {};
+  words_taken_.set(n);
+  const size_t at = kHostWordsAt + n * HostWords::kBytes;
+  std::memset(control_ + at, 0, HostWords::kBytes);
+  return {reinterpret_cast<uint64_t*>(control_ + at), host_abort_device_ + at / sizeof(uint64_t)};
+}
+
+void CudaRank::give_host_words(const HostWords& words) {
+  if (words.host == nullptr || *graphs_ > 0) return;  // a replay may still write them
+  const std::lock_guard lock(words_mutex_);
+  words_taken_.reset(static_cast<size_t>(reinterpret_cast<std::byte*>(words.host) - control_ - kHostWordsAt) / HostWords::kBytes);
 }
 
 void CudaRank::let_go(DeviceMemory memory) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,16 @@
 #include "heap/gpu/cuda_heap.hpp"
 
 namespace switchyard::detail {
+
+class GpuRounds;
+
+/// Words of host memory that kernels of one object write, 0 at first; null: none.
+struct HostWords {
+  static constexpr int kMost = 256;  ///< of a rank
+  static constexpr size_t kBytes = 64;
+  uint64_t* host = nullptr;
+  uint64_t* device = nullptr;  ///< the same as the GPU sees them
+};
 
 class CudaRank final : public DeviceRank {
  public:
@@ -50,6 +61,8 @@ class CudaRank final : public DeviceRank {
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
+  /// Ranks of the group on this GPU.
+  int ranks_here() const { return ranks_here_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
   /// Most blocks of a kernel whose blocks wait for each other: the group's budget.
@@ -79,6 +92,9 @@ class CudaRank final : public DeviceRank {
   /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
   /// the rest.
   void drain() noexcept override;
+  /// Rounds between hosts of all objects of this rank: GpuRounds::of.
+  std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
+  void end_rounds() noexcept override { rounds_.reset(); }
   /// Something may still use rows of an object that goes.
   void expect_users() noexcept { expects_users_ = true; }
   /// Takes the memory of an object that ends, after drain(). The memory is freed now, or together with this rank if replays or
@@ -90,6 +106,9 @@ class CudaRank final : public DeviceRank {
   std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
+  /// None, if all are taken. What is given back may be taken again; not while a kernel may write it. Any thread.
+  HostWords take_host_words();
+  void give_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
   DeviceGraves& graves() { return *graves_; }
   std::shared_ptr<DeviceGraves> shared_graves() const { return graves_; }
@@ -126,6 +145,9 @@ class CudaRank final : public DeviceRank {
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
   const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
+  std::shared_ptr<GpuRounds> rounds_;
+  std::mutex words_mutex_;
+  std::bitset<HostWords::kMost> words_taken_;  // guarded by words_mutex_
   std::mutex registering_;
   uint64_t registered_ = 0;  ///< as in CallContext
 };

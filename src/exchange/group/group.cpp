@@ -77,7 +77,10 @@ void Group::Impl::set_silence() {
 }
 
 Group::Impl::~Impl() {
-  if (device) device->drain();
+  if (device) {
+    device->drain();
+    device->end_rounds();
+  }
   std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);

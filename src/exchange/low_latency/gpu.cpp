@@ -2,8 +2,10 @@
 // Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "exchange/gpu/call_order.hpp"
+#include "exchange/low_latency/hosts/gpu_links.hpp"
 #include "exchange/low_latency/impl.hpp"
 #include "exchange/low_latency/launch.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -37,6 +39,9 @@ struct MemoryOnDevice final : MemoryHolder {
 
 struct CudaLowLatencyBlock final : LowLatencyBlock {
   std::shared_ptr<void> memory;
+  CrossedIds crossed;  ///< several hosts: so many bytes
+  int64_t crossed_bytes = 0;
+  std::vector<int> host_of;  ///< several hosts: [W] of the group that dispatched last
 };
 
 class CudaLowLatency final : public LowLatencyImpl {
@@ -54,12 +59,18 @@ class CudaLowLatency final : public LowLatencyImpl {
       flat_senders_ = of(warps_or(tuned_.warps));
       initialize();
     });
+    if (group_.host_map().one_host()) return;
+    group_.collectively("LowLatencyExchange", [&] {
+      const DeviceGuard guard(gpu_.device());
+      hosts_ = std::make_unique<GpuLowLatencyLinks>(group_, gpu_, layout_);
+    });
   }
 
   ~CudaLowLatency() override {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
+      hosts_.reset();
       gpu_.let_go(std::move(state_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
@@ -94,8 +105,12 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) override {
     auto block = std::make_shared<CudaLowLatencyBlock>();
-    block->memory = allocate(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank(), given).bytes));
-    block->tables = carve_output(static_cast<std::byte*>(block->memory.get()), layout_, scales_, rank(), given);
+    const int64_t bytes = round_up(carve_output(nullptr, layout_, scales_, rank(), given).bytes, 256);
+    block->crossed_bytes = hosts_ ? hosts_->crossed_bytes() : 0;
+    block->memory = allocate(static_cast<size_t>(bytes + block->crossed_bytes));
+    auto* const at = static_cast<std::byte*>(block->memory.get());
+    block->tables = carve_output(at, layout_, scales_, rank(), given);
+    block->crossed.ids = reinterpret_cast<int32_t*>(at + bytes);
     return block;
   }
 
@@ -112,32 +127,45 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
   void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
 
-  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock&, Halves halves) override {
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& given, Halves halves) override {
+    auto& block = static_cast<CudaLowLatencyBlock&>(given);
+    if (hosts_ && block.crossed_bytes < hosts_->crossed_bytes())
+      throw Error(ErrorCode::unsupported, "dispatch: the output was made in a group of other hosts; make one by this object");
+    block.host_of = hosts_ ? hosts_->host_of() : std::vector<int>();
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            {p.own}, [&](int blocks, gpu::Stream stream) {
+            {p.own}, [&](int blocks, const CallStream& at) {
+              if (hosts_)
+                return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
+                                        {at.stream, at.capture.active, launched(halves), blocks, warps});
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
-                                 blocks, gpu_.limits_of_call(o.num_sms), stream);
+                                 blocks, gpu_.limits_of_call(o.num_sms), at.stream);
             });
   }
-  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock&, Halves halves) override {
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock& given, Halves halves) override {
+    const auto& block = static_cast<const CudaLowLatencyBlock&>(given);
+    if (hosts_ && block.host_of != hosts_->host_of())
+      throw Error(ErrorCode::unsupported, "combine: the output was filled in a group of other hosts; dispatch again");
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
-            {p.own, p.y}, [&](int blocks, gpu::Stream stream) {
+            {p.own, p.y}, [&](int blocks, const CallStream& at) {
+              if (hosts_)
+                return hosts_->combine(p, state_.as<LowLatencyState>(), block.crossed,
+                                       {at.stream, at.capture.active, launched(halves), blocks, warps});
               launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
-                                 gpu_.limits_of_call(o.num_sms), stream);
+                                 gpu_.limits_of_call(o.num_sms), at.stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
     const int warps = warps_or(tuned_.warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
-            {p.d.x, p.c.out}, [&](int blocks, gpu::Stream stream) {
+            {p.d.x, p.c.out}, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
-              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), stream);
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), stream), "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream), "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {
@@ -168,13 +196,14 @@ class CudaLowLatency final : public LowLatencyImpl {
     if (at.capture.active)
       for (const void* p : used)
         if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
-    launch(blocks, stream);
+    launch(blocks, at);
     order_->end(at, blocks * warps);
   }
 
   CudaRank& gpu_;
   DeviceMemory state_;
   std::optional<CallOrder> order_;
+  std::unique_ptr<GpuLowLatencyLinks> hosts_;  ///< null: all ranks are on this host
 };
 
 }  // namespace

@@ -57,6 +57,7 @@ struct LowLatencyBlock {
 class LowLatencyImpl : protected ExchangeBase {
  public:
   using ExchangeBase::collective_call, ExchangeBase::home;
+  static constexpr bool kGpusSpanHosts = true;
   virtual ~LowLatencyImpl() {
     if (pending_block_) pending_block_->pending = false;
   }

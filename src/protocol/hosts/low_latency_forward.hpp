@@ -24,11 +24,11 @@ namespace switchyard::detail {
 struct CrossingMessage {
   int64_t entries_at = 0, token_at = 0, bytes = 0;
 
-  explicit CrossingMessage(const LowLatencyLayout& l)
+  explicit SWITCHYARD_FN CrossingMessage(const LowLatencyLayout& l)
       : entries_at(l.entries_at()),
         token_at(entries_at + int64_t{l.topk} * static_cast<int64_t>(sizeof(LowLatencyEntry))),
         bytes(round_up(token_at + static_cast<int64_t>(sizeof(int64_t)), 128)) {}
-  const LowLatencyEntry* entries(const std::byte* slot) const {
+  SWITCHYARD_FN const LowLatencyEntry* entries(const std::byte* slot) const {
     return reinterpret_cast<const LowLatencyEntry*>(slot + entries_at);
   }
   int token(const std::byte* slot) const { return static_cast<int>(*reinterpret_cast<const int64_t*>(slot + token_at)); }
@@ -58,7 +58,7 @@ struct MessageRails {
 
 /// Tells the ranks of this host that `source`, of another one, has entered the call. Ordered behind what this warp has settled.
 template <class A>
-void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source, uint64_t value) {
+SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source, uint64_t value) {
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
@@ -75,6 +75,56 @@ void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLaten
     const int owner = l.owner(experts[i]);
     A::post(w, call.heap.at(owner, l.expert_count(call.epoch, experts[i] - l.first_expert(owner), source)),
             flag_word(call.epoch, static_cast<uint64_t>(counts[i])));
+  }
+}
+
+/// Tells the ranks of this host of message `unit` of `source`: it is there for those in `places`, and not for the others.
+template <class A, class P>
+SWITCHYARD_FN void tell_message(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
+  A::template publish_to<Scope::system>(
+      w, p.call.world(),
+      [&](int r) {
+        return FlagStore{reach<A>(p.call.heap, r, p.layout.arrival(p.call.epoch, source, unit)),
+                         flag_word(p.call.epoch, places >> r & 1)};
+      },
+      Site::message);
+}
+
+/// Writes the message that `source` would write to the ranks of `places`: the row in `slot`, and the unit's entries. Settled.
+template <class A, class P>
+SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
+                                 const LowLatencyEntry* entries, uint64_t places) {
+  const auto& l = p.layout;
+  const auto part = [&](int64_t at, const void* from, int64_t bytes) {
+    if (bytes == 0) return;
+    A::multicast_to(
+        w, p.call.world(),
+        [&](int r) -> void* {
+          return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, source, unit)) + at : nullptr;
+        },
+        from, static_cast<size_t>(bytes));
+  };
+  if (l.units_per_token() == 1 || !entries->alias()) {  // as brings_row
+    part(0, slot, l.payload_bytes);
+    part(l.scales_at(), slot + l.scales_at(), l.scale_bytes);
+  }
+  part(l.entries_at(), entries, int64_t{l.entries} * static_cast<int64_t>(sizeof(LowLatencyEntry)));
+  A::settle(w);
+}
+
+/// Sends token t of `source`, which lies in `slot` with the entries of all its choices, on to the ranks of this host.
+template <class A, class P>
+SWITCHYARD_FN void forward_token(typename A::Warp& w, const P& p, int source, int t, const std::byte* slot,
+                                 const LowLatencyEntry* entries) {
+  const auto& l = p.layout;
+  const int units = l.units_per_token();
+  for (int unit = t * units; unit < (t + 1) * units; ++unit) {
+    const LowLatencyEntry* const mine = entries + l.first_k_of(unit);
+    const uint64_t all = A::lanes_union(
+        w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
+    const uint64_t places = mapped_of<A>(p.call.heap, all);
+    if (places != 0) write_message<A>(w, p, source, unit, slot, mine, places);
+    tell_message<A>(w, p, source, unit, places);
   }
 }
 
@@ -149,55 +199,17 @@ class MessageSteps {
     const LowLatencyLayout& l = p_.layout;
     const std::byte* const slot = from.came(i);
     const LowLatencyEntry* const entries = at_.entries(slot);
-    const int t = at_.token(slot), units = l.units_per_token();
+    const int t = at_.token(slot);
     tell_of_others(w, from.peer, i > 0 ? at_.token(from.came(i - 1)) + 1 : 0, t);
     from.crossed->token[static_cast<size_t>(i)] = t;
     for (int k = 0; k < l.topk; ++k) from.crossed->ids[static_cast<size_t>(i * l.topk + k)] = entries[k].expert;
-    for (int unit = t * units; unit < (t + 1) * units; ++unit) {
-      const LowLatencyEntry* const mine = entries + l.first_k_of(unit);
-      const uint64_t all = A::lanes_union(
-          w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
-      const uint64_t places = mapped_of<A>(p_.call.heap, all);
-      if (places != 0) write_message(w, from.peer, unit, slot, mine, places);
-      tell(w, from.peer, unit, places);
-    }
+    forward_token<A>(w, p_, from.peer, t, slot, entries);
     if (i + 1 == from.in.count) tell_of_others(w, from.peer, t + 1, from.tokens);
-  }
-
-  /// Writes the message that `source` would write. Settled.
-  void write_message(typename A::Warp& w, int source, int unit, const std::byte* slot, const LowLatencyEntry* entries,
-                     uint64_t places) {
-    const LowLatencyLayout& l = p_.layout;
-    const auto part = [&](int64_t at, const void* from, int64_t bytes) {
-      if (bytes == 0) return;
-      A::multicast_to(
-          w, p_.call.world(),
-          [&](int r) -> void* {
-            return (places >> r & 1) ? p_.call.heap.at(r, l.message(p_.call.epoch, source, unit)) + at : nullptr;
-          },
-          from, static_cast<size_t>(bytes));
-    };
-    if (l.units_per_token() == 1 || !entries->alias()) {  // as brings_row
-      part(0, slot, l.payload_bytes);
-      part(l.scales_at(), slot + l.scales_at(), l.scale_bytes);
-    }
-    part(l.entries_at(), entries, int64_t{l.entries} * static_cast<int64_t>(sizeof(LowLatencyEntry)));
-    A::settle(w);
-  }
-
-  void tell(typename A::Warp& w, int source, int unit, uint64_t places) {
-    A::template publish_to<Scope::system>(
-        w, p_.call.world(),
-        [&](int r) {
-          return FlagStore{reach<A>(p_.call.heap, r, p_.layout.arrival(p_.call.epoch, source, unit)),
-                           flag_word(p_.call.epoch, places >> r & 1)};
-        },
-        Site::message);
   }
   /// Nothing comes of tokens [begin, end).
   void tell_of_others(typename A::Warp& w, int source, int begin, int end) {
     const int units = p_.layout.units_per_token();
-    for (int unit = begin * units; unit < end * units; ++unit) tell(w, source, unit, 0);
+    for (int unit = begin * units; unit < end * units; ++unit) tell_message<A>(w, p_, source, unit, 0);
   }
 
   const LowLatencyDispatchParams& p_;

@@ -34,7 +34,7 @@ struct FarReturns {
         stride(l.at.return_stride),
         bytes_of_owner(int64_t{l.max_tokens} * l.at.slots * l.at.return_stride) {}
   int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * most * bytes_of_owner; }
-  std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
+  SWITCHYARD_FN std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
     const int64_t set = static_cast<int64_t>(epoch & 1) * most + number[owner];
     return heap.base[proxy[owner]] + kHeapHeaderBytes + set * bytes_of_owner + (int64_t{t} * slots + slot) * stride;
   }
@@ -47,7 +47,7 @@ struct FarCombineParams : LowLatencyCombineParams {
 
 /// Slots (bits) of a token that rows from `host` come back to; id(k): the expert of its choice k, or -1.
 template <class Ids>
-uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id, const int* host_of, int host) {
+SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id, const int* host_of, int host) {
   uint64_t slots = 0;
   for (int k = 0; k < l.topk; ++k) {
     if (id(k) < 0 || host_of[l.owner(id(k))] != host) continue;
@@ -60,6 +60,33 @@ uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id
     slots |= uint64_t{1} << first;
   }
   return slots;
+}
+
+/// Waits for `bytes` of a row that rank `writer` gives back. False: the fault is recorded.
+template <class A, class P>
+SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
+  if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
+  WarpSpan<A> span(w, p.call, Event::wait_returned, writer);
+  WaitClock<A> clock(writer);
+  const uint64_t* const entered = p.call.heap.local(p.layout.header(p.call.epoch, writer));  // no word tells more
+  do {
+    if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
+  } while (!A::has_arrived(w, row, bytes, sentinel_sums()));
+  clock.charge(w, p.call, writer);
+  return true;
+}
+
+/// Proxy: takes `bytes` bytes from `at` on of what rank `writer` of this host gives back for token t of `owner` out of their
+/// slot. `copied`: as many go to `to`. Settled; false: the fault is recorded.
+template <class A, class P>
+SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at, size_t bytes,
+                               std::byte* to, size_t copied) {
+  std::byte* const row = p.far.row(p.call.epoch, owner, t, slot) + at;
+  if (!wait_given<A>(w, p, row, bytes, writer)) return false;
+  A::copy(w, to, row, copied);
+  A::settle(w);
+  A::blank_row(w, row, bytes, sentinel_sums());
+  return true;
 }
 
 /// Pointers are to this rank's private memory.
@@ -130,25 +157,8 @@ class ReturnedSteps {
     for (uint64_t left = slots; left != 0; left &= left - 1, out += to.out.stride) {
       const int slot = nth_bit(left, 0);
       const int writer = p_.order == CombineOrder::per_rank ? slot : l.owner(ids[slot]);
-      const std::byte* const row = p_.far.row(p_.call.epoch, to.peer, t, slot);
-      if (!wait_row(w, row, bytes, writer)) return false;
-      A::copy(w, out, row, bytes);
+      if (!collect_row<A>(w, p_, to.peer, t, slot, writer, 0, bytes, out, bytes)) return false;
     }
-    A::settle(w);
-    for (uint64_t left = slots; left != 0; left &= left - 1)
-      A::blank_row(w, p_.far.row(p_.call.epoch, to.peer, t, nth_bit(left, 0)), bytes, sentinel_sums());
-    return true;
-  }
-
-  bool wait_row(typename A::Warp& w, const std::byte* row, size_t bytes, int writer) {
-    if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
-    WarpSpan<A> span(w, p_.call, Event::wait_returned, writer);
-    WaitClock<A> clock(writer);
-    const uint64_t* const entered = p_.call.heap.local(p_.layout.header(p_.call.epoch, writer));  // no word tells more
-    do {
-      if (!clock.keep_waiting(w, p_.call, Site::returned, entered, p_.call.word())) return false;
-    } while (!A::has_arrived(w, row, bytes, sentinel_sums()));
-    clock.charge(w, p_.call, writer);
     return true;
   }
 

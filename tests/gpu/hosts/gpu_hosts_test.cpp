@@ -12,7 +12,6 @@
 #include "harness/outcome.hpp"
 #include "harness/rank_memory.hpp"
 #include "switchyard/ledger.hpp"
-#include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {
@@ -88,11 +87,6 @@ TEST(GpuHostsRefusals, NameTheHosts) {
     rings.num_experts = 6;
     rings.topk = 2;
     rings.max_tokens = 8;
-    switchyard::LowLatencyConfig low;
-    low.hidden = 128;
-    low.num_experts = 6;
-    low.topk = 2;
-    low.max_tokens = 4;
     switchyard::LedgerConfig ledger;
     ledger.hidden = 64;
     ledger.num_experts = 6;
@@ -100,8 +94,8 @@ TEST(GpuHostsRefusals, NameTheHosts) {
     ledger.max_tokens = 4;
     char memory[64];
     const std::function<void()> refused[] = {
-        [&] { switchyard::NormalExchange(group, rings); }, [&] { switchyard::LowLatencyExchange(group, low); },
-        [&] { switchyard::LedgerCombine(group, ledger); }, [&] { (void)group.register_memory(memory, sizeof memory); }};
+        [&] { switchyard::NormalExchange(group, rings); }, [&] { switchyard::LedgerCombine(group, ledger); },
+        [&] { (void)group.register_memory(memory, sizeof memory); }};
     for (const auto& make : refused) {
       expect_text(outcome_of(make), ErrorCode::unsupported, "2 hosts (host 0: ranks 0, 1; host 1: rank 2): ");
       group.barrier();

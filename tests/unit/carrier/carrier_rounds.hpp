@@ -37,34 +37,37 @@ inline Bytes content(int from, int to, uint64_t round) {
   return bytes;
 }
 
-/// All rounds of one rank, three of them under way at a time.
-inline void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
+/// All rounds of one rank with `peers`, three of them under way at a time.
+inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& peers, uint64_t rounds) {
   struct Round {
     std::vector<Bytes> out, in;
   };
   std::vector<Round> slots(3);
   const auto check = [&](uint64_t n) {
     ASSERT_EQ(finish(carrier, n + 100).state, RoundState::done);
-    for (int peer = 0, i = 0; peer < world; ++peer) {
-      if (peer == rank) continue;
-      ASSERT_EQ(slots[n % 3].in[static_cast<size_t>(i++)], content(peer, rank, n)) << "round " << n << " from " << peer;
-    }
+    for (size_t i = 0; i < peers.size(); ++i)
+      ASSERT_EQ(slots[n % 3].in[i], content(peers[i], rank, n)) << "round " << n << " from " << peers[i];
   };
   for (uint64_t n = 0; n < rounds; ++n) {
     if (n >= 3) check(n - 3);
     Round& slot = slots[n % 3];
     slot = {};
-    for (int peer = 0; peer < world; ++peer) {
-      if (peer == rank) continue;
+    for (const int peer : peers) {
       slot.out.push_back(content(rank, peer, n));
       slot.in.emplace_back(bytes_of(peer, rank, n));
     }
     std::vector<Leg> legs;
-    for (int peer = 0, i = 0; peer < world; ++peer)
-      if (peer != rank) legs.push_back({peer, slot.out[static_cast<size_t>(i)], slot.in[static_cast<size_t>(i)]}), ++i;
+    for (size_t i = 0; i < peers.size(); ++i) legs.push_back({peers[i], slot.out[i], slot.in[i]});
     carrier.post(n + 100, legs, nullptr);
   }
   for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
+}
+/// The same with all other ranks.
+inline void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < world; ++peer)
+    if (peer != rank) peers.push_back(peer);
+  exchange_with(carrier, rank, peers, rounds);
 }
 
 }  // namespace switchyard::detail::carrier_rounds

@@ -2,8 +2,11 @@
 #include "unit/carrier/fake_nccl.hpp"
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
+
+#include "carrier/nccl/api.hpp"
 
 namespace {
 
@@ -83,5 +86,51 @@ int ncclRecv(void*, size_t count, int type, int peer, void* comm, void* stream) 
 }
 const char* ncclGetErrorString(int) { return "a fake error"; }
 const char* ncclGetLastError(void*) { return "and its reason"; }
+
+#if FAKE_NCCL_VERSION >= 23007
+int ncclCommQueryProperties(void* comm, switchyard::detail::NcclProperties* to) {
+  fake().tell("properties of " + name(comm) + ", version " + std::to_string(to->version));
+  to->ranks = fake().ranks_of_comm;
+  to->device_api = fake().device_api;
+  to->gin_type = fake().gin_type;
+  to->railed_gin_type = fake().railed_gin_type;
+  to->lsa_teams = fake().lsa_teams;
+  return 0;
+}
+int ncclDevCommCreate(void* comm, const switchyard::detail::NcclRequirements* wanted, void* made) {
+  fake().tell("device comm of " + name(comm) + ": version " + std::to_string(wanted->version) + ", " +
+              std::to_string(wanted->gin_signals) + " signals, " + std::to_string(wanted->gin_counters) +
+              " counters, connection " + std::to_string(wanted->gin_connection));
+  *static_cast<uint64_t*>(made) = reinterpret_cast<uintptr_t>(comm);
+  return fake().device_comm_result;
+}
+int ncclDevCommDestroy(void* comm, const void*) {
+  fake().tell("destroy device comm of " + name(comm));
+  return 0;
+}
+int ncclCommWindowRegister(void* comm, void* memory, size_t bytes, void** window, int flags) {
+  fake().tell("window of " + name(comm) + ": " + std::to_string(bytes) + ", flags " + std::to_string(flags));
+  *window = fake().has_window ? memory : nullptr;
+  return fake().window_result;
+}
+int ncclCommWindowDeregister(void* comm, void*) {
+  fake().tell("destroy window of " + name(comm));
+  return 0;
+}
+int ncclMemFree(void* memory) {
+  std::free(memory);
+  const std::lock_guard lock(fake().mutex);
+  --fake().allocated;
+  return 0;
+}
+#endif
+#if FAKE_NCCL_VERSION >= 23007 && !defined(FAKE_NCCL_WITHOUT_MEMORY)
+int ncclMemAlloc(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  const std::lock_guard lock(fake().mutex);
+  ++fake().allocated;
+  return 0;
+}
+#endif
 
 }  // extern "C"

@@ -16,7 +16,22 @@ struct FakeNccl {
   int in_progress = 0;            ///< so many questions for a state are answered "in progress"
   int init_result = 7, group_end_result = 7, send_result = 0;
   int state = 0;  ///< of all communicators, otherwise
+  // From version 2.30.7 on.
+  bool device_api = true, has_window = true;
+  int gin_type = 3, railed_gin_type = 3, lsa_teams = 2;
+  int ranks_of_comm = 2;
+  int window_result = 7, device_comm_result = 7;
+  int allocated = 0;  ///< blocks of memory that have not been released
 
+  void reset() {
+    const std::lock_guard lock(mutex);
+    told.clear();
+    comms = ended = in_progress = send_result = state = allocated = 0;
+    init_result = group_end_result = window_result = device_comm_result = 7;
+    device_api = has_window = true;
+    gin_type = railed_gin_type = 3;
+    lsa_teams = ranks_of_comm = 2;
+  }
   void tell(const std::string& what) {
     const std::lock_guard lock(mutex);
     told.push_back(what);

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL as a carrier, without a GPU: what a process is told that cannot have NCCL, and what NCCL is told of rounds.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <thread>
 
 #include "bootstrap/host_map.hpp"
 #include "carrier/nccl/carrier.hpp"
 #include "switchyard/status.hpp"
-#include "unit/carrier/fake_nccl.hpp"
+#include "unit/carrier/nccl_fixture.hpp"
 
 namespace switchyard::detail {
 namespace {
 
+using nccl_tests::Told;
 using std::chrono::milliseconds;
-using test::FakeNccl;
-using Told = std::vector<std::string>;
 
 std::string refusal_of(const char* file) {
   ::setenv("SWITCHYARD_NCCL", file, 1);
@@ -55,80 +51,17 @@ TEST(NcclLoading, VersionsAsText) {
   EXPECT_EQ(nccl_version_text(21900), "2.19.0");
 }
 
-/// Marks that are reached when the test says so.
-struct HandMarks final : StreamMarks {
-  std::shared_ptr<const void> mark(void*) override { return std::make_shared<int>(++made); }
-  bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
-  int made = 0, passed = 0;
-};
-
-class NcclCarrierTest : public testing::Test {
+class NcclCarrierTest : public nccl_tests::FakeNcclTest {
  protected:
-  void SetUp() override {
-    ::setenv("SWITCHYARD_NCCL", std::getenv("FAKE_NCCL"), 1);
-    api_ = load_nccl();
-    EXPECT_EQ(api_.version, 22809);
-    void* const library = ::dlopen(std::getenv("FAKE_NCCL"), RTLD_NOW);
-    fake_ = reinterpret_cast<FakeNccl* (*)()>(::dlsym(library, "fake_nccl"))();
-    fake_->comms = fake_->ended = 0;
-    fake_->in_progress = 0;
-    fake_->init_result = fake_->group_end_result = 7;
-    fake_->send_result = fake_->state = 0;
-    fake_->take_told();
+  NcclCarrierTest() : FakeNcclTest("FAKE_NCCL", 22809) {}
+  std::unique_ptr<Carrier> make(NcclCarrierSpec spec) {
+    return make_nccl_carrier(std::make_unique<NcclComms>(api_, std::move(spec)));
   }
-
-  /// Threads that end communicators end with the test that they belong to.
-  void TearDown() override {
-    const auto left = [&] {
-      const std::lock_guard lock(fake_->mutex);
-      return fake_->comms - fake_->ended;
-    };
-    for (int i = 0; i < 20000 && left() > 0; ++i) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_EQ(left(), 0);
-  }
-
-  /// Of rank `rank` among hosts of these names.
-  NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
-    const HostMap map{std::span<const std::string>(places)};
-    NcclCarrierSpec spec;
-    spec.rank = rank;
-    std::map<int, int> index;
-    for (int rail = 0; rail < map.rails(); ++rail) {
-      std::vector<int> ranks = map.rail_ranks(rail);
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-      index[rail] = static_cast<int>(spec.rails.size());
-      spec.rails.push_back({std::move(ranks), {}});
-      api_.get_id(&spec.rails.back().id);
-    }
-    spec.rail_to = [index, map, rank](int peer) {
-      const auto found = index.find(map.rail_between(rank, peer));
-      return found == index.end() ? -1 : found->second;
-    };
-    spec.deadline = milliseconds(2000);
-    spec.marks = marks_;
-    return spec;
-  }
-
-  /// Waits until the fake has been told `last`.
-  Told told_until(const std::string& last) {
-    Told all;
-    for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {
-      for (std::string& text : fake_->take_told()) all.push_back(std::move(text));
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return all;
-  }
-
-  NcclApi api_;
-  FakeNccl* fake_ = nullptr;
-  std::shared_ptr<HandMarks> marks_ = std::make_shared<HandMarks>();
-  std::array<std::byte, 64> out_{}, in_{};
-  void* const stream_ = reinterpret_cast<void*>(uintptr_t{9});
 };
 
 TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
   fake_->in_progress = 3;  // init waits
-  const auto carrier = make_nccl_carrier(api_, spec_of(1, {"a", "b", "c"}));
+  const auto carrier = make(spec_of(1, {"a", "b", "c"}));
   EXPECT_EQ(fake_->take_told(), Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
   EXPECT_EQ(fake_->in_progress, 0);
   fake_->in_progress = 2;  // so does the end of the group
@@ -153,7 +86,7 @@ TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
 }
 
 TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   const std::array<Leg, 1> legs{Leg{1, {}, {}}};
   carrier->post(1, legs, stream_);
   EXPECT_EQ(carrier->advance(1).state, RoundState::done);
@@ -162,7 +95,7 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
   // Host a: 0, 1, 2; host b: 3, 4. Rank 3 stands for 0 and 2.
-  const auto carrier = make_nccl_carrier(api_, spec_of(3, {"a", "a", "a", "b", "b"}));
+  const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
   EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
                                       "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
   const std::array<Leg, 2> legs{Leg{0, out_, {}}, Leg{2, out_, {}}};
@@ -176,7 +109,7 @@ TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
 }
 
 TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
   carrier->post(1, legs, stream_);
   fake_->state = 6;  // a remote error
@@ -190,7 +123,7 @@ TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
 }
 
 TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
-  const auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  const auto carrier = make(spec_of(0, {"a", "b"}));
   fake_->take_told();
   fake_->send_result = 5;
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
@@ -203,7 +136,7 @@ TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
 TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = milliseconds(20);
-  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  const auto carrier = make(std::move(spec));
   fake_->in_progress = 1 << 30;
   const std::array<Leg, 1> legs{Leg{1, out_, in_}};
   carrier->post(1, legs, stream_);
@@ -214,7 +147,7 @@ TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
 TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = std::chrono::hours(1);
-  const auto carrier = make_nccl_carrier(api_, std::move(spec));
+  const auto carrier = make(std::move(spec));
   fake_->take_told();
   fake_->in_progress = 1 << 30;
   std::thread other([&] {
@@ -235,12 +168,12 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
 }
 
 TEST_F(NcclCarrierTest, ACarrierThatEndsFlushes) {
-  make_nccl_carrier(api_, spec_of(0, {"a", "b"})).reset();
+  make(spec_of(0, {"a", "b"})).reset();
   EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "finalize c0", "destroy c0"}));
 }
 
 TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
-  auto carrier = make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+  auto carrier = make(spec_of(0, {"a", "b"}));
   fake_->take_told();
   fake_->in_progress = 1 << 30;
   carrier.reset();
@@ -250,7 +183,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
 TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
   fake_->init_result = 5;
   try {
-    (void)make_nccl_carrier(api_, spec_of(0, {"a", "b"}));
+    (void)make(spec_of(0, {"a", "b"}));
     FAIL() << "made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::system);
@@ -266,7 +199,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeInTimeIsEnded) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = milliseconds(20);
   try {
-    (void)make_nccl_carrier(api_, std::move(spec));
+    (void)make(std::move(spec));
     FAIL() << "made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::rendezvous);

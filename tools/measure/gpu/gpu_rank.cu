@@ -294,6 +294,11 @@ void GpuRank::align() {
   meet();
 }
 void GpuRank::meet() {
+  if (impl_->group->hosts() > 1) {  // GPUs of other hosts are not reached by stores
+    wait();
+    impl_->group->barrier();
+    return;
+  }
   meet_kernel<<<1, 32, 0, impl_->stream>>>(impl_->heap, impl_->control_at, impl_->meetings);
   check(cudaGetLastError(), "meeting");
 }

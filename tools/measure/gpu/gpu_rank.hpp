@@ -38,7 +38,8 @@ class GpuRank {
   void write(void* device, const void* host, size_t bytes);
   void read(void* host, const void* device, size_t bytes) const;
 
-  /// Enqueues: the L2 cache is filled with other lines, then all ranks' GPUs meet.
+  /// Enqueues: the L2 cache is filled with other lines, then all ranks' GPUs meet. In a group of several hosts the ranks'
+  /// threads meet instead, each when its GPU is done; nothing can be captured then, and push and pull are not for such groups.
   void align();
   void meet();
   /// Enqueue the ends of a timed section; at most `max_sections` since the last seconds().

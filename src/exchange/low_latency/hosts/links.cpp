@@ -11,24 +11,14 @@ namespace {
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// The ranks of other hosts that `rank` stands for, ascending.
-std::vector<int> stood_for(const HostMap& map, int rank) {
-  std::vector<int> ranks;
-  for (int r = 0; r < map.world(); ++r)
-    if (!map.together(r, rank) && map.proxy(r, map.host_of(rank)) == rank) ranks.push_back(r);
-  return ranks;
-}
-
 }  // namespace
 
 LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes,
                                  uint64_t flags, const LowLatencyLayout& layout)
     : HostRails(map, rank, std::move(carrier), round_bytes, flags),
       layout_(layout),
+      plan_(map, rank),
       experts_(idx(map.hosts())),
-      proxy_(idx(map.world()), -1),
-      number_(idx(map.world()), -1),
-      stands_for_(stood_for(map, rank)),
       counts_(idx(layout.map.experts)),
       leaving_(idx(map.hosts())),
       crossing_(idx(map.world())),
@@ -36,30 +26,20 @@ LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<C
       return_rails_(peers_.size()),
       rows_out_(peers_.size()),
       rows_in_(peers_.size()) {
-  size_t most = 0;
-  for (int r = 0; r < map.world(); ++r) {
-    const std::vector<int> others = stood_for(map, r);
-    most = std::max(most, others.size());
-    if (!map.together(r, rank)) continue;
-    for (size_t n = 0; n < others.size(); ++n) {
-      proxy_[idx(others[n])] = r;
-      number_[idx(others[n])] = static_cast<int>(n);
-    }
-  }
   for (int32_t e = 0; e < layout.map.experts; ++e) experts_[idx(map.host_of(layout.owner(e)))].push_back(e);
   for (const RailPeer& peer : peers_) host_of_rail_.push_back(peer.host);
-  far_ = FarReturns(layout, static_cast<int>(most));
+  far_ = FarReturns(layout, plan_.most_sources);
 }
 
 void LowLatencyLinks::set_returned(std::unique_ptr<SymmetricHeap> memory) {
   returned_ = std::move(memory);
   far_.heap = returned_->view();
-  far_.proxy = proxy_.data();
-  far_.number = number_.data();
+  far_.proxy = plan_.proxy.data();
+  far_.number = plan_.number.data();
 }
 
 CrossedTokens& LowLatencyLinks::crossed_of(CrossedOutput& output, int source) const {
-  return output.crossed[idx(number_[idx(source)])];
+  return output.crossed[idx(plan_.number[idx(source)])];
 }
 
 void LowLatencyLinks::list_leaving(const LowLatencyDispatchParams& p) {
@@ -121,7 +101,7 @@ const MessageRails& LowLatencyLinks::begin(const LowLatencyDispatchParams& p) {
 
 const MessageRails& LowLatencyLinks::receive(const LowLatencyDispatchParams& p, CrossedOutput& output) {
   output.host_of = host_of_;
-  output.crossed.resize(stands_for_.size());
+  output.crossed.resize(plan_.sources.size());
   int64_t rounds = 0;
   for (size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].i_stand) continue;
@@ -186,7 +166,7 @@ void LowLatencyLinks::prepare_rail(const FarCombineParams& p, const CrossedOutpu
     make_room(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
   }
   if (!peer.i_stand) return;
-  const CrossedTokens& crossed = output.crossed[idx(number_[idx(peer.rank)])];
+  const CrossedTokens& crossed = output.crossed[idx(plan_.number[idx(peer.rank)])];
   rail.i_stand = true;
   rail.crossed = &crossed;
   rail.out = rounds_of(p, p.source_tokens[peer.rank]);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exchange/group/host_rails.hpp"
+#include "exchange/low_latency/hosts/far_plan.hpp"
 #include "heap/heap.hpp"
 #include "protocol/hosts/low_latency_forward.hpp"
 #include "protocol/hosts/low_latency_returns.hpp"
@@ -63,8 +64,9 @@ class LowLatencyLinks : public HostRails {
   void prepare_rail(const FarCombineParams& p, const CrossedOutput& output, size_t i);
 
   const LowLatencyLayout layout_;
+  const FarPlan plan_;
   std::vector<std::vector<int32_t>> experts_;  ///< [hosts] of its ranks, ascending
-  std::vector<int> proxy_, number_, stands_for_, host_of_rail_;
+  std::vector<int> host_of_rail_;
   FarReturns far_;
   std::unique_ptr<SymmetricHeap> returned_;
   // Of a call.

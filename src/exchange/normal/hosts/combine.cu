@@ -66,6 +66,19 @@ __device__ const std::byte* returned_of(const ReturnedRowsOfHosts& in, int host,
   return low < from.count && from.leaving[low] == t ? from.rows + low * from.token_bytes : nullptr;
 }
 
+/// Owner: one past the last token of which everything has come when `rounds` rounds have.
+__device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, int64_t tokens) {
+  int64_t end = tokens;
+  for (int host = 0; host < in.num_hosts; ++host) {
+    const ReturnedHost& from = in.hosts[host];
+    const int64_t come = rounds * from.per_round;
+    if (host == in.own_host || come >= from.count) continue;
+    const int64_t missing = from.leaving[come];
+    end = missing < end ? missing : end;
+  }
+  return end;
+}
+
 /// Owner: sums token t out of rows, as on one host. Pending.
 template <class A>
 __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, MoveCounter& moved) {
@@ -159,7 +172,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   else if (c.staging.place.pull.ready == 0)
     make_copies<A>(w, c, w.total(), moved);
   A::settle(w);
-  c.call.moved[w.index()] = moved;
+  add_moved(w, c.call, moved);
 }
 
 template <class A>
@@ -198,8 +211,9 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   if (!wait_outputs<A>(w, c, kSumChunks - 1)) return A::settle(w);
   MoveCounter moved;
+  const int64_t begin = tokens_after(in, in.round, c.tokens), end = in.last ? c.tokens : tokens_after(in, in.round + 1, c.tokens);
 #pragma unroll 1
-  for (int64_t t = w.index(); t < c.tokens; t += w.total()) {
+  for (int64_t t = (in.round == 0 ? 0 : begin) + w.index(); t < end; t += w.total()) {
     if (in.rows_back == RowsBack::per_host)
       add_hosts<A>(w, c, in, t, in.scratch + w.index() * in.row_stride, moved);
     else
@@ -207,7 +221,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   }
   A::settle(w);
   add_moved(w, c.call, moved);
-  if (!end_pulls<A>(w, c)) return;
+  if (!in.last || !end_pulls<A>(w, c)) return;
   if (arrive_is_last<A>(w, &given.state->exits)) end_hosts_call(given.state, c.call.epoch);
 }
 

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   send_own_rows<A>(w, p.d, p.d.shape.layout == Layout::expert_major ? kRowChunks - 1 : 0, moved);
   zero_padding<A>(w, p.d, destination(p.d, p.d.call.rank()), share_of_blocks(w, 0, w.num_blocks()));
   A::settle(w);
-  p.d.call.moved[w.index()] = moved;
+  add_moved(w, p.d.call, moved);
 }
 
 template <class A>

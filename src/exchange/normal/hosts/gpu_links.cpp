@@ -23,6 +23,9 @@ Part part_of(int64_t count, int64_t per_round, int64_t k) {
 }
 int64_t rounds_of(int64_t count, int64_t per_round) { return (count + per_round - 1) / per_round; }
 
+/// Slots of a rail each way: while one is packed or read, the others are under way.
+constexpr int64_t kSlots = 3;
+
 }  // namespace
 
 struct GpuHostLinks::Idle {
@@ -64,7 +67,25 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
       gpu::copy_to_device(memory_.as<int>(host_of_at_), host_of.data(), host_of.size() * sizeof(int), gpu_.copy_stream()),
       "hosts of the ranks");
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "hosts of the ranks");
-  rounds_ = std::make_unique<GpuRounds>(group, gpu);
+  rounds_ = GpuRounds::of(group, gpu);
+}
+
+GpuHostLinks::~GpuHostLinks() {
+  if (group_.abort_word() == 0) return;  // all calls have ended, and rounds with them
+  for (Peer& peer : peers_) {
+    gpu_.graves().bury(std::move(peer.slot_out));
+    gpu_.graves().bury(std::move(peer.slot_in));
+  }
+  gpu_.graves().bury(std::move(memory_));
+  gpu_.graves().bury(std::move(scratch_));
+}
+
+int64_t GpuHostLinks::MovedRail::Way::begin(int64_t k) {
+  const Part part = part_of(round.count, per_round, k);
+  round.first = part.begin;
+  round.end = part.end;
+  round.slot = slots + k % kSlots * slot_bytes;
+  return part.end - part.begin;
 }
 
 int GpuHostLinks::places_on(int host) const { return std::min(topk_, static_cast<int>(map_.ranks_of(host).size())); }
@@ -220,50 +241,82 @@ CrossingLayout GpuHostLinks::crossing(const CudaDispatchParams& p, int host, boo
   return {topk_, places_on(host), s.with_records, expert_major_, weights && s.with_records, s.row_bytes, s.scale_bytes};
 }
 
+void GpuHostLinks::clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream) {
+  const auto warps = idx(int64_t{launch.blocks} * launch.warps);
+  check_cuda(gpu::fill(call.moved, 0, warps * sizeof(MoveCounter), stream), "clearing of counters");
+}
+
+Point GpuHostLinks::post_beside(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call) {
+  const gpu::Stream beside = rounds_->stream();
+  check_cuda(gpu::order_after(beside, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
+  post(legs, beside, call);
+  return gpu_.points().mark(beside, 0);
+}
+
+void GpuHostLinks::await(const Point& round, gpu::Stream stream) {
+  check_cuda(gpu::order_after(stream, round->event), "cudaStreamWaitEvent");
+}
+
+GpuHostLinks::MovedRail GpuHostLinks::prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of,
+                                                   bool weights, const std::byte* counts) {
+  Peer& peer = peers_[i];
+  MovedRail rail;
+  const auto prepare = [&](MovedRail::Way& way, int64_t count, int host, DeviceMemory& slot, size_t& has) {
+    way.round.layout = crossing(params, host, weights);
+    way.round.count = count;
+    way.per_round = std::max<int64_t>(1, group_.round_bytes / way.round.layout.bytes());
+    way.slot_bytes = std::min(count, way.per_round) * way.round.layout.bytes();
+    way.slots = grow(slot, has, std::min(kSlots, rounds_of(count, way.per_round)) * way.slot_bytes, gpu_.copy_stream());
+    rail.rounds = std::max(rail.rounds, rounds_of(count, way.per_round));
+  };
+  if (peer.stands_for_me) {
+    rail.out.round.host_ranks = peer.host_ranks;
+    rail.out.round.leaving = of.leaving;
+    prepare(rail.out, of.leaving_count, peer.host, peer.slot_out, peer.out_bytes);
+  }
+  if (peer.i_stand) {
+    rail.in.round.source = peer.rank;
+    rail.in.round.crossed = of.crossed;
+    rail.in.round.counts = counts + peer.rank * control_.counts_row_bytes();
+    prepare(rail.in, of.crossed_count, own_host_, peer.slot_in, peer.in_bytes);
+  }
+  return rail;
+}
+
 void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
                         const LaunchShape& launch, gpu::Stream stream) {
   const DeviceLimits& limits = gpu_.limits();
-  launch_send(params, launch, limits, stream);
-  std::vector<RailRound> out(peers_.size()), in(peers_.size());
-  std::vector<int64_t> per_out(peers_.size(), 1), per_in(peers_.size(), 1);
+  std::vector<MovedRail> rails;
   int64_t rounds = 1;  // sources none of whose tokens cross are told of as well
   for (size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[i];
-    const GpuHostTables::OfPeer& of = tables.peers[i];
-    const auto prepare = [&](RailRound& r, int64_t count, int host, DeviceMemory& slot, size_t& has, int64_t& per) {
-      r.layout = crossing(params, host, weights);
-      r.count = count;
-      per = std::max<int64_t>(1, group_.round_bytes / r.layout.bytes());
-      r.slot = grow(slot, has, std::min(count, per) * r.layout.bytes(), gpu_.copy_stream());
-      rounds = std::max(rounds, rounds_of(count, per));
-    };
-    if (peer.stands_for_me) {
-      out[i].host_ranks = peer.host_ranks;
-      out[i].leaving = of.leaving;
-      prepare(out[i], of.leaving_count, peer.host, peer.slot_out, peer.out_bytes, per_out[i]);
-    }
-    if (peer.i_stand) {
-      in[i].source = peer.rank;
-      in[i].crossed = of.crossed;
-      in[i].counts = counts + peer.rank * control_.counts_row_bytes();
-      prepare(in[i], of.crossed_count, own_host_, peer.slot_in, peer.in_bytes, per_in[i]);
-    }
+    const MovedRail& rail = rails.emplace_back(prepare_move(i, params, tables.peers[i], weights, counts));
+    rounds = std::max(rounds, rail.rounds);
   }
-  for (int64_t k = 0; k < rounds; ++k) {
+  Point come[kSlots];
+  const auto send_on = [&](int64_t k) {
     std::vector<Leg> legs;
     for (size_t i = 0; i < peers_.size(); ++i) {
-      const Part sent = part_of(out[i].count, per_out[i], k), come = part_of(in[i].count, per_in[i], k);
-      out[i].first = sent.begin, out[i].end = sent.end, in[i].first = come.begin, in[i].end = come.end;
-      if (sent.end > sent.begin) launch_pack(params, out[i], launch, limits, stream);
+      MovedRail::Way &out = rails[i].out, &in = rails[i].in;
+      const int64_t leaving = out.begin(k), arriving = in.begin(k);
+      if (leaving > 0) launch_pack(params, out.round, launch, limits, stream);
       legs.push_back({peers_[i].rank,
-                      {out[i].slot, idx((sent.end - sent.begin) * (peers_[i].stands_for_me ? out[i].layout.bytes() : 0))},
-                      {in[i].slot, idx((come.end - come.begin) * (peers_[i].i_stand ? in[i].layout.bytes() : 0))}});
+                      {out.round.slot, idx(leaving * out.round.layout.bytes())},
+                      {in.round.slot, idx(arriving * in.round.layout.bytes())}});
     }
-    post(legs, stream, params.d.call);
+    come[k % kSlots] = post_beside(legs, stream, params.d.call);
+  };
+  clear_moved(params.d.call, launch, stream);
+  for (int64_t k = 0; k < std::min(rounds, kSlots); ++k) send_on(k);
+  launch_send(params, launch, limits, stream);
+  for (int64_t k = 0; k < rounds; ++k) {
+    await(come[k % kSlots], stream);
     for (size_t i = 0; i < peers_.size(); ++i) {
-      in[i].last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(in[i].count, per_in[i]));
-      if (in[i].end > in[i].first || in[i].last) launch_forward(params, in[i], launch, limits, stream);
+      MovedRail::Way& in = rails[i].in;
+      const int64_t arrived = in.begin(k);
+      in.round.last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(in.round.count, in.per_round));
+      if (arrived > 0 || in.round.last) launch_forward(params, in.round, launch, limits, stream);
     }
+    if (k + kSlots < rounds) send_on(k + kSlots);
   }
   launch_finish(params, launch, limits, stream);
 }
@@ -290,57 +343,28 @@ GpuHostLinks::BackRail GpuHostLinks::prepare_back(size_t i, const GpuHostTables:
     r.count = of.crossed_count;
     r.crossed = of.crossed;
     rail.per_out = per_round(r.token_bytes);
-    r.slot = grow(peer.slot_out, peer.out_bytes, std::min(r.count, rail.per_out) * r.token_bytes, gpu_.copy_stream());
+    rail.slot_bytes = std::min(r.count, rail.per_out) * r.token_bytes;
+    rail.slots = grow(peer.slot_out, peer.out_bytes, std::min(kSlots, rounds_of(r.count, rail.per_out)) * rail.slot_bytes,
+                      gpu_.copy_stream());
   }
   if (peer.stands_for_me) {
-    rail.come = of.leaving_count;
-    rail.token_in = most_back(shape.rows_back, peer.host) * shape.row_stride;
-    rail.per_in = per_round(rail.token_in);
-    rail.returned = grow(peer.slot_in, peer.in_bytes, rail.come * rail.token_in, gpu_.copy_stream());
+    ReturnedHost& in = rail.in;
+    in.leaving = of.leaving;
+    in.count = of.leaving_count;
+    in.token_bytes = most_back(shape.rows_back, peer.host) * shape.row_stride;
+    in.per_round = per_round(in.token_bytes);
+    rail.returned = grow(peer.slot_in, peer.in_bytes, in.count * in.token_bytes, gpu_.copy_stream());
+    in.rows = rail.returned;
   }
-  rail.rounds = std::max(rounds_of(rail.out.count, rail.per_out), rounds_of(rail.come, rail.per_in));
+  rail.rounds = std::max(rounds_of(rail.out.count, rail.per_out), rounds_of(rail.in.count, rail.in.per_round));
   return rail;
 }
 
-void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
-                       gpu::Stream stream) {
-  const SumShape& shape = params.c.shape;
-  RailRound back;
-  back.rows_back = rows_back_of(shape);
-  back.weighted = weighted;
-  // All ranks give weights, or none does (the signature says it).
-  back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
-  back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
-  launch_make(params, launch, stream);
-  std::vector<BackRail> rails;
+ReturnedRowsOfHosts GpuHostLinks::prepare_sum(const std::vector<BackRail>& rails, const RailRound& back,
+                                              const LaunchShape& launch) {
   std::vector<ReturnedHost> hosts(idx(map_.hosts()));
-  int64_t rounds = 1;  // owners none of whose tokens cross are told, too, that nothing is read any more
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    const BackRail& rail = rails.emplace_back(prepare_back(i, tables.peers[i], back));
-    rounds = std::max(rounds, rail.rounds);
-    if (peers_[i].stands_for_me)
-      hosts[idx(peers_[i].host)] = {tables.peers[i].leaving, rail.come, rail.returned, rail.token_in};
-  }
-  for (int64_t k = 0; k < rounds; ++k) {
-    std::vector<Leg> legs;
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      BackRail& rail = rails[i];
-      const Part given = part_of(rail.out.count, rail.per_out, k), come = part_of(rail.come, rail.per_in, k);
-      rail.out.first = given.begin;
-      rail.out.end = given.end;
-      rail.out.last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(rail.out.count, rail.per_out));
-      if (given.end > given.begin || rail.out.last) launch_give_back(params, rail.out, launch, stream);
-      legs.push_back({peers_[i].rank,
-                      {rail.out.slot, idx((given.end - given.begin) * rail.out.token_bytes)},
-                      {rail.returned + come.begin * rail.token_in, idx((come.end - come.begin) * rail.token_in)}});
-    }
-    post(legs, stream, params.c.call);
-  }
-  sum_returned(params, hosts, back, launch, stream);
-}
-
-void GpuHostLinks::sum_returned(const CudaCombineParams& params, const std::vector<ReturnedHost>& hosts, const RailRound& back,
-                                const LaunchShape& launch, gpu::Stream stream) {
+  for (size_t i = 0; i < peers_.size(); ++i)
+    if (peers_[i].stands_for_me) hosts[idx(peers_[i].host)] = rails[i].in;
   ReturnedRowsOfHosts in;
   in.hosts = memory_.as<ReturnedHost>(returned_at_);
   in.host_of = memory_.as<int>(host_of_at_);
@@ -354,7 +378,55 @@ void GpuHostLinks::sum_returned(const CudaCombineParams& params, const std::vect
                                  gpu_.copy_stream()),
              "where rows come back");
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "where rows come back");
-  launch_sum(params, in, launch, stream);
+  return in;
+}
+
+Point GpuHostLinks::send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k,
+                              const LaunchShape& launch, gpu::Stream stream) {
+  std::vector<Leg> legs;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    BackRail& rail = rails[i];
+    const Part given = part_of(rail.out.count, rail.per_out, k), come = part_of(rail.in.count, rail.in.per_round, k);
+    rail.out.first = given.begin;
+    rail.out.end = given.end;
+    rail.out.slot = rail.slots + k % kSlots * rail.slot_bytes;
+    rail.out.last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(rail.out.count, rail.per_out));
+    if (given.end > given.begin || rail.out.last) launch_give_back(params, rail.out, launch, stream);
+    legs.push_back({peers_[i].rank,
+                    {rail.out.slot, idx((given.end - given.begin) * rail.out.token_bytes)},
+                    {rail.returned + come.begin * rail.in.token_bytes, idx((come.end - come.begin) * rail.in.token_bytes)}});
+  }
+  return post_beside(legs, stream, params.c.call);
+}
+
+void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
+                       gpu::Stream stream) {
+  const SumShape& shape = params.c.shape;
+  RailRound back;
+  back.rows_back = rows_back_of(shape);
+  back.weighted = weighted;
+  // All ranks give weights, or none does (the signature says it).
+  back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
+  back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
+  std::vector<BackRail> rails;
+  int64_t rounds = 1;  // owners none of whose tokens cross are told, too, that nothing is read any more
+  for (size_t i = 0; i < peers_.size(); ++i)
+    rounds = std::max(rounds, rails.emplace_back(prepare_back(i, tables.peers[i], back)).rounds);
+  ReturnedRowsOfHosts in = prepare_sum(rails, back, launch);
+  Point come[kSlots];
+  const auto sum_round = [&](int64_t k) {
+    await(come[k % kSlots], stream);
+    in.round = k;
+    in.last = k + 1 == rounds;
+    launch_sum(params, in, launch, stream);
+  };
+  clear_moved(params.c.call, launch, stream);
+  launch_make(params, launch, stream);
+  for (int64_t k = 0; k < rounds; ++k) {
+    if (k >= kSlots) sum_round(k - kSlots);  // and its slot is free
+    come[k % kSlots] = send_back(params, rails, k, launch, stream);
+  }
+  for (int64_t k = std::max<int64_t>(0, rounds - kSlots); k < rounds; ++k) sum_round(k);
 }
 
 }  // namespace switchyard::detail

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one rank's exchange on a GPU has of other hosts: rounds by NCCL, whom it stands for, and the phases of its calls.
 //
-// All is enqueued on the call's stream, in its order, but for two things: the host waits for the counts of a dispatch, which
-// say how many tokens cross, and for the placements of every call. So all ranks know at once, and alike, what a call came to,
-// and both ends of a round know its bytes.
+// Kernels are enqueued on the call's stream, and rounds that bring rows beside it, so that one round is under way while rows of
+// another are packed, sent on or summed. The host waits for two things: the counts of a dispatch, which say how many tokens
+// cross, and the placements of every call. So all ranks know at once, and alike, what a call came to, and both ends of a round
+// know its bytes.
 #pragma once
 
 #include <memory>
@@ -34,6 +35,9 @@ class GpuHostLinks {
   /// Collective, in Group::Impl::collectively(), with the GPU current.
   GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t max_tokens, bool expert_major,
                const ControlLayout& control);
+  ~GpuHostLinks();
+  GpuHostLinks(const GpuHostLinks&) = delete;
+  GpuHostLinks& operator=(const GpuHostLinks&) = delete;
 
   /// Tables for a fresh dispatch, which are used again when the last holder has let go.
   std::shared_ptr<GpuHostTables> take_tables();
@@ -68,22 +72,44 @@ class GpuHostLinks {
   std::byte* message(size_t peer, bool out) const;
   std::vector<Leg> message_legs(int64_t bytes) const;
   void post(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call);
+  /// Enqueues a round beside `stream`, after what is enqueued there. \returns its end, for await()
+  Point post_beside(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call);
+  static void await(const Point& round, gpu::Stream stream);
+  static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
   CrossingLayout crossing(const CudaDispatchParams& p, int host, bool weights) const;
+  /// Both ways of one rail in a dispatch.
+  struct MovedRail {
+    struct Way {
+      RailRound round;
+      int64_t per_round = 1, slot_bytes = 0;
+      std::byte* slots = nullptr;
+      /// Makes `round` round k. \returns how many tokens it has
+      int64_t begin(int64_t k);
+    };
+    Way out, in;
+    int64_t rounds = 0;
+  };
+  MovedRail prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
+                         const std::byte* counts);
   RowsBack rows_back_of(const SumShape& shape) const;
   /// Rows that come back for a token from `host`, at most.
   int most_back(RowsBack rows, int host) const;
   /// Both ways of one rail in a combine.
   struct BackRail {
     RailRound out;
-    int64_t per_out = 1, per_in = 1, rounds = 0;
-    int64_t come = 0;      ///< tokens of this rank of which something comes back
-    int64_t token_in = 0;  ///< bytes of each
+    int64_t per_out = 1, slot_bytes = 0;
+    std::byte* slots = nullptr;
+    ReturnedHost in;  ///< of tokens of this rank
     std::byte* returned = nullptr;
+    int64_t rounds = 0;
   };
   /// `shape`: what all rails of the combine have in common.
   BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
-  void sum_returned(const CudaCombineParams& params, const std::vector<ReturnedHost>& hosts, const RailRound& back,
-                    const LaunchShape& launch, gpu::Stream stream);
+  /// Tells the GPU where rows come back. The host waits for that copy.
+  ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
+  /// Enqueues what goes back in round k, and the round. \returns its end
+  Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
+                  gpu::Stream stream);
 
   Group::Impl& group_;
   CudaRank& gpu_;
@@ -101,7 +127,7 @@ class GpuHostLinks {
   /// Tables that nobody holds. Outlived by handles.
   struct Idle;
   std::shared_ptr<Idle> idle_;
-  std::unique_ptr<GpuRounds> rounds_;  ///< ends first: nothing is under way then
+  std::shared_ptr<GpuRounds> rounds_;
 };
 
 }  // namespace switchyard::detail

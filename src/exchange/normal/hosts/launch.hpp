@@ -2,6 +2,7 @@
 // The kernels of normal mode over several hosts, as the host sees them: the phases of a call between which NCCL's kernels run.
 // Functions as in exchange/normal/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once the group
 // has failed: then what a round brought is not to be read.
+// They add to CallContext::moved, which is 0 before the first of them.
 #pragma once
 
 #include "exchange/normal/launch.hpp"
@@ -107,10 +108,11 @@ void launch_give_back(const CudaCombineParams& params, const RailRound& round, c
 struct ReturnedHost {
   const int32_t* leaving = nullptr;
   int64_t count = 0;
+  int64_t per_round = 1;  ///< of them in a round
   const std::byte* rows = nullptr;
   int64_t token_bytes = 0;
 };
-/// Owner: sums. `hosts`: [num_hosts], in the memory of the GPU; own_host has none.
+/// Owner: sums what is complete when round `round` has come, and was not before. `hosts`: [num_hosts], in the memory of the GPU; own_host has none.
 struct ReturnedRowsOfHosts {
   const ReturnedHost* hosts = nullptr;
   const int32_t* host_of = nullptr;  ///< [W]
@@ -118,6 +120,8 @@ struct ReturnedRowsOfHosts {
   int64_t row_stride = 0;
   RowsBack rows_back = RowsBack::per_rank;
   std::byte* scratch = nullptr;  ///< row_stride bytes of each warp: per_host
+  int64_t round = 0;
+  bool last = false;  ///< all rounds have come: sums the rest, and ends the call
 };
 void launch_sum(const CudaCombineParams& params, const ReturnedRowsOfHosts& returned, const LaunchShape& launch,
                 gpu::Stream stream);

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What carriers over NCCL's communicators have in common: rounds on a stream, marks behind them, and who broke it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include "carrier/carrier.hpp"
+#include "carrier/nccl/comms.hpp"
+
+namespace switchyard::detail {
+
+class NcclRounds : public Carrier {
+ public:
+  void post(uint64_t round, std::span<const Leg> legs, void* stream) final {
+    const std::lock_guard lock(mutex_);
+    if (broken_.load()) return;
+    int num_legs = 0, last_peer = -1;
+    for (const Leg& leg : legs) {
+      if (leg.send.empty() && leg.receive.empty()) continue;
+      if (comms_->rail_to(leg.peer) < 0) {
+        fail(leg.peer);
+        return;
+      }
+      ++num_legs;
+      last_peer = leg.peer;
+    }
+    if (num_legs == 0) return;
+    const int peer = num_legs == 1 ? last_peer : -1;
+    if (!enqueue(legs, stream, peer)) return;
+    const auto mark = comms_->spec().marks->mark(stream);
+    if (mark) posted_.push_back({round, peer, mark});
+    marked(mark);
+  }
+
+  RoundLook advance(uint64_t round) final {
+    const std::lock_guard lock(mutex_);
+    for (const NcclComm comm : comms_->all()) {
+      int error = kNcclSuccess;
+      if (comms_->api().async_error(comm, &error) != kNcclSuccess || !is_well(error)) fail(-1);
+    }
+    if (broken_.load()) return {RoundState::broken, broken_by_};
+    while (!posted_.empty() && comms_->spec().marks->reached(posted_.front().mark.get())) posted_.pop_front();
+    if (posted_.empty() || posted_.front().round > round) return {};
+    return {RoundState::under_way, posted_.front().peer};
+  }
+
+  void abort() noexcept final {
+    stop_.store(true);  // a post() that waits for NCCL ends
+    const std::lock_guard lock(mutex_);
+    fail(-1);
+    end_elsewhere();
+  }
+
+ protected:
+  explicit NcclRounds(std::unique_ptr<NcclComms> comms) : comms_(std::move(comms)) {}
+
+  /// A round on the stream.
+  struct Posted {
+    uint64_t round;
+    int peer;  ///< of its only leg, or -1
+    std::shared_ptr<const void> mark;
+  };
+
+  // Functions below are called with mutex_ held, but for destructors: nobody else is there then.
+
+  /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns whether it did; if not, fail() has been called
+  virtual bool enqueue(std::span<const Leg> legs, void* stream, int peer) = 0;
+  /// What was enqueued has this mark behind it.
+  virtual void marked(const std::shared_ptr<const void>&) {}
+  /// Takes the communicators and ends them, with rounds under way, where nobody waits for it.
+  virtual void end_elsewhere() noexcept = 0;
+
+  static bool is_well(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+  /// The first failure counts. \returns false
+  bool fail(int peer) {
+    if (!broken_.exchange(true)) broken_by_ = peer;
+    return false;
+  }
+  bool has_failed() const { return broken_.load(); }
+  /// True: whoever waits for NCCL ends that.
+  bool is_stopped() const { return stop_.load(); }
+  NcclComms& comms() const { return *comms_; }
+  std::deque<Posted>& posted() { return posted_; }
+
+ private:
+  std::mutex mutex_;  ///< of what follows: abort() may come at any time
+  const std::unique_ptr<NcclComms> comms_;
+  std::deque<Posted> posted_;
+  int broken_by_ = -1;
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How kernels between rounds begin.
+#pragma once
+
+#include "exchange/gpu/frame.cuh"
+#include "exchange/gpu/hosts/round_watch.hpp"
+
+namespace switchyard::detail {
+
+/// load_call_words for a kernel behind a round: asks the host's abort word, too. Who ends a round that is under way sets that
+/// before, and what such a round brought is no data.
+__device__ inline CallWords load_hosts_call_words(const CallContext& given, const EpochState* state) {
+  CallWords words;
+  if (threadIdx.x != 0) return words;
+  words.abort = ptx::load_acquire<Scope::system>(given.abort_word);
+  if (words.abort == 0 && given.host_abort_word != nullptr)
+    words.abort = ptx::load_acquire<Scope::system>(given.host_abort_word);
+  words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
+  return words;
+}
+
+/// One warp: writes a word of RoundWatch.
+__device__ inline void tell_round(uint64_t* word, const CallContext& call) {
+  if (word == nullptr || threadIdx.x % kLanes != 0) return;
+  ptx::store_release<Scope::system>(word, call.epoch << kRoundOperationBits | static_cast<uint64_t>(call.operation));
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// A build without NCCL's header: rounds between hosts are groups of NCCL's sends and receives.
+#include "exchange/gpu/hosts/gin.hpp"
+
+namespace switchyard::detail {
+
+std::shared_ptr<GpuGin> make_gpu_gin(CudaRank&) { return nullptr; }
+
+}  // namespace switchyard::detail

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch of low-latency mode over several hosts as kernels: protocol/hosts/low_latency_phases.hpp.
+//
+// Progress: as in exchange/low_latency/dispatch.cu, of the ranks of one host. Sending and forwarding wait for nobody; receiving
+// waits for what ranks of this host send and forward, which they do before they wait.
+#include "arch/cuda/cuda_hosts.cuh"
+#include "exchange/gpu/hosts/frame.cuh"
+#include "exchange/low_latency/frame.cuh"
+#include "exchange/low_latency/hosts/launch.hpp"
+
+namespace switchyard::detail {
+
+namespace low_latency {
+
+template <class A>
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    send_hosts_kernel(const __grid_constant__ CudaHostsDispatch given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
+  auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
+  const CallWords words = load_hosts_call_words(given.d.call, given.state);
+  const EarlyIds ids = load_ids(given.d.ids, static_cast<int>(threadIdx.x), given.d.tokens * given.d.layout.topk);
+  CudaWarp w(dynamic_shared, shape);
+  const int tokens = tokens_now(given.d.tokens, given.device_tokens);
+  copy_to_shared(given.d, p);
+  clear_sets(given.d, dynamic_shared, shape);
+  __syncthreads();
+  fence_entry(w);
+  stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
+  if (!begin_block(given.d.call, words, given.state, false, p.call)) return;
+  low_latency_send<A>(w, p);
+  const uint64_t crossed = pack_crossing<A>(w, p, given.far);
+  A::for_lanes(w, 1, [&](int) { p.call.moved[w.index()].network_bytes += crossed; });
+  A::settle(w);
+  if (is_announcer(w)) tell_round(given.watch.begun, p.call);
+}
+
+template <class A>
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    deliver_hosts_kernel(const __grid_constant__ CudaHostsDispatch given, const __grid_constant__ CudaShape shape,
+                         const LaunchedPhases phases) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
+  auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
+  const CallWords words = load_hosts_call_words(given.d.call, given.state);
+  CudaWarp w(dynamic_shared, shape);
+  copy_to_shared(given.d, p);
+  __syncthreads();
+  if (!begin_block(given.d.call, words, given.state, phases.second, p.call)) return;
+  if (phases.first && is_announcer(w)) tell_round(given.watch.ended, p.call);
+  if (phases.first && !forward_crossing_tokens<A>(w, p, given.far, given.crossed)) return A::settle(w);
+  if (phases.second) (void)low_latency_receive<A>(w, p);
+  A::settle(w);
+}
+
+}  // namespace low_latency
+
+namespace {
+
+const Kernel<const CudaHostsDispatch, const CudaShape> send("low-latency send kernel",
+                                                            low_latency::send_hosts_kernel<CudaLanesHosts>,
+                                                            kLowLatencyWarps* kLanes, most_low_latency_shared);
+const Kernel<const CudaHostsDispatch, const CudaShape, const LaunchedPhases> deliver(
+    "low-latency deliver kernel", low_latency::deliver_hosts_kernel<CudaLanesHosts>, kLowLatencyWarps* kLanes,
+    most_low_latency_shared);
+
+}  // namespace
+
+void launch_send(const CudaHostsDispatch& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
+  send.launch(grid_of(blocks, shape), stream, p, shape);
+}
+void launch_deliver(const CudaHostsDispatch& p, LaunchedPhases phases, int blocks, gpu::Stream stream) {
+  const CudaShape shape{p.warps, 0, 0, kScratch};
+  deliver.launch(grid_of(blocks, shape), stream, p, shape, phases);
+}
+
+}  // namespace switchyard::detail

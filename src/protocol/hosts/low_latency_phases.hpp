@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode over several hosts in phases, where no kernel may wait for the network: between two phases a round goes
+// over it, in stream order. What a message is and who writes what for whom: low_latency_forward.hpp, low_latency_returns.hpp.
+//
+//   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
+//   combine    low_latency_return, collect_given  -- round -->  tell_entered, low_latency_sum
+//
+// Sizes are those of all tokens that a rank may have, so that both ends know them without a word of each other: a token has a
+// place of its own in a round, and rows that come back have places of their token. What is not there is not read.
+//
+// | flag         | written by                       | read by             | order           | scope  | reuse               |
+// | call_header  | each rank, and who stands for it | all ranks           | release/acquire | system | epoch; two sets     |
+// | expert_count | each rank, and who stands for it | the expert's rank   | none            | system | epoch; two sets     |
+// | message      | a source's block, or its proxy's warp | receiver's warps | release/acquire | system | epoch; two sets   |
+// | returned     | a warp of an expert's rank       | warps of who stands for the owner | none | system | zero again when read; two sets |
+//
+// Buffers: what a round sends or brings lies at the same place in every call, because a graph has its rounds' addresses. It is
+// written and read in stream order. Progress: a phase behind a round waits for phases of ranks of this host that come before,
+// or behind, the same round of theirs; collect_given for what these ranks send before they wait.
+#pragma once
+
+#include "protocol/hosts/low_latency_forward.hpp"
+#include "protocol/hosts/low_latency_returns.hpp"
+#include "protocol/hosts/relay.hpp"
+
+namespace switchyard::detail {
+
+/// A rank of another host that this one exchanges rows with.
+struct FarRail {
+  int rank = -1, host = -1;
+  int stands_for_me = 0, i_stand = 0;
+  int source = -1;      ///< which of the ranks that this one stands for, if it does
+  int host_ranks = 0;  ///< of its host
+};
+
+/// What one rank has of other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
+struct FarRails {
+  const FarRail* rails = nullptr;     ///< [num_rails]
+  const int* host_of = nullptr;       ///< [W]
+  const int* rail_of_host = nullptr;  ///< [hosts] of who stands for this rank there; -1: this rank is there
+  int num_rails = 0;
+  int own_host = 0, own_ranks = 1;
+  // Of each rail, `stride` bytes apart. A dispatch sends the same to all, and begins there.
+  std::byte* sent = nullptr;
+  std::byte* received = nullptr;
+  int64_t stride = 0;
+
+  SWITCHYARD_FN std::byte* out(int rail) const { return sent + rail * stride; }
+  SWITCHYARD_FN std::byte* in(int rail) const { return received + rail * stride; }
+};
+
+/// Where the head of a message ends, and what follows begins.
+inline constexpr int64_t kRailHeadBytes = 128;
+static_assert(sizeof(RelayHead) <= kRailHeadBytes);
+
+/// What a dispatch sends: its head, whose number is the header of the call; rows for each expert; and its tokens, each in a slot
+/// of its own, of which the row is there only if the token crosses.
+struct DispatchRound {
+  CrossingMessage at;
+  int64_t tokens_at, bytes;
+
+  explicit SWITCHYARD_FN DispatchRound(const LowLatencyLayout& l)
+      : at(l),
+        tokens_at(round_up(kRailHeadBytes + int64_t{l.map.experts} * 4, 128)),
+        bytes(tokens_at + int64_t{l.max_tokens} * at.bytes) {}
+  static SWITCHYARD_FN int32_t* counts(std::byte* message) { return reinterpret_cast<int32_t*>(message + kRailHeadBytes); }
+  SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
+};
+
+/// What a combine sends: its head, whose number is the header of the call, to whoever stands for the rank; and to whom the rank
+/// stands for, the rows of their tokens.
+struct CombineRound {
+  int most;  ///< rows of a token, at most
+  int64_t row_stride;
+
+  /// From a host of `ranks` ranks.
+  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks)
+      : most(order == CombineOrder::per_route || topk < ranks ? topk : ranks), row_stride(round_up(row_bytes, 16)) {}
+  SWITCHYARD_FN int64_t token_bytes() const { return most * row_stride; }
+  SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + tokens * token_bytes(); }
+  SWITCHYARD_FN std::byte* row(std::byte* message, int t, int n) const {
+    return message + kRailHeadBytes + t * token_bytes() + n * row_stride;
+  }
+};
+
+/// What a dispatch into an output leaves for its combine, of the ranks that this one stands for.
+struct CrossedIds {
+  int32_t* ids = nullptr;  ///< [sources, max_tokens, K]
+
+  SWITCHYARD_FN int32_t* of(const LowLatencyLayout& l, int source, int t) const {
+    return ids + (int64_t{source} * l.max_tokens + t) * l.topk;
+  }
+};
+
+/// FarCombineParams in phases.
+struct PhasedCombineParams : FarCombineParams {
+  FarRails rails;
+  CrossedIds crossed;
+};
+
+/// Writes the head of a message of this call.
+template <class A>
+SWITCHYARD_FN void write_head(typename A::Warp& w, const CallContext& call, std::byte* message, uint64_t header) {
+  A::for_lanes(w, 1, [&](int) {
+    *reinterpret_cast<RelayHead*>(message) = {call.word(), static_cast<uint64_t>(call.operation), static_cast<int64_t>(header),
+                                              0};
+  });
+}
+/// Whether what came over a rail is of this call. False: a mismatch, which is recorded.
+template <class A>
+SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const FarRails& far, int rail) {
+  const RelayHead& head = *reinterpret_cast<const RelayHead*>(far.in(rail));
+  if (head.call == call.word() && head.operation == static_cast<uint64_t>(call.operation)) return true;
+  return record_mismatch<A>(w, call, Site::network, far.rails[rail].rank);
+}
+SWITCHYARD_FN inline uint64_t header_in(const FarRails& far, int rail) {
+  return static_cast<uint64_t>(reinterpret_cast<const RelayHead*>(far.in(rail))->number);
+}
+
+// ---- dispatch ----
+
+/// Writes the entries of all choices of token t. Settled.
+template <class A, class P>
+SWITCHYARD_FN void pack_entries(typename A::Warp& w, const P& p, int t, LowLatencyEntry* to) {
+  const int topk = p.layout.topk, begin = t * topk;
+  auto* const counted = reinterpret_cast<int32_t*>(w.scratch());
+  if (!p.sets.ready()) {
+    for (int k = 0; k < topk; ++k) {
+      const int32_t expert = p.ids(begin + k);
+      const int32_t n = expert >= 0 ? tokens_choosing<A>(w, p, t, expert) : 0;
+      A::for_lanes(w, 1, [&](int) { counted[k] = n; });
+    }
+    A::settle(w);
+  }
+  A::for_lanes(w, topk, [&](int k) {
+    to[k] = make_entry(p, begin, k, [&](int32_t expert) { return p.sets.ready() ? p.sets.count(expert, t) : counted[k]; });
+  });
+  A::settle(w);
+}
+
+/// Writes some columns of token t's row, and their scales, as they are sent. Pending.
+template <class A, class P>
+SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const ColumnRange& range, std::byte* slot) {
+  const std::byte* const row = p.x + int64_t{t} * p.src_row_bytes;
+  std::byte *const to = slot + range.payload_at, *const scales = slot + p.layout.scales_at() + range.scale_at;
+  if (p.quantize != ScaleKind::none) {
+    A::quantize_to(
+        w, 1, [=](int) { return QuantizedRow{reinterpret_cast<uint8_t*>(to), scales}; },
+        row + range.column * static_cast<int>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize, p.scale_group);
+    return;
+  }
+  A::copy(w, to, row + range.payload_at, static_cast<size_t>(range.payload_bytes));
+  if (p.scales != nullptr)
+    A::copy(w, scales, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
+}
+
+/// Source: packs what a dispatch sends to other hosts. All warps; waits for nobody. \returns bytes of this warp's rows that
+/// cross, once for each host
+template <class A, class P>
+SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarRails& far) {
+  const auto& l = p.layout;
+  const DispatchRound round(l);
+  if (is_announcer(w)) write_head<A>(w, p.call, far.sent, dispatch_header(p.tokens));
+  int32_t* const counts = DispatchRound::counts(far.sent);
+  for (int64_t e = spread_index(w); e < l.map.experts; e += w.total()) {
+    const int n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
+    A::for_lanes(w, 1, [&](int) { counts[e] = n; });
+  }
+  uint64_t bytes = 0;
+  const auto parts = static_cast<uint32_t>(p.parts), items = static_cast<uint32_t>(p.tokens) * parts;
+  for (auto i = static_cast<uint32_t>(spread_index(w)); i < items; i += static_cast<uint32_t>(w.total())) {
+    const uint32_t token = i / parts;
+    const int t = static_cast<int>(token), part = static_cast<int>(i - token * parts), begin = t * l.topk;
+    std::byte* const slot = round.slot(far.sent, t);
+    if (part == 0) pack_entries<A>(w, p, t, reinterpret_cast<LowLatencyEntry*>(slot + round.at.entries_at));
+    const uint64_t hosts = A::lanes_union(w, l.topk, [&](int k) {
+      const int32_t expert = p.ids(begin + k);
+      const int host = expert >= 0 ? far.host_of[l.owner(expert)] : far.own_host;
+      return host == far.own_host ? uint64_t{0} : uint64_t{1} << host;
+    });
+    const ColumnRange range = column_range(p, part, p.part_columns);
+    if (hosts == 0 || range.columns == 0) continue;
+    pack_columns<A>(w, p, t, range, slot);
+    A::settle(w);
+    bytes += static_cast<uint64_t>(range.payload_bytes + range.scale_bytes) * static_cast<uint64_t>(bits(hosts));
+  }
+  A::settle(w);
+  return bytes;
+}
+
+/// Proxy: tells the ranks of this host what came of the ranks that this one stands for, sends their tokens on, and keeps what
+/// their combine needs. All warps; waits for nobody. False: the fault is recorded.
+template <class A, class P>
+SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const FarRails& far, const CrossedIds& crossed) {
+  const auto& l = p.layout;
+  const DispatchRound round(l);
+  for (int rail = 0; rail < far.num_rails; ++rail) {
+    const FarRail& from = far.rails[rail];
+    if (from.i_stand == 0) continue;
+    if (!is_of_call<A>(w, p.call, far, rail)) return false;
+    const int32_t* const counts = DispatchRound::counts(far.in(rail));
+    for (int64_t e = spread_index(w); e < l.map.experts; e += w.total()) {
+      const auto expert = static_cast<int32_t>(e);
+      const int owner = l.owner(expert);
+      if (!is_mapped<A>(p.call.heap, owner)) continue;
+      A::post(w, p.call.heap.at(owner, l.expert_count(p.call.epoch, expert - l.first_expert(owner), from.rank)),
+              flag_word(p.call.epoch, static_cast<uint64_t>(counts[e])));
+    }
+    if (is_announcer(w)) publish_header_of<A>(w, p.call, l, from.rank, header_in(far, rail));
+  }
+  const auto tokens = [&](int rail) {
+    const auto sent = static_cast<int64_t>(header_in(far, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
+    return far.rails[rail].i_stand != 0 ? sent : 0;
+  };
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located at = A::locate(w, i, far.num_rails, tokens);
+    if (at.segment == far.num_rails) break;
+    const FarRail& from = far.rails[at.segment];
+    const int t = static_cast<int>(at.offset);
+    std::byte* const slot = round.slot(far.in(at.segment), t);
+    const LowLatencyEntry* const entries = round.at.entries(slot);
+    int32_t* const ids = crossed.of(l, from.source, t);
+    A::for_lanes(w, l.topk, [&](int k) { ids[k] = entries[k].expert; });
+    forward_token<A>(w, p, from.rank, t, slot, entries);
+  }
+  A::settle(w);
+  return true;
+}
+
+// ---- combine ----
+
+/// Tells those who stand for this rank of its call. Sending half, one warp.
+template <class A>
+SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineParams& p) {
+  for (int rail = 0; rail < p.rails.num_rails; ++rail)
+    if (p.rails.rails[rail].stands_for_me != 0) write_head<A>(w, p.call, p.rails.out(rail), p.header());
+  A::settle(w);
+}
+
+/// wait_entered, of the ranks of this host.
+template <class A>
+SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombineParams& p) {
+  const CallContext& call = p.call;
+  const uint64_t value = p.header();
+  WarpSpan<A> span(w, call, Event::wait_entered, -1);
+  const auto here = [&](int r) { return is_mapped<A>(call.heap, r) ? r : call.rank(); };
+  const auto header = [&](int r) { return call.heap.local(p.layout.header(call.epoch, here(r))); };
+  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, here, &span)) return false;
+  const uint64_t others = A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) != value; });
+  if (others == 0) return true;
+  return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
+}
+
+/// Proxy: collects what the ranks of this host give back for tokens of those that this one stands for. All warps, after this
+/// rank has given its own rows. False: the fault is recorded.
+template <class A>
+SWITCHYARD_FN bool collect_given(typename A::Warp& w, const PhasedCombineParams& p) {
+  if (!wait_entered_here<A>(w, p)) return false;
+  const auto& l = p.layout;
+  const FarRails& far = p.rails;
+  const bool per_rank = p.order == CombineOrder::per_rank;
+  const CombineRound round(p.order, l.topk, p.row_bytes, far.own_ranks);
+  const int element = static_cast<int>(dtype_bytes(p.type));
+  const auto items = [&](int rail) {
+    const FarRail& to = far.rails[rail];
+    return to.i_stand != 0 ? p.source_tokens[to.rank] * round.most * l.pieces : 0;
+  };
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located found = A::locate(w, i, far.num_rails, items);
+    if (found.segment == far.num_rails) break;
+    const FarRail& to = far.rails[found.segment];
+    const ItemPiece at = split_index(found.offset, l);
+    const int t = static_cast<int>(at.item) / round.most, n = static_cast<int>(at.item) - t * round.most;
+    const int32_t* const ids = p.crossed.of(l, to.source, t);
+    const uint64_t slots = slots_from(
+        l, p.order, [ids](int k) { return ids[k]; }, far.host_of, far.own_host);
+    if (per_rank ? n >= bits(slots) : (slots >> n & 1) == 0) continue;
+    const int slot = per_rank ? nth_bit(slots, n) : n;
+    const int column = l.column(at.piece) * element, bytes = l.column(at.piece + 1) * element - column;
+    if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
+                        round.row(far.out(found.segment), t, n) + column, static_cast<size_t>(round_up(bytes, 16))))
+      return false;
+  }
+  A::settle(w);
+  return true;
+}
+
+/// Proxy: tells the ranks of this host that those that this one stands for have entered the call. One warp. False: the fault is
+/// recorded.
+template <class A>
+SWITCHYARD_FN bool tell_entered(typename A::Warp& w, const PhasedCombineParams& p) {
+  for (int rail = 0; rail < p.rails.num_rails; ++rail) {
+    const FarRail& from = p.rails.rails[rail];
+    if (from.i_stand == 0) continue;
+    if (!is_of_call<A>(w, p.call, p.rails, rail)) return false;
+    publish_header_of<A>(w, p.call, p.layout, from.rank, header_in(p.rails, rail));
+  }
+  return true;
+}
+
+/// returned_row: where a round has brought what came back for slot `slot` of token t; null: a rank of this host pushes it.
+template <class Ids>
+SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const Ids& all_ids, int t, int slot) {
+  const auto& l = p.layout;
+  const auto id = [&](int k) { return all_ids(t * l.topk + k); };
+  const bool per_rank = p.order == CombineOrder::per_rank;
+  const int host = p.rails.host_of[per_rank ? slot : l.owner(id(slot))];
+  if (host == p.rails.own_host) return nullptr;
+  const int rail = p.rails.rail_of_host[host];
+  const CombineRound round(p.order, l.topk, p.row_bytes, p.rails.rails[rail].host_ranks);
+  const uint64_t before = (uint64_t{1} << slot) - 1;
+  const int n = per_rank ? bits(slots_from(l, p.order, id, p.rails.host_of, host) & before) : slot;
+  return round.row(p.rails.in(rail), t, n);
+}
+
+/// Owner: bytes of rows that came from other hosts for this warp's share of the tokens.
+template <class A>
+SWITCHYARD_FN uint64_t returned_bytes(typename A::Warp& w, const PhasedCombineParams& p) {
+  const auto& l = p.layout;
+  uint64_t rows = 0;
+  for (int64_t t = w.index(); t < p.own->tokens; t += w.total()) {
+    const int32_t* const ids = p.own_ids + t * l.topk;
+    const auto crosses = [&](int k) { return ids[k] >= 0 && p.rails.host_of[l.owner(ids[k])] != p.rails.own_host; };
+    if (p.order == CombineOrder::per_rank) {
+      rows += static_cast<uint64_t>(
+          bits(A::lanes_union(w, l.topk, [&](int k) { return crosses(k) ? uint64_t{1} << l.owner(ids[k]) : uint64_t{0}; })));
+      continue;
+    }
+    rows += static_cast<uint64_t>(bits(A::lanes_where(w, l.topk, [&](int64_t k) {
+      bool repeats = false;
+      for (int64_t g = 0; g < k; ++g) repeats |= ids[g] == ids[k];
+      return !repeats && crosses(static_cast<int>(k));
+    })));
+  }
+  return rows * static_cast<uint64_t>(p.row_bytes);
+}
+
+}  // namespace switchyard::detail

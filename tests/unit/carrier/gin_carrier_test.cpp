@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device-initiated networking without a GPU and without NCCL: what is asked of both, in which order, and what is made of the
+// answers; and bytes between ranks, by a device that does to the windows what the kernel does.
+#include "carrier/nccl/gin.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "switchyard/status.hpp"
+#include "unit/carrier/carrier_rounds.hpp"
+#include "unit/carrier/nccl_fixture.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using nccl_tests::Told;
+constexpr size_t kSlot = 4096;
+
+/// Sets SWITCHYARD_NCCL_GIN while it lives.
+class Chosen {
+ public:
+  explicit Chosen(const char* text) { ::setenv("SWITCHYARD_NCCL_GIN", text, 1); }
+  ~Chosen() { ::unsetenv("SWITCHYARD_NCCL_GIN"); }
+  Chosen(const Chosen&) = delete;
+  Chosen& operator=(const Chosen&) = delete;
+};
+
+TEST(GinChoices, AreReadFromTheEnvironment) {
+  EXPECT_EQ(gin_choice(), GinChoice::automatic);
+  const std::vector<std::pair<const char*, GinChoice>> allowed{
+      {"", GinChoice::automatic}, {"auto", GinChoice::automatic}, {"0", GinChoice::off}, {"1", GinChoice::on}};
+  for (const auto& [text, choice] : allowed) {
+    const Chosen chosen(text);
+    EXPECT_EQ(gin_choice(), choice) << text;
+  }
+  const Chosen chosen("yes");
+  try {
+    (void)gin_choice();
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_STREQ(error.what(), "SWITCHYARD_NCCL_GIN is 'yes'; allowed: auto, 0, 1");
+  }
+}
+
+/// Writes down what it is asked, beside what NCCL is told.
+class TellingDevice final : public GinDevice {
+ public:
+  explicit TellingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
+
+  int header_version() const override { return version; }
+  size_t device_comm_bytes() const override { return 8; }
+  void reset(const GinRail& rail) override {
+    window = static_cast<std::byte*>(rail.window);
+    window_bytes = 2 * kSlot * static_cast<size_t>(rail.ranks - 1);
+    to_->tell("reset " + comm_of(rail) + " of " + std::to_string(rail.ranks));
+  }
+  void copy(std::byte* to, const std::byte* from, size_t bytes, void* stream) override {
+    to_->tell("copy " + std::to_string(bytes) + " " + place_of(from) + " -> " + place_of(to) + " on " +
+              std::to_string(reinterpret_cast<uintptr_t>(stream)));
+  }
+  void exchange(const GinRail& rail, uint64_t round, std::span<const GinPart> parts, void* stream) override {
+    if (refuses) throw Error(ErrorCode::system, "no launch");
+    std::string text = "exchange " + std::to_string(round) + " by " + comm_of(rail) + " on " +
+                       std::to_string(reinterpret_cast<uintptr_t>(stream));
+    for (const GinPart& part : parts)
+      text += "; rank " + std::to_string(part.peer) + " = " + std::to_string(part.place) + ": " +
+              std::to_string(part.send_bytes) + " after " + std::to_string(part.sent) + " from " + std::to_string(part.from) +
+              " to " + std::to_string(part.to) + ", gets " + std::to_string(part.receive_bytes) + " after " +
+              std::to_string(part.received);
+    to_->tell(text);
+  }
+  void end() noexcept override { to_->tell("end of exchanges"); }
+
+  int version = kLeastGinVersion;
+  bool refuses = false;
+  std::byte* window = nullptr;
+  size_t window_bytes = 0;
+
+ private:
+  static std::string comm_of(const GinRail& rail) {
+    uint64_t comm = 0;
+    std::memcpy(&comm, rail.device_comm, sizeof comm);
+    return "c" + std::to_string(comm - 1);
+  }
+  std::string place_of(const std::byte* at) const {
+    const uintptr_t offset = reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(window);
+    return offset < window_bytes ? "w+" + std::to_string(offset) : "leg";
+  }
+
+  nccl_tests::FakeNccl* const to_;
+};
+
+class GinCarrierTest : public nccl_tests::FakeNcclTest {
+ protected:
+  GinCarrierTest() : FakeNcclTest("FAKE_NCCL_GIN", kLeastGinVersion) {}
+  void SetUp() override {
+    FakeNcclTest::SetUp();
+    device_ = std::make_shared<TellingDevice>(fake_);
+  }
+  void TearDown() override {
+    FakeNcclTest::TearDown();
+    for (int i = 0; i < 20000 && allocated() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(allocated(), 0);
+  }
+  int allocated() {
+    const std::lock_guard lock(fake_->mutex);
+    return fake_->allocated - still_allocated_;
+  }
+
+  std::unique_ptr<NcclComms> comms(int rank, const std::vector<std::string>& places) {
+    return std::make_unique<NcclComms>(api_, spec_of(rank, places));
+  }
+  std::unique_ptr<Carrier> make(int rank, const std::vector<std::string>& places) {
+    return make_gin_carrier(comms(rank, places), device_, kSlot);
+  }
+  /// What makes it fail.
+  Error refusal() {
+    try {
+      (void)make(0, {"a", "b"});
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::ok, "made");
+  }
+
+  std::shared_ptr<TellingDevice> device_;
+  int still_allocated_ = 0;  ///< blocks of memory that are left behind
+};
+
+TEST_F(GinCarrierTest, NothingIsAgainstIt) {
+  EXPECT_EQ(api_.no_gin, "");
+  EXPECT_EQ(why_no_gin(api_, device_.get(), 1), "");
+  EXPECT_EQ(why_no_gin(*comms(0, {"a", "b"})), "");
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "properties of c0, version 23007"}));
+}
+
+TEST_F(GinCarrierTest, WhatABuildOrAMachineLacksIsSaid) {
+  EXPECT_EQ(why_no_gin(api_, nullptr, 1),
+            "this build has no kernels for it (CMake found no nccl_device.h of version 2.30.7 or later)");
+  EXPECT_EQ(why_no_gin(api_, device_.get(), 2), "2 ranks of the group share its GPU");
+  device_->version = 23203;
+  EXPECT_EQ(why_no_gin(api_, device_.get(), 1), "NCCL 2.30.7 is older than 2.32.3, with whose headers this build was compiled");
+}
+
+TEST_F(GinCarrierTest, AnNcclWithoutTheDeviceApiIsSaid) {
+  const auto load = [](const char* variable) {
+    ::setenv("SWITCHYARD_NCCL", std::getenv(variable), 1);
+    return load_nccl();
+  };
+  const NcclApi old = load("FAKE_NCCL");
+  EXPECT_EQ(why_no_gin(old, device_.get(), 1), "NCCL 2.28.9 is older than 2.30.7");
+  EXPECT_EQ(old.gin.allocate, nullptr);
+  const NcclApi part = load("FAKE_NCCL_PART");
+  EXPECT_EQ(why_no_gin(part, device_.get(), 1), std::string(std::getenv("FAKE_NCCL_PART")) + " has no ncclMemAlloc");
+}
+
+TEST_F(GinCarrierTest, NetworksThatKernelsCannotDriveAreSaid) {
+  const auto why = [&] { return why_no_gin(*comms(1, {"a", "b"})); };
+  fake_->gin_type = 0;
+  EXPECT_EQ(why(), "");  // one network card reaches both
+  fake_->lsa_teams = 1;
+  EXPECT_EQ(why(), "NCCL finds no network that kernels can drive between ranks 0, 1");
+  fake_->lsa_teams = 2;
+  fake_->railed_gin_type = 0;
+  EXPECT_EQ(why(), "NCCL finds no network that kernels can drive between ranks 0, 1");
+  fake_->gin_type = 2;
+  EXPECT_EQ(why(), "");
+  fake_->device_api = false;
+  EXPECT_EQ(why(), "NCCL offers no device API for ranks 0, 1");
+}
+
+TEST_F(GinCarrierTest, WindowsAreMadeOnceAndEndInOrder) {
+  fake_->in_progress = 7;
+  auto carrier = make(1, {"a", "b", "c"});
+  EXPECT_EQ(fake_->in_progress, 0);
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0", "window of c0: 16384, flags 0",
+                  "properties of c0, version 23007", "device comm of c0: version 23007, 6 signals, 3 counters, connection 1",
+                  "reset c0 of 3"}));
+  carrier.reset();
+  EXPECT_EQ(fake_->take_told(), (Told{"destroy device comm of c0", "destroy window of c0", "finalize c0", "destroy c0"}));
+  EXPECT_EQ(allocated(), 0);
+}
+
+TEST_F(GinCarrierTest, OneNetworkCardIsAskedForWhereNoMoreIsThere) {
+  fake_->gin_type = 0;
+  const auto carrier = make(0, {"a", "b"});
+  EXPECT_EQ(fake_->take_told()[3], "device comm of c0: version 23007, 4 signals, 2 counters, connection 2");
+}
+
+TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
+  const auto carrier = make(1, {"a", "b", "c"});
+  fake_->take_told();
+  const std::span<const std::byte> out = out_;
+  const std::span<std::byte> in = in_;
+  const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
+  carrier->post(7, legs, stream_);
+  // Slots of rank 1: to and from rank 0, to and from rank 2. What it sends to rank 0 comes to that rank's second slot.
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"copy 48 leg -> w+0 on 9",
+                  "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "
+                  "8192 to 12288, gets 16 after 0",
+                  "copy 32 w+4096 -> leg on 9", "copy 16 w+12288 -> leg on 9"}));
+  EXPECT_EQ(carrier->advance(7).state, RoundState::under_way);
+  EXPECT_EQ(carrier->advance(7).peer, -1);
+  const std::array<Leg, 1> one{Leg{2, out, in}};
+  carrier->post(8, one, stream_);
+  EXPECT_EQ(fake_->take_told()[1], "exchange 2 by c0 on 9; rank 2 = 2: 64 after 0 from 8192 to 12288, gets 64 after 1");
+  EXPECT_EQ(carrier->advance(8).peer, -1);  // round 7 is the one that waits
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(7).state, RoundState::done);
+  EXPECT_EQ(carrier->advance(8).peer, 2);
+  marks_->passed = 2;
+  EXPECT_EQ(carrier->advance(8).state, RoundState::done);
+}
+
+TEST_F(GinCarrierTest, ARoundOnAnotherStreamComesBehindTheLastOne) {
+  const auto carrier = make(0, {"a", "b"});
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(marks_->ordered, Told{});
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(1).state, RoundState::done);
+  carrier->post(2, legs, reinterpret_cast<void*>(uintptr_t{12}));
+  EXPECT_EQ(marks_->ordered, Told{"12 after 1"});
+  marks_->passed = 2;
+}
+
+TEST_F(GinCarrierTest, LegsLongerThanASlotTravelInPieces) {
+  const auto carrier = make(0, {"a", "b", "c"});
+  fake_->take_told();
+  std::vector<std::byte> out(2 * kSlot + 100), in(10);
+  const std::array<Leg, 2> legs{Leg{1, out, in}, Leg{2, {}, in_}};
+  carrier->post(1, legs, stream_);
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"copy 4096 leg -> w+0 on 9",
+                  "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 0 from 0 to 4096, gets 10 after 0; rank 2 = 2: 0 after 0 from "
+                  "8192 to 4096, gets 64 after 0",
+                  "copy 10 w+4096 -> leg on 9", "copy 64 w+12288 -> leg on 9", "copy 4096 leg -> w+0 on 9",
+                  "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 1 from 0 to 4096, gets 0 after 1", "copy 100 leg -> w+0 on 9",
+                  "exchange 1 by c0 on 9; rank 1 = 1: 100 after 2 from 0 to 4096, gets 0 after 1"}));
+  marks_->passed = 1;
+}
+
+TEST_F(GinCarrierTest, AnAbortEndsExchangesAndThenCommunicators) {
+  const auto carrier = make(0, {"a", "b"});
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  fake_->take_told();
+  carrier->abort();
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  EXPECT_EQ(fake_->take_told(), Told{"end of exchanges"});  // its kernel may run
+  marks_->passed = 1;
+  EXPECT_EQ(told_until("abort c0"), Told{"abort c0"});
+  carrier->abort();  // nothing is left
+  carrier->post(2, legs, stream_);
+  EXPECT_EQ(fake_->take_told(), Told{});
+}
+
+TEST_F(GinCarrierTest, CommunicatorsWhoseRoundsDoNotEndAreLeftBehind) {
+  auto carrier = make(0, {"a", "b"});
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  fake_->take_told();
+  carrier.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(fake_->take_told(), Told{"end of exchanges"});
+  const std::lock_guard lock(fake_->mutex);
+  fake_->comms = fake_->ended = 0;  // nothing more comes
+  still_allocated_ = 1;
+}
+
+TEST_F(GinCarrierTest, AnErrorOfNcclBreaksAllRounds) {
+  auto carrier = make(0, {"a", "b"});
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  carrier->post(1, legs, stream_);
+  fake_->state = 6;
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  fake_->state = 0;
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  fake_->take_told();
+  carrier.reset();
+  EXPECT_EQ(told_until("abort c0"), (Told{"end of exchanges", "abort c0"}));
+}
+
+TEST_F(GinCarrierTest, ALaunchThatFailsIsAnErrorAndTheEnd) {
+  const auto carrier = make(0, {"a", "b"});
+  device_->refuses = true;
+  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
+  EXPECT_THROW(carrier->post(1, legs, stream_), Error);
+  EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
+  EXPECT_EQ(carrier->advance(1).peer, 1);
+  const std::lock_guard lock(fake_->mutex);
+  fake_->ended = fake_->comms;  // a copy was enqueued that has no mark: all is left behind
+  still_allocated_ = 1;
+}
+
+TEST_F(GinCarrierTest, WhatNcclRefusesIsToldInItsWords) {
+  fake_->device_comm_result = 5;
+  EXPECT_STREQ(refusal().what(),
+               "NCCL: the device communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says "
+               "more)");
+  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+  fake_->window_result = 5;
+  EXPECT_STREQ(refusal().what(),
+               "NCCL: the window of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
+  EXPECT_EQ(told_until("abort c1").back(), "abort c1");
+  fake_->window_result = 7;
+  fake_->has_window = false;
+  EXPECT_STREQ(refusal().what(), "NCCL: a communicator with the device API registers no memory");
+  EXPECT_EQ(told_until("abort c2").back(), "abort c2");
+}
+
+TEST_F(GinCarrierTest, AWindowThatIsNotMadeInTimeIsGivenUp) {
+  NcclCarrierSpec spec = spec_of(0, {"a", "b"});
+  spec.deadline = std::chrono::milliseconds(20);
+  auto made = std::make_unique<NcclComms>(api_, std::move(spec));
+  fake_->in_progress = 1 << 30;
+  try {
+    (void)make_gin_carrier(std::move(made), device_, kSlot);
+    FAIL() << "made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::rendezvous);
+    EXPECT_NE(std::string(error.what()).find("the window of ranks 0, 1 was not made within 20 ms"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+}
+
+// ---- bytes ----
+
+/// Networks and streams of some ranks. A rank's operations run in order, in whichever thread asks how far they are; puts and
+/// signals come at once. So a put that does not wait for the peer overwrites what that has not copied yet.
+class Net {
+ public:
+  struct Operation {
+    std::function<bool()> run;  ///< false: not yet
+  };
+
+  void add(int rank, std::function<bool()> run) {
+    const std::lock_guard lock(mutex_);
+    queues_[rank].push_back({std::move(run)});
+    ++enqueued_[rank];
+  }
+  int64_t enqueued(int rank) {
+    const std::lock_guard lock(mutex_);
+    return enqueued_[rank];
+  }
+  /// Runs what can, and then says whether the first `count` operations of `rank` have.
+  bool have_run(int rank, int64_t count) {
+    const std::lock_guard lock(mutex_);
+    for (auto& [r, queue] : queues_)
+      while (!queue.empty() && queue.front().run()) {
+        queue.pop_front();
+        ++ran_[r];
+      }
+    return ran_[rank] >= count;
+  }
+
+  /// By rank and the window of the communicator: its memory, and signals and counters by number.
+  struct End {
+    std::map<uint32_t, uint64_t> signals, counters;
+  };
+  std::map<std::byte*, End> ends;
+  /// [rail's ranks, in order] windows of a communicator.
+  std::map<std::byte*, std::vector<std::byte*>*> peers_of;
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::deque<Operation>> queues_;
+  std::map<int, int64_t> enqueued_, ran_;
+};
+
+struct NetMarks final : StreamMarks {
+  NetMarks(Net& n, int r) : net(n), rank(r) {}
+  std::shared_ptr<const void> mark(void*) override { return std::make_shared<int64_t>(net.enqueued(rank)); }
+  bool reached(const void* mark) noexcept override { return net.have_run(rank, *static_cast<const int64_t*>(mark)); }
+  void order(void*, const void*) override {}  // a rank has one stream
+  Net& net;
+  const int rank;
+};
+
+/// Does what the kernel does.
+class NetDevice final : public GinDevice {
+ public:
+  NetDevice(Net& net, int rank) : net_(net), rank_(rank) {}
+  int header_version() const override { return kLeastGinVersion; }
+  size_t device_comm_bytes() const override { return 8; }
+  void reset(const GinRail& rail) override { windows.push_back(static_cast<std::byte*>(rail.window)); }
+  void copy(std::byte* to, const std::byte* from, size_t bytes, void*) override {
+    net_.add(rank_, [=] {
+      std::memcpy(to, from, bytes);
+      return true;
+    });
+  }
+  void exchange(const GinRail& rail, uint64_t, std::span<const GinPart> given, void*) override {
+    auto* const window = static_cast<std::byte*>(rail.window);
+    struct Part : GinPart {
+      bool put = false;
+    };
+    std::vector<Part> parts;
+    for (const GinPart& part : given) parts.push_back({part});
+    net_.add(rank_, [this, window, parts, begun = false]() mutable {
+      const std::vector<std::byte*>& all = *net_.peers_of.at(window);
+      const int self = static_cast<int>(std::find(all.begin(), all.end(), window) - all.begin());
+      Net::End& own = net_.ends[window];
+      bool done = true;
+      for (Part& part : parts) {
+        std::byte* const theirs = all[static_cast<size_t>(part.place)];
+        if (!begun && part.receive_bytes != 0) ++net_.ends[theirs].signals[gin_ready(self)];
+        if (part.send_bytes != 0 && !part.put && own.signals[gin_ready(part.place)] > part.sent) {
+          std::memcpy(theirs + part.to, window + part.from, part.send_bytes);
+          ++net_.ends[theirs].signals[gin_arrived(self)];
+          ++own.counters[static_cast<uint32_t>(part.place)];
+          part.put = true;
+        }
+        done = done && (part.send_bytes == 0 || own.counters[static_cast<uint32_t>(part.place)] > part.sent) &&
+               (part.receive_bytes == 0 || own.signals[gin_arrived(part.place)] > part.received);
+      }
+      begun = true;
+      return done;
+    });
+  }
+  void end() noexcept override {}
+
+  std::vector<std::byte*> windows;  ///< by rail of this rank
+
+ private:
+  Net& net_;
+  const int rank_;
+};
+
+/// Every rank exchanges rounds of sizes that differ with all that it has a rail to.
+class GinBytes : public GinCarrierTest {
+ protected:
+  void run(const std::vector<std::string>& places, uint64_t rounds, size_t slot) {
+    const HostMap map{std::span<const std::string>(places)};
+    Net net;
+    std::vector<std::shared_ptr<NetDevice>> devices;
+    std::vector<std::unique_ptr<Carrier>> carriers;
+    std::vector<std::vector<std::byte*>> windows(static_cast<size_t>(map.rails()));
+    for (int rank = 0; rank < map.world(); ++rank) {
+      NcclCarrierSpec spec = spec_of(rank, places);
+      spec.marks = std::make_shared<NetMarks>(net, rank);
+      devices.push_back(std::make_shared<NetDevice>(net, rank));
+      carriers.push_back(make_gin_carrier(std::make_unique<NcclComms>(api_, std::move(spec)), devices.back(), slot));
+    }
+    std::vector<size_t> next(static_cast<size_t>(map.world()));
+    for (int rail = 0; rail < map.rails(); ++rail)
+      for (const int rank : map.rail_ranks(rail)) {
+        const auto r = static_cast<size_t>(rank);
+        windows[static_cast<size_t>(rail)].push_back(devices[r]->windows[next[r]++]);
+      }
+    for (auto& of_rail : windows)
+      for (std::byte* const window : of_rail) net.peers_of[window] = &of_rail;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < map.world(); ++rank)
+      threads.emplace_back([&, rank] {
+        carrier_rounds::exchange_with(*carriers[static_cast<size_t>(rank)], rank, map.rail_peers(rank), rounds);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& [window, end] : net.ends)
+      for (const auto& [number, count] : end.signals) EXPECT_GT(count, 0U) << number;
+    carriers.clear();
+  }
+};
+
+TEST_F(GinBytes, OfThreeHostsOfOneRank) { run({"a", "b", "c"}, 40, size_t{1} << 20); }
+TEST_F(GinBytes, InManyPieces) { run({"a", "b"}, 12, kSlot); }
+TEST_F(GinBytes, OfUnequalHosts) { run({"a", "a", "a", "b", "b", "c"}, 25, size_t{64} << 10); }
+
+}  // namespace
+}  // namespace switchyard::detail
