@@ -68,7 +68,9 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   Claim mine;
   const Backend backend = group.options().backend;
   mine.report = detail::attempt([&] {
-    setup = detail::set_up(config, group.size(), backend);
+    MoeLayerConfig wanted = config;
+    if (wanted.form == MoeForm::automatic && group.hosts() > 1) wanted.form = MoeForm::separate;  // one kernel needs one host
+    setup = detail::set_up(wanted, group.size(), backend);
     mine.hash = setup.hash();
     if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
     setup.gpu = mine.place.device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of low latency over hosts, which GPUs run as kernels between rounds, here on the CPU: one thread runs each phase of
-// all warps of all ranks in turn, and copies what a round would bring. Whatever hosts the ranks are on, every byte of every
+// The phases of low latency over hosts, which GPUs run as kernels between rounds, here on the CPU: one thread runs each phase
+// of all warps of all ranks in turn, and copies what a round would bring. Whatever hosts the ranks are on, every byte of every
 // output must be what it is on one host; what that is, the suites of the mode say.
 #include <gtest/gtest.h>
 
@@ -138,7 +138,9 @@ class Cluster {
   }
   uint64_t network_bytes(int r) const { return sum_moved(at(r).moved).network_bytes; }
   /// How often rows of rank r's tokens cross in a dispatch, and in a combine of this order.
-  uint64_t crossings(int r) const { return count(r, [&](int32_t e) { return map_.host_of(layout_.owner(e)); }); }
+  uint64_t crossings(int r) const {
+    return count(r, [&](int32_t e) { return map_.host_of(layout_.owner(e)); });
+  }
   uint64_t rows_back(int r, CombineOrder order) const {
     return count(r, [&](int32_t e) { return order == CombineOrder::per_rank ? layout_.owner(e) : e; });
   }
@@ -232,9 +234,7 @@ class Cluster {
   PhasedCombineParams combine_params(int r, CombineOrder order, DType type) {
     const LowLatencyTables& t = at(r).tables;
     const int64_t count = layout_.map.count(r) * layout_.rows_per_expert();
-    at(r).y = rows(count, [&](int64_t i) {
-      return draw(0, 2, t.row_source[i / layout_.hidden] ^ i % layout_.hidden * 7919);
-    });
+    at(r).y = rows(count, [&](int64_t i) { return draw(0, 2, t.row_source[i / layout_.hidden] ^ i % layout_.hidden * 7919); });
     PhasedCombineParams p;
     p.call = context(r, Operation::combine);
     p.layout = layout_;
@@ -385,7 +385,8 @@ TEST_P(LowLatencyPhases, OfManyChoicesAndOfOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, LowLatencyPhases, testing::Values("ab", "aab", "abb", "aabb", "abcd", "aaabc", "abcab", "aabbccdd"),
+INSTANTIATE_TEST_SUITE_P(Hosts, LowLatencyPhases,
+                         testing::Values("ab", "aab", "abb", "aabb", "abcd", "aaabc", "abcab", "aabbccdd"),
                          [](const auto& d) { return std::string(d.param); });
 
 }  // namespace

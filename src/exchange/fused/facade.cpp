@@ -110,8 +110,13 @@ void FusedImpl::check_given(const FusedParts& parts, const void* x, const Expert
 
 using namespace detail;
 
+namespace {
+constexpr const char* kInstead = "use MoeLayer with separate calls, or NormalExchange";
+}  // namespace
+
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2)
     : impl_(group.impl().collective_call("FusedMoe", [&] {
+        group.impl().require_one_host("FusedMoe", kInstead);
         if constexpr (kHasGpuCode)
           if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales});
         throw AgreedError(ErrorCode::unsupported,
@@ -125,7 +130,7 @@ FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<F
         if (group.impl().device)
           throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights",
                             "");
-        group.impl().require_one_host("FusedMoe", "use MoeLayer with separate calls, or NormalExchange");
+        group.impl().require_one_host("FusedMoe", kInstead);
         const FusedOnCpu from{config, std::move(products)};
         if (group.impl().defers_copies) return make_deferred<FusedImpl, FusedOnCpu>(group, from);
         return FusedImpl::make_on_cpu<Cpu>(group, from);

@@ -145,7 +145,8 @@ HostWords CudaRank::take_host_words() {
 void CudaRank::give_host_words(const HostWords& words) {
   if (words.host == nullptr || *graphs_ > 0) return;  // a replay may still write them
   const std::lock_guard lock(words_mutex_);
-  words_taken_.reset(static_cast<size_t>(reinterpret_cast<std::byte*>(words.host) - control_ - kHostWordsAt) / HostWords::kBytes);
+  words_taken_.reset(static_cast<size_t>(reinterpret_cast<std::byte*>(words.host) - control_ - kHostWordsAt) /
+                     HostWords::kBytes);
 }
 
 void CudaRank::let_go(DeviceMemory memory) {

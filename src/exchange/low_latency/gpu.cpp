@@ -165,7 +165,8 @@ class CudaLowLatency final : public LowLatencyImpl {
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream), "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream),
+                         "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {

@@ -58,7 +58,8 @@ struct MessageRails {
 
 /// Tells the ranks of this host that `source`, of another one, has entered the call. Ordered behind what this warp has settled.
 template <class A>
-SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source, uint64_t value) {
+SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
+                                     uint64_t value) {
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {

@@ -12,7 +12,8 @@
 // | call_header  | each rank, and who stands for it | all ranks           | release/acquire | system | epoch; two sets     |
 // | expert_count | each rank, and who stands for it | the expert's rank   | none            | system | epoch; two sets     |
 // | message      | a source's block, or its proxy's warp | receiver's warps | release/acquire | system | epoch; two sets   |
-// | returned     | a warp of an expert's rank       | warps of who stands for the owner | none | system | zero again when read; two sets |
+// | returned     | a warp of an expert's rank       | warps of who stands for the owner | none | system | zero again when read;
+// two sets |
 //
 // Buffers: what a round sends or brings lies at the same place in every call, because a graph has its rounds' addresses. It is
 // written and read in stream order. Progress: a phase behind a round waits for phases of ranks of this host that come before,
@@ -29,7 +30,7 @@ namespace switchyard::detail {
 struct FarRail {
   int rank = -1, host = -1;
   int stands_for_me = 0, i_stand = 0;
-  int source = -1;      ///< which of the ranks that this one stands for, if it does
+  int source = -1;     ///< which of the ranks that this one stands for, if it does
   int host_ranks = 0;  ///< of its host
 };
 
@@ -53,8 +54,8 @@ struct FarRails {
 inline constexpr int64_t kRailHeadBytes = 128;
 static_assert(sizeof(RelayHead) <= kRailHeadBytes);
 
-/// What a dispatch sends: its head, whose number is the header of the call; rows for each expert; and its tokens, each in a slot
-/// of its own, of which the row is there only if the token crosses.
+/// What a dispatch sends: its head, whose number is the header of the call; rows for each expert; and its tokens, each in a
+/// slot of its own, of which the row is there only if the token crosses.
 struct DispatchRound {
   CrossingMessage at;
   int64_t tokens_at, bytes;
@@ -145,7 +146,10 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
   std::byte *const to = slot + range.payload_at, *const scales = slot + p.layout.scales_at() + range.scale_at;
   if (p.quantize != ScaleKind::none) {
     A::quantize_to(
-        w, 1, [=](int) { return QuantizedRow{reinterpret_cast<uint8_t*>(to), scales}; },
+        w, 1,
+        [=](int) {
+          return QuantizedRow{reinterpret_cast<uint8_t*>(to), scales};
+        },
         row + range.column * static_cast<int>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize, p.scale_group);
     return;
   }

@@ -79,8 +79,8 @@ SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* 
 /// Proxy: takes `bytes` bytes from `at` on of what rank `writer` of this host gives back for token t of `owner` out of their
 /// slot. `copied`: as many go to `to`. Settled; false: the fault is recorded.
 template <class A, class P>
-SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at, size_t bytes,
-                               std::byte* to, size_t copied) {
+SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at,
+                               size_t bytes, std::byte* to, size_t copied) {
   std::byte* const row = p.far.row(p.call.epoch, owner, t, slot) + at;
   if (!wait_given<A>(w, p, row, bytes, writer)) return false;
   A::copy(w, to, row, copied);

@@ -138,6 +138,21 @@ TEST_P(GpuMoeLayers, InGraphs) {
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.c.name; });
 
 // The bits depend on neither the exchange nor on capacity.
+TEST(GpuMoeLayer, IsOneKernelByItselfOnOneHostOnly) {
+  MoeCase m{.c = {.name = "automatic", .tokens = {61, 40}}};
+  const size_t separate = m.heap_bytes(Backend::cuda);
+  m.form = MoeForm::automatic;
+  on_gpus(2, std::max(separate, m.heap_bytes(Backend::cuda)), [&](Station& me) {
+    GpuRig rig(me);
+    MoeGpuRank rank(rig, me.group, m);
+    const MoeForm chosen = me.group.hosts() > 1 ? MoeForm::separate : MoeForm::fused;
+    me.f.check(rank.layer().config().form == chosen, "another form than " + std::string(to_string(chosen)));
+    run_call(me, rank, 1, false, [&] { rank.forward(); });
+    me.group.check();
+    me.meet();
+  });
+}
+
 TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
   const MoeCase normal{.c = {.name = "normal", .tokens = {61, 40}}};
   std::vector<MoeCase> cases(3, normal);

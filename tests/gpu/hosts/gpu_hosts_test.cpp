@@ -9,25 +9,17 @@
 #include <vector>
 
 #include "exchange/group/impl.hpp"
-#include "harness/outcome.hpp"
-#include "harness/rank_memory.hpp"
+#include "gpu/hosts/gpu_hosts.hpp"
+#include "switchyard/fused.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {
 namespace {
 
-using namespace std::chrono_literals;
 using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::GroupOptions;
-
-GroupOptions options_on_gpus(const std::string& host) {
-  GroupOptions options = options_with(20s, size_t{64} << 20);
-  options.backend = switchyard::Backend::cuda;
-  options.host = host;
-  return options;
-}
 
 struct Hosts {
   const char* name;
@@ -95,6 +87,7 @@ TEST(GpuHostsRefusals, NameTheHosts) {
     char memory[64];
     const std::function<void()> refused[] = {
         [&] { switchyard::NormalExchange(group, rings); }, [&] { switchyard::LedgerCombine(group, ledger); },
+        [&] { switchyard::FusedMoe(group, switchyard::FusedMoeConfig(), nullptr, nullptr); },
         [&] { (void)group.register_memory(memory, sizeof memory); }};
     for (const auto& make : refused) {
       expect_text(outcome_of(make), ErrorCode::unsupported, "2 hosts (host 0: ranks 0, 1; host 1: rank 2): ");
@@ -140,7 +133,7 @@ class EmptyCalls {
 };
 
 TEST(GpuHostsCalls, WithoutTokens) {
-  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  if (count_gpus() < 2) GTEST_SKIP() << kTwoGpus;
   const auto all = outcomes(2, options_on_gpus("a,b"), [&](Group& group) {
     EmptyCalls calls(group);
     for (int i = 0; i < 5; ++i) {
@@ -155,7 +148,7 @@ TEST(GpuHostsCalls, WithoutTokens) {
 }
 
 TEST(GpuHostsCalls, ARankThatDoesNotComeIsNamed) {
-  if (count_gpus() < 2) GTEST_SKIP() << "NCCL takes one rank on a GPU: two are needed";
+  if (count_gpus() < 2) GTEST_SKIP() << kTwoGpus;
   GroupOptions options = options_on_gpus("a,b");
   options.timeout = kSoon;
   const auto all = outcomes(2, options, [&](Group& group) {

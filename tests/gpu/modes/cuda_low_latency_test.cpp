@@ -162,8 +162,8 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
   const Calls::Choices first{split, true, false, false}, second{split, true, true, false, true};
   if (size == 2 && !split && c.form.scales == ScaleKind::none) return streamed.pair(next(), lane, 0, second);
   streamed.dispatch(next(), lane, 0, first);
-  if (size == 3 && c.form.scales == ScaleKind::none) streamed.all_to_all(next(), lane, first);
-  if (size == 3 && c.form.scales != ScaleKind::none) streamed.dispatch(next(), lane, 1, second);
+  if (size == 3 && has_all_to_all(c.form)) streamed.all_to_all(next(), lane, first);
+  if (size == 3 && !has_all_to_all(c.form)) streamed.dispatch(next(), lane, 1, second);
   if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
 }
 

@@ -18,11 +18,15 @@
 #include <vector>
 
 #include "harness/draw.hpp"
+#include "harness/suite_hosts.hpp"
 #include "modes/low_latency/closed_form.hpp"
 #include "switchyard/low_latency.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {
+
+/// Whether ranks of this form exchange rows that are summed at once, in one call.
+inline bool has_all_to_all(const Form& form) { return form.scales == ScaleKind::none && !spans_hosts(form.world); }
 
 struct StreamPlan {
   int lanes = 1;         ///< streams, each with its own arrays and outputs
@@ -136,7 +140,7 @@ class StreamedCalls {
                             bits / 131072 % 3 == 0};
       if (!plan_.dispatch_only && lane.filled[output].valid && kind >= 4) {
         combine({n}, lane, output, choices);
-      } else if (!plan_.dispatch_only && f_.scales == switchyard::ScaleKind::none && kind == 3) {
+      } else if (!plan_.dispatch_only && has_all_to_all(f_) && kind == 3) {
         all_to_all({n}, lane, choices);
       } else if (!plan_.dispatch_only && f_.scales == switchyard::ScaleKind::none && kind == 2) {
         pair({n}, lane, output, choices);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds between hosts of a rank on a GPU: in the order of the caller's streams, by NCCL's calls or, where all ranks can have
-// it, by kernels (carrier/nccl), and a thread that watches them, because nobody else can end a kernel that waits for the network.
+// it, by kernels (carrier/nccl), and a thread that watches them, because nobody else can end a kernel that waits for the
+// network.
 //
 // All objects of a group share them, because communicators take long to make and keep memory. All ranks make the same calls in
 // the same order, so their rounds are posted in one order; rounds of calls on different streams wait for each other in it.
@@ -28,10 +29,10 @@ namespace switchyard::detail {
 /// Of one rank, whose thread makes the calls. Ends with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// Those of the rank. Collective, in Group::Impl::collectively(), with the GPU current: the first object of a group looks NCCL
-  /// up, makes the communicators and sends a first round. \throws on all ranks alike Error(unsupported), Error(mismatch) if
-  /// ranks have NCCL of different versions or different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot have
-  /// its communicators.
+  /// Those of the rank. Collective, in Group::Impl::collectively(), with the GPU current: the first object of a group looks
+  /// NCCL up, makes the communicators and sends a first round. \throws on all ranks alike Error(unsupported), Error(mismatch)
+  /// if ranks have NCCL of different versions or different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot
+  /// have its communicators.
   static std::shared_ptr<GpuRounds> of(Group::Impl& group, CudaRank& gpu);
   /// For of().
   GpuRounds(Group::Impl& group, CudaRank& gpu);
@@ -89,8 +90,8 @@ class GpuRounds {
   std::optional<Clock::time_point> broken_since_;  ///< of the watching thread
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false;            // guarded by mutex_
-  std::deque<Pending> pending_;  // guarded by mutex_
+  bool stop_ = false;                            // guarded by mutex_
+  std::deque<Pending> pending_;                  // guarded by mutex_
   std::vector<std::weak_ptr<Replays>> replays_;  // guarded by mutex_
   std::thread watcher_;
 };

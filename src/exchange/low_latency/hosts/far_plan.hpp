@@ -14,11 +14,12 @@ struct FarPlan {
   FarPlan(const HostMap& map, int rank);
 
   int own_host, own_ranks;
-  std::vector<int> host_of;        ///< [W]
-  std::vector<int> rail_of_host;   ///< [hosts] who stands for this rank there, as FarRails has it
-  std::vector<int> proxy, number;  ///< [W] of ranks of other hosts: who stands for them here, and as which of whom it stands for
-  std::vector<int> sources;        ///< that this rank stands for, ascending
-  int most_sources = 0;            ///< of any rank
+  std::vector<int> host_of;       ///< [W]
+  std::vector<int> rail_of_host;  ///< [hosts] who stands for this rank there, as FarRails has it
+  std::vector<int> proxy,
+      number;                ///< [W] of ranks of other hosts: who stands for them here, and as which of whom it stands for
+  std::vector<int> sources;  ///< that this rank stands for, ascending
+  int most_sources = 0;      ///< of any rank
   std::vector<FarRail> rails;
 };
 

@@ -72,9 +72,10 @@ void GpuLowLatencyLinks::take_far_rows() {
   try {
     far_rows_ = CudaHeap::create(*group_.bootstrap, idx(returns_.bytes()), gpu_.device(), group_.options.rendezvous_timeout);
   } catch (const AgreedError& error) {
-    throw AgreedError(error.code(), std::string("LowLatencyExchange: rows that come back to other hosts have memory besides the "
-                                                "heap, which LowLatencyConfig::max_tokens sizes: ") +
-                                        error.what());
+    throw AgreedError(error.code(),
+                      std::string("LowLatencyExchange: rows that come back to other hosts have memory besides the "
+                                  "heap, which LowLatencyConfig::max_tokens sizes: ") +
+                          error.what());
   }
   returns_.heap = far_rows_->view();
 }

@@ -39,8 +39,8 @@ class GpuLowLatencyLinks {
     int blocks = 1, warps = 1;  ///< of each kernel
   };
   /// `crossed`: the output's. \throws Error(unsupported) for a capture where rounds cannot be captured.
-  void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens, CrossedIds crossed,
-                const Launch& launch);
+  void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
+                CrossedIds crossed, const Launch& launch);
   void combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed, const Launch& launch);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of low-latency mode over several hosts, as the host sees them: the phases of a call, between which NCCL's kernels
-// run. Functions as in exchange/low_latency/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once the
-// group has failed: then what a round brought is not to be read.
+// run. Functions as in exchange/low_latency/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once
+// the group has failed: then what a round brought is not to be read.
 #pragma once
 
 #include "exchange/gpu/hosts/round_watch.hpp"
