@@ -126,6 +126,7 @@ class Clock:
 
 # What an enqueue calls of CUDA, by the names of Units.
 ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # and nothing of addresses, because torch knows them
+POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # of rows in the library's memory, which has an end of its own
 SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that can be captured
 CALLS_OF = {
     "sy_exchange_dispatch_cached": {**ENQUEUE, "launch, 2 KiB": 1},
@@ -280,7 +281,7 @@ class Calls:
             buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
-        yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: buffer.dispatch(x, handle=handle)
+        yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", (), lambda: buffer.dispatch(x, handle=handle)
         yield "drop-in: combine", 12, "sy_exchange_combine", (), lambda: buffer.combine(rows, handle)
         del rows, handle
         for fp8 in (True, False):
@@ -351,7 +352,7 @@ def measure_all(given, calls, clock, stream, where):
     for source in (calls.of_drop_in(), calls.of_package()):
         for name, bar, function, others, call in source:
             whole, in_python, in_c = measure_call(clock, function, others, call)
-            functions = {**CALLS_OF[function], **(SIDE if stream else {})}
+            functions = {**CALLS_OF[function], **(SIDE if stream else {}), **(POOL if others else {})}
             driver = sum(units.get(unit, 0.0) * number for unit, number in functions.items()) if calls.cuda else 0.0
             print(f"{name:40} {whole:7.2f} {bar:4} {in_python:7.2f} {in_c:7.2f} {driver:7.2f}", flush=True)
             figures.append({"stream": where, "name": name, "us": round(whole, 2), "bar": bar, "python": round(in_python, 2),

@@ -82,7 +82,7 @@ class Dispatch(_Repeated):
     def __call__(self, x: Any, ids: Any, weights: Any, output: Any, stream: Optional[int] = None) -> bool:
         """False: this is not for it. `stream`: None: the current one of x's GPU."""
         tensor = self._Tensor
-        if type(x) is not tensor or type(ids) is not tensor:
+        if type(x) is not tensor or type(ids) is not tensor or output._at is None:
             return False
         self._acquire()
         try:
@@ -141,7 +141,7 @@ class Combine(_Repeated):
 
     def __call__(self, y: Any, received: Any, weights: Any, stream: Optional[int] = None) -> Any:
         """The sums, or None: this is not for it."""
-        if type(y) is not self._Tensor:
+        if type(y) is not self._Tensor or received._at is None:
             return None
         self._acquire()
         try:
@@ -209,7 +209,7 @@ class NormalCombine(_Normal):
 
     def __call__(self, y: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
         """The sums, or None: this is not for it."""
-        if type(y) is not self._Tensor or handle._tokens is None:
+        if type(y) is not self._Tensor or handle._at is None or handle._tokens is None:
             return None
         self._acquire()
         try:
@@ -242,7 +242,7 @@ class NormalDispatch(_Normal):
 
     def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
         """The rows, or None: this is not for it."""
-        if type(x) is not self._Tensor:
+        if type(x) is not self._Tensor or handle._at is None:
             return None
         self._acquire()
         try:

@@ -70,6 +70,8 @@ class Handle:
     are referred to. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
     """
 
+    _at: Optional[ctypes.c_void_p] = None  # what calls like one before pass; only real ones have it
+
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
         self._at = ctypes.c_void_p(pointer)

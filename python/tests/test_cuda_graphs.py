@@ -73,7 +73,7 @@ def _whole(group, config, layout, size):
     def step():
         rows, handle = exchange.dispatch(x, ids, weights, **how)
         y = exchange.allocate_rows(handle)
-        torch.mul(rows, group.rank + 2, out=y)
+        torch.mul(rows[:len(y)], group.rank + 2, out=y)
         return rows, handle, exchange.combine(y, handle)
 
     for _ in range(2):
@@ -151,7 +151,7 @@ def _shared_memory(group, config, graphs):
         def step(x=x, ids=ids, weights=weights):
             rows, handle = exchange.dispatch(x, ids, weights)
             y = exchange.allocate_rows(handle)
-            torch.mul(rows, group.rank + 2, out=y)
+            torch.mul(rows[:len(y)], group.rank + 2, out=y)
             return exchange.combine(y, handle)
 
         if number == 0:

@@ -268,13 +268,13 @@ def an_exchange():
 
 def ways():
     """A call of each kind, with tensors on these GPUs; the second says of how many tokens."""
-    handle = types.SimpleNamespace(_at=None, _rows_allocated=3, _tokens=3)
-    received = types.SimpleNamespace(_at=None, tokens=3)
+    handle = types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
+    received = types.SimpleNamespace(_at=1, tokens=3)
 
     def dispatch(it, x, others, tokens):
         rows, ids = Tensor(x, (tokens, 8)), Tensor(others, (tokens, 2), "i64")
         it.learn(rows, ids)
-        return it(rows, ids, Tensor(others, (tokens, 2), "f32"), types.SimpleNamespace(_at=None))
+        return it(rows, ids, Tensor(others, (tokens, 2), "f32"), types.SimpleNamespace(_at=1))
 
     def combine(it, x, others, tokens):
         y = Tensor(x, (tokens, 4, 8))
