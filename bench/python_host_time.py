@@ -125,13 +125,13 @@ class Clock:
 
 
 # What an enqueue calls of CUDA, by the names of Units.
-ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1, "cuPointerGetAttributes, 3": 2}
+ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # and nothing of addresses, because torch knows them
 SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that can be captured
 CALLS_OF = {
     "sy_exchange_dispatch_cached": {**ENQUEUE, "launch, 2 KiB": 1},
     "sy_exchange_combine": {**ENQUEUE, "launch, 2 KiB": 1},
     "sy_low_latency_dispatch": {**ENQUEUE, "launch, 2 KiB, dependent": 1},
-    "sy_low_latency_combine": {**ENQUEUE, "launch, 2 KiB, dependent": 1},  # rows are the library's own
+    "sy_low_latency_combine": {**ENQUEUE, "launch, 2 KiB, dependent": 1},
 }
 
 

@@ -95,6 +95,9 @@ struct LowLatencyDispatchOptions {
   /// Memory of the rank (CUDA: of its GPU), or null: T at the time the call runs, so that it can vary in a graph; clamped to
   /// [0, tokens of the ids]. All of the ids must be readable: they are asked for before T is known.
   const int32_t* device_tokens = nullptr;
+  /// CUDA: the caller knows that all memory it gives to the call is of this rank's GPU, as a framework does of its tensors: the
+  /// driver is not asked, which takes the host longer than all other checks. Everything else is checked.
+  bool known_memory = false;
 };
 
 /// Options of one combine.
@@ -107,8 +110,9 @@ struct LowLatencyCombineOptions {
   /// float32 [experts here], per_route only, or null: each row goes back as round(y * scale of its expert), straight from the
   /// registers that computed it.
   const float* expert_scale = nullptr;
-  void* stream = nullptr;  ///< CUDA: as in LowLatencyDispatchOptions
-  int num_sms = 0;         ///< CUDA: as in LowLatencyDispatchOptions
+  void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
+  int num_sms = 0;            ///< CUDA: as in LowLatencyDispatchOptions
+  bool known_memory = false;  ///< CUDA: as in LowLatencyDispatchOptions
 };
 
 /// Options of moe_all_to_all.

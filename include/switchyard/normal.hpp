@@ -119,6 +119,9 @@ struct DispatchOptions {
   int num_sms = 0;
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
+  /// The caller knows that all memory it gives to the call is of this rank's GPU, as a framework does of its tensors: the
+  /// driver is not asked, which takes the host longer than all other checks. Everything else is checked.
+  bool known_memory = false;
 };
 
 /// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp), or it is a dispatch under direct
@@ -143,8 +146,9 @@ struct CombineOptions {
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
-  void* stream = nullptr;  ///< CUDA: as in DispatchOptions
-  int num_sms = 0;         ///< CUDA: as in DispatchOptions
+  void* stream = nullptr;     ///< CUDA: as in DispatchOptions
+  int num_sms = 0;            ///< CUDA: as in DispatchOptions
+  bool known_memory = false;  ///< CUDA: as in DispatchOptions
 };
 
 /// What DeepEP's get_dispatch_layout returns. Local. \throws Error(invalid_argument) naming the argument.

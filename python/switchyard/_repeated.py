@@ -5,6 +5,9 @@ A call that was looked at in full tells what its tensors are (``learn``). A late
 where tensors of the group lie, and are dense is right, too: of its structs only addresses change. Everything else is none of these
 objects' business: they say so, nothing has happened, and the caller takes the way that finds out what is wrong, if anything is.
 
+On GPUs the library asks the driver where addresses lie, in the first such call. A later one whose tensors are on the same GPU tells that
+their memory is known, because torch knows it, and that takes less time.
+
 Functions of the library are called without types of their arguments (:func:`._ffi.bare`), so addresses are objects of ctypes that are
 made once and filled again. All of this happens in the lock of the group, as in every call.
 """
@@ -34,9 +37,24 @@ class _Repeated:
         self._x = structs.RowView(cols=exchange.hidden)
         self._by_x = byref(self._x)
         self._type: Any = None  # of rows; None: nothing was learnt
+        self._device = -1  # the GPU that the library has found memory of such a call on
         torch = arrays_of_torch()
         self._Tensor, self._raw_stream, self._rows = torch.Tensor, torch.raw_stream, torch.rows
         self._f32 = torch.dtypes[F32]
+
+    def _place(self, options: Any, rows: Any, other: Any, stream: Optional[int]) -> bool:
+        """CUDA: fills what follows from where tensors are; False if they are not on a GPU."""
+        if not (rows.is_cuda and (other is None or other.is_cuda)):
+            return False
+        device = rows.get_device()
+        options.known_memory = device == self._device and (other is None or other.get_device() == device)
+        options.stream = self._raw_stream(device) if stream is None else stream
+        return True
+
+    def _done(self, rows: Any) -> None:
+        """After a call that was right."""
+        if self._device < 0 and self._cuda and self._x.data:
+            self._device = rows.get_device()
 
 
 class Dispatch(_Repeated):
@@ -73,30 +91,32 @@ class Dispatch(_Repeated):
             if not (x.is_contiguous() and ids.is_contiguous() and self._owned.pointer):
                 return False
             if self._cuda:
-                if not (x.is_cuda and ids.is_cuda):
+                if not self._place(self._options, x, ids, stream):
                     return False
-                self._options.stream = self._raw_stream(x.get_device()) if stream is None else stream
             elif not (x.is_cpu and ids.is_cpu):
                 return False
             if weights is not None or self._weighted:
-                if not self._take_weights(weights):
+                if not self._take_weights(weights, x):
                     return False
             self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.tokens = self._x.rows
+            self._done(x)
             return True
         finally:
             self._release()
             if self._later:
                 self._lock.give_back()
 
-    def _take_weights(self, weights: Any) -> bool:
+    def _take_weights(self, weights: Any, x: Any) -> bool:
         if weights is None:
             self._options.weights, self._weighted = None, False
             return True
         if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != self._ids_shape \
                 or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
             return False
+        if weights.get_device() != x.get_device():
+            self._options.known_memory = 0
         self._options.weights, self._weighted = weights.data_ptr(), True
         return True
 
@@ -127,18 +147,18 @@ class Combine(_Repeated):
         try:
             if y.dtype is not self._type or y.shape != self._shape or not y.is_contiguous() or not self._owned.pointer:
                 return None
-            if self._cuda:
-                if not y.is_cuda:
-                    return None
-                self._options.stream = self._raw_stream(y.get_device()) if stream is None else stream
-            elif not y.is_cpu:
-                return None
             if weights is not None or self._weighted:
                 if not self._take_weights(weights, received.tokens):
                     return None
+            if self._cuda:
+                if not self._place(self._options, y, weights, stream):
+                    return None
+            elif not y.is_cpu:
+                return None
             out = self._rows(received.tokens, self._hidden, y)
             self._x.data, self._result.value = y.data_ptr(), out.data_ptr()
             check(self._function(self._at, self._by_x, received._at, self._result, self._by_options))
+            self._done(y)
             return out
         finally:
             self._release()
@@ -170,9 +190,8 @@ class _Normal(_Repeated):
         if x.dtype is not self._type or len(shape) != 2 or shape[1] != self._hidden or not x.is_contiguous() or not self._owned.pointer:
             return False
         if self._cuda:
-            if not x.is_cuda:
+            if not self._place(options, x, None, stream):
                 return False
-            options.stream = self._raw_stream(x.get_device()) if stream is None else stream
         elif not x.is_cpu:
             return False
         self._x.data, self._x.rows, options.num_sms = x.data_ptr(), shape[0], num_sms
@@ -199,6 +218,7 @@ class NormalCombine(_Normal):
             out = self._rows(handle._tokens, self._hidden, y)
             self._result.value = out.data_ptr()
             check(self._function(self._at, self._by_x, handle._at, self._result, self._by_options, self._nothing))
+            self._done(y)
             return out
         finally:
             self._release()
@@ -232,6 +252,7 @@ class NormalDispatch(_Normal):
             rows = self._rows(number, self._hidden, x)
             self._to.data, self._to.rows = rows.data_ptr(), number
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
+            self._done(x)
             return rows
         finally:
             self._release()

@@ -72,7 +72,7 @@ class DispatchOptions(Struct):
     defaults = {"size": 3}
     _fields_ = [("struct_size", c_size_t), ("quantize", c_int32), ("size", c_int32), ("overflow", c_int32), ("padding", c_int32),
                 ("capacity", c_int64), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
-                ("reserved", c_int32), ("out", c_void_p)]
+                ("known_memory", c_int32), ("out", c_void_p)]
 
 
 class DispatchedView(Struct):
@@ -89,7 +89,7 @@ class CombineOptions(Struct):
     name = "sy_combine_options"
     defaults = {"apply_weights": 1}
     _fields_ = [("struct_size", c_size_t), ("order", c_int32), ("apply_weights", c_int32), ("weights", c_void_p),
-                ("bias", c_void_p * 2), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
+                ("bias", c_void_p * 2), ("stream", c_void_p), ("num_sms", c_int32), ("known_memory", c_int32)]
 
 
 class CallStatistics(Struct):
@@ -152,14 +152,14 @@ class LowLatencyView(Struct):
 class LowLatencyDispatchOptions(Struct):
     name = "sy_low_latency_dispatch_options"
     _fields_ = [("struct_size", c_size_t), ("weights", c_void_p), ("stream", c_void_p), ("device_tokens", c_void_p),
-                ("num_sms", c_int32), ("reserved", c_int32)]
+                ("num_sms", c_int32), ("known_memory", c_int32)]
 
 
 class LowLatencyCombineOptions(Struct):
     name = "sy_low_latency_combine_options"
     defaults = {"order": 1}
     _fields_ = [("struct_size", c_size_t), ("order", c_int32), ("num_sms", c_int32), ("weights", c_void_p),
-                ("expert_scale", c_void_p), ("stream", c_void_p)]
+                ("expert_scale", c_void_p), ("stream", c_void_p), ("known_memory", c_int32), ("reserved", c_int32)]
 
 
 class AllToAllOptions(Struct):

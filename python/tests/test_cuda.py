@@ -121,6 +121,37 @@ def test_wrong_memory():
     over_ranks(_wrong_memory, sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", **SHAPE))
 
 
+def _other_gpu(group, which):
+    """After calls that were right, of which torch knows where tensors are."""
+    ll, exchange = sy.LowLatency(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(1)[group.rank])
+    rows, handle = exchange.dispatch(x, ids)
+    for _ in range(3):
+        received = ll.dispatch(x, ids, weights)
+        y = ll.make_rows(received)
+        ll.combine(y, received, weights=weights)
+        exchange.combine(rows, handle)
+    torch.cuda.synchronize()
+    group.barrier()
+    if group.rank == 0:
+        there = f"cuda:{(x.get_device() + 1) % torch.cuda.device_count()}"
+        calls = {"x": lambda: ll.dispatch(x.to(there), ids, weights), "ids": lambda: ll.dispatch(x, ids.to(there), weights),
+                 "weights": lambda: ll.dispatch(x, ids, weights.to(there)),
+                 "weights of combine": lambda: ll.combine(y, received, weights=weights.to(there)),
+                 "y": lambda: exchange.combine(rows.to(there), handle)}
+        with pytest.raises(sy.InvalidArgument, match="lies on GPU"):
+            calls[which]()
+    raise SystemExit(0)  # the group has ended
+
+
+@pytest.mark.parametrize("which", ["x", "ids", "weights", "weights of combine", "y"])
+def test_other_gpu(which, gpus):
+    if gpus < 2:
+        pytest.skip("needs two GPUs")
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", **SHAPE) + sy.LowLatency.heap_bytes(WORLD, dtype="f32", **SHAPE)
+    over_ranks(_other_gpu, heap, which)
+
+
 def _low_latency(group, scales):
     """Eager, and from a graph."""
     ids = np.array([[e, e + 1, e + 3] for e in range(TOKENS)]) % EXPERTS

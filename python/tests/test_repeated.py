@@ -2,6 +2,7 @@
 """Calls that are like one before take a shorter way. They compute what the long way does, and what is not like the one before, or wrong,
 takes the long way."""
 import random
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
-from switchyard import _repeated  # noqa: E402  (needs torch)
+from switchyard import _ffi, _repeated  # noqa: E402  (need torch)
 
 SHAPE = {"experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
 KINDS = (_repeated.Dispatch, _repeated.Combine, _repeated.NormalCombine, _repeated.NormalDispatch)
@@ -210,3 +211,103 @@ def test_errors_of_the_library(ranks):
             ll.combine(y, second)
 
     ranks(rank, 1)
+
+
+# ---- Where tensors are, on GPUs, without one ----
+
+
+class Tensor:
+    """As much of one on a GPU as these calls look at."""
+
+    is_cuda, is_cpu = True, False
+
+    def __init__(self, device, shape, dtype="bf16"):
+        self.device, self.shape, self.dtype = device, shape, dtype
+
+    def get_device(self):
+        return self.device
+
+    def is_contiguous(self):
+        return True
+
+    def data_ptr(self):
+        return 4096 if self.shape[0] else 0
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Calls of the library as (known_memory, stream). It refuses what is not on GPU 1 as long as it has to ask."""
+    calls = []
+    options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3}
+    here = types.SimpleNamespace(right=True)
+
+    def bare(name):
+        def call(*arguments):
+            options = arguments[options_at[name]]._obj
+            calls.append((options.known_memory, options.stream))
+            return 0 if options.known_memory or here.right else 1
+
+        return call
+
+    def check(code):
+        if code:
+            raise sy.InvalidArgument("lies on another GPU")
+
+    torch_here = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={2: "f32"}, codes={"bf16": 0, "i64": 11},
+                                       rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype))
+    monkeypatch.setattr(_repeated, "bare", bare)
+    monkeypatch.setattr(_repeated, "check", check)
+    monkeypatch.setattr(_repeated, "arrays_of_torch", lambda: torch_here)
+    return calls, here
+
+
+def an_exchange():
+    group = types.SimpleNamespace(_lock=_ffi.CallLock())
+    return types.SimpleNamespace(_owned=types.SimpleNamespace(pointer=1), pointer=1, group=group, _backend=1, hidden=8, topk=2)
+
+
+def ways():
+    """A call of each kind, with tensors on these GPUs; the second says of how many tokens."""
+    handle = types.SimpleNamespace(_at=None, _rows_allocated=3, _tokens=3)
+    received = types.SimpleNamespace(_at=None, tokens=3)
+
+    def dispatch(it, x, others, tokens):
+        rows, ids = Tensor(x, (tokens, 8)), Tensor(others, (tokens, 2), "i64")
+        it.learn(rows, ids)
+        return it(rows, ids, Tensor(others, (tokens, 2), "f32"), types.SimpleNamespace(_at=None))
+
+    def combine(it, x, others, tokens):
+        y = Tensor(x, (tokens, 4, 8))
+        it.learn(y)
+        return it(y, received, Tensor(others, (3, 2), "f32"))
+
+    def normal(it, x, others, tokens):
+        handle._tokens = tokens
+        it.learn(Tensor(x, (tokens, 8)))
+        return it(Tensor(x, (tokens, 8)), handle, 0)
+
+    return {_repeated.Dispatch: dispatch, _repeated.Combine: combine, _repeated.NormalCombine: normal, _repeated.NormalDispatch: normal}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_known_memory(kind, told):
+    """It is told of tensors on the GPU on which the library found memory itself, and of no others."""
+    calls, here = told
+    call, it = ways()[kind], kind(an_exchange())
+    call(it, 1, 1, 0)  # no memory, from which nothing is learnt
+    here.right = False
+    with pytest.raises(sy.InvalidArgument):
+        call(it, 0, 0, 3)  # nor from a call that fails
+    here.right = True
+    call(it, 1, 1, 3)
+    assert calls == [(0, 101), (0, 100), (0, 101)]
+    calls.clear()
+    call(it, 1, 1, 3)
+    call(it, 0, 0, 3)
+    call(it, 1, 1, 3)
+    assert calls == [(1, 101), (0, 100), (1, 101)]
+    if kind in (_repeated.Dispatch, _repeated.Combine):
+        calls.clear()
+        call(it, 1, 0, 3)
+        call(it, 0, 1, 3)
+        assert calls == [(0, 101), (0, 100)]

@@ -34,7 +34,7 @@ inline constexpr int kMostSites = 64;
 inline constexpr Site kSentinelSite{11};
 
 /// Who must see a release, or whose release an acquire must see.
-enum class Scope : uint8_t { device, system };
+enum class Scope : uint8_t { block, device, system };
 
 /// How a *sentinel row* shows that it has arrived: the data is the flag (NCCL's "LL" protocols). Every word of the row (its
 /// bytes rounded up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it

@@ -41,7 +41,9 @@ static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions
 static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 56);
 static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
               sizeof(sy_low_latency_view) == 104);
-static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 && offsetof(sy_all_to_all_options, num_sms) == 56);
+static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 &&
+              offsetof(sy_low_latency_dispatch_options, known_memory) == 36 &&
+              offsetof(sy_low_latency_combine_options, known_memory) == 40 && offsetof(sy_all_to_all_options, num_sms) == 56);
 static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
               SWITCHYARD_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
               SWITCHYARD_SENDING_PER_RANK == static_cast<int>(Sending::per_rank) &&
@@ -66,14 +68,15 @@ LowLatencyConfig to_config(const sy_low_latency_config* config) {
 LowLatencyDispatchOptions to_options(const sy_low_latency_dispatch_options* options) {
   if (!options) return {};
   const sy_low_latency_dispatch_options o = read_struct(options, kDispatchOptions, "options");
-  require_range("options->reserved", o.reserved, 0, 0);
-  return {o.weights, o.stream, o.num_sms, o.device_tokens};
+  return {o.weights, o.stream, o.num_sms, o.device_tokens, to_bool("options->known_memory", o.known_memory)};
 }
 
 LowLatencyCombineOptions to_options(const sy_low_latency_combine_options* options) {
   if (!options) return {};
   const sy_low_latency_combine_options o = read_struct(options, kCombineOptions, "options");
-  return {to_enum<CombineOrder>("options->order", o.order), o.weights, o.expert_scale, o.stream, o.num_sms};
+  require_range("options->reserved", o.reserved, 0, 0);
+  return {to_enum<CombineOrder>("options->order", o.order), o.weights, o.expert_scale, o.stream, o.num_sms,
+          to_bool("options->known_memory", o.known_memory)};
 }
 
 /// A function of the caller's as one of C++.

@@ -37,8 +37,9 @@ static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_o
               offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48 &&
               offsetof(sy_group_options, host) == 56 && offsetof(sy_group_options, network) == 72);
 static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32 &&
-              offsetof(sy_dispatch_options, out) == 56);
-static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40);
+              offsetof(sy_dispatch_options, known_memory) == 52 && offsetof(sy_dispatch_options, out) == 56);
+static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40 &&
+              offsetof(sy_combine_options, known_memory) == 52);
 
 // Values of the enumerations.
 static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
@@ -140,9 +141,9 @@ DispatchOptions to_options(const sy_dispatch_options* options, Rows& out) {
   result.capacity = o.capacity;
   result.overflow = to_enum<Overflow>("options->overflow", o.overflow);
   result.padding = to_enum<Padding>("options->padding", o.padding);
-  require_range("options->reserved", o.reserved, 0, 0);
   result.stream = o.stream;
   result.num_sms = o.num_sms;
+  result.known_memory = to_bool("options->known_memory", o.known_memory);
   result.device_tokens = o.device_tokens;
   if (o.out) {
     out = to_rows(o.out, "options->out");
@@ -160,9 +161,9 @@ CombineOptions to_options(const sy_combine_options* options) {
   result.apply_weights = to_bool("options->apply_weights", o.apply_weights);
   result.bias[0] = o.bias[0];
   result.bias[1] = o.bias[1];
-  require_range("options->reserved", o.reserved, 0, 0);
   result.stream = o.stream;
   result.num_sms = o.num_sms;
+  result.known_memory = to_bool("options->known_memory", o.known_memory);
   return result;
 }
 

@@ -75,7 +75,7 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
     }
     if (one_step && c + 1 < kSumChunks) continue;
     A::settle(w);
-    if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
+    if (!arrive_is_last<A>(w, p.work.of_block, c, p.work.sums_done + c, warps / w.warps_per_block())) continue;
     if (c + 1 == kSumChunks) WorkQueue<A>::reset(w, p.work.sums_next);
     for (int told = one_step ? 0 : c; told <= c; ++told) publish_chunk<A>(w, p, told);
   }

@@ -76,10 +76,11 @@ struct SumStaging {
 /// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's sum.
 struct SumWork {
   int sum_blocks = 0;              ///< the first blocks make the sums, push or copy rows; 0: all, before anything else
-  uint64_t* sums_done = nullptr;   ///< [kSumChunks] warps
-  uint64_t* pulls_done = nullptr;  ///< warps
+  uint64_t* sums_done = nullptr;   ///< [kSumChunks] blocks, or warps
+  uint64_t* pulls_done = nullptr;  ///< the same
   uint64_t* sums_next = nullptr;   ///< next record to be summed, pushed or copied
   uint64_t* pulls_next = nullptr;  ///< next token to be summed
+  BlockCounters of_block;          ///< [kSumChunks + 1]: sums, then pulls
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
@@ -275,7 +276,7 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
   const CallContext& call = p.call;
   const int self = call.rank();
   const auto flag_of = [&](int writer) { return p.shape.control.flag(Site::pulled, writer); };
-  if (arrive_is_last<A>(w, p.work.pulls_done)) {
+  if (arrive_is_last<A>(w, p.work.of_block, kSumChunks, p.work.pulls_done, w.num_blocks())) {
     WorkQueue<A>::reset(w, p.work.pulls_next);
     A::template publish_to<Scope::system>(
         w, call.world(),

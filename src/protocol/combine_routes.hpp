@@ -72,7 +72,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
     }
     base += rounds * others * parts;
     A::settle(w);
-    if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
+    if (!arrive_is_last<A>(w, p.work.of_block, c, p.work.sums_done + c, warps / w.warps_per_block())) continue;
     if (c == kSumChunks - 1) WorkQueue<A>::reset(w, p.work.sums_next);
     publish_chunk<A>(w, p, c);
   }

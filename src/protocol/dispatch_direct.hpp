@@ -72,9 +72,10 @@ struct MoveCopies {
 /// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's move.
 struct MoveWork {
   int send_blocks = 0;  ///< the first blocks send, the others place or copy what comes meanwhile; 0: all do both in turn
-  uint64_t* sends_done = nullptr;   ///< [kRowChunks] warps that have sent a chunk
+  uint64_t* sends_done = nullptr;   ///< [kRowChunks] blocks, or warps, that have sent a chunk
   uint64_t* sends_next = nullptr;   ///< tokens assigned
   uint64_t* places_next = nullptr;  ///< records assigned
+  BlockCounters sends_of_block;     ///< [kRowChunks]
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless they say
@@ -328,8 +329,9 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const bool expert_major = p.shape.layout == Layout::expert_major, receives = expert_major || p.copies.rows != nullptr;
   const int last = tells_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
-  const int senders = (split_roles ? p.work.send_blocks : blocks) * w.warps_per_block();
-  const bool one_step = last > 0 && !expert_major && p.tokens <= senders;  // steps would take longer than copies
+  const int senders = split_roles ? p.work.send_blocks : blocks;
+  // Steps would take longer than copies.
+  const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
   const int first = one_step ? last : 0;                                   // chunk that is told of first, with all before it
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
@@ -350,7 +352,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
       if (c < first) continue;
-      if (arrive_is_last<A>(w, p.work.sends_done + c, senders)) {
+      if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
         if (c == first) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
         for (int told = c == first ? 0 : c; told <= c; ++told) publish_rows<A>(w, p, told, last > 0);

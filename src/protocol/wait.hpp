@@ -288,4 +288,22 @@ SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   return arrive_is_last<A>(w, counter, w.total());
 }
 
+/// Counters of what the warps of a block have finished, all 0 between calls: in memory of the block, so that an arrival among
+/// its warps is short. Null: the warps of all blocks count each other.
+struct BlockCounters {
+  uint64_t* first = nullptr;
+  int stride = 0;  ///< from block to block: 0 where each block has memory of its own
+};
+/// As above, of all warps of `blocks` blocks: those of a block count each other first, by counter `at` of its own, and the last
+/// one arrives for all. To arrive among blocks takes microseconds while the link is full, and most warps go on at once.
+template <class A>
+SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, const BlockCounters& own, int at, uint64_t* counter, int blocks) {
+  if (own.first == nullptr) return arrive_is_last<A>(w, counter, int64_t{blocks} * w.warps_per_block());
+  uint64_t* const mine = own.first + int64_t{w.block()} * own.stride + at;
+  const uint64_t before = A::template fetch_add<Scope::block>(w, mine, 1, Site::local_sends);
+  if (before + 1 != static_cast<uint64_t>(w.warps_per_block())) return false;
+  A::for_lanes(w, 1, [&](int) { *mine = 0; });
+  return arrive_is_last<A>(w, counter, blocks);
+}
+
 }  // namespace switchyard::detail

@@ -153,7 +153,7 @@ static void shorter_options(void) {
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   sy_dispatch_options how = SWITCHYARD_DISPATCH_OPTIONS_INIT;
   how.struct_size = offsetof(sy_dispatch_options, stream);
-  how.reserved = 99;
+  how.known_memory = 99;
   const sy_const_row_view rows = rows_view();
   const sy_expert_ids ids = ids_view();
   sy_dispatched* dispatched = NULL;
@@ -162,7 +162,7 @@ static void shorter_options(void) {
   CHECK_OK(sy_dispatched_get(dispatched, &view));
   sy_combine_options sum = SWITCHYARD_COMBINE_OPTIONS_INIT;
   sum.struct_size = offsetof(sy_combine_options, stream);
-  sum.reserved = 99;
+  sum.known_memory = 99;
   float out[kTokens * kHidden] = {0};
   CHECK_OK(sy_exchange_combine(exchange, &rows, view.handle, out, &sum, NULL));
   CHECK(memcmp(out, kRows, sizeof out) == 0);

@@ -357,9 +357,9 @@ static void wrong_on_rank_0(int rank, sy_group* group) {
   Input in;
   make_input(&in, rank);
   if (rank == 0) {
-    in.options.reserved = 1;
+    in.options.known_memory = 2;
     CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SWITCHYARD_INVALID_ARGUMENT,
-                "options->reserved = 1");
+                "options->known_memory = 2");
   } else {
     CHECK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options) == SWITCHYARD_PEER_FAILED);
     int32_t failed = -1;

@@ -185,7 +185,9 @@ class RankBench {
   void verify(const Dispatched& d, const RowBuffer& y, std::vector<CheckResult>& checks) {
     const HostDispatched host = copy_to_host(d, weights_ != nullptr, device_);
     const SentRows sent{s_.rows.type, s_.rows.scales, s_.quantize, 0};
-    checks.push_back(check_dispatched("dispatch", s_.scenario, rank_, host.view, sent, true));
+    Scenario expected = s_.scenario;
+    expected.host_of = hosts_of_ranks();
+    checks.push_back(check_dispatched("dispatch", expected, rank_, host.view, sent, true));
     combine(d, y);
     Mirror out(device_, out_, out_bytes());
     out.read();
@@ -193,7 +195,7 @@ class RankBench {
     c.order = order_named(s_.options.order);
     c.type = s_.rows.result_type();
     c.identity = !s_.outputs_apart();
-    checks.push_back(check_combined("combine", s_.scenario, rank_, out.data(), c));
+    checks.push_back(check_combined("combine", expected, rank_, out.data(), c));
   }
 
   const Setup& s_;

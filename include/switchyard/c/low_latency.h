@@ -132,8 +132,8 @@ typedef struct sy_low_latency_dispatch_options {
   /// Memory of the rank (CUDA: of its GPU), or NULL: T at the time the call runs, so that it can vary in a graph; clamped to
   /// [0, T of the ids]. All of the ids must be readable.
   const int32_t* device_tokens;
-  int32_t num_sms;   ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  int32_t reserved;  ///< must be 0
+  int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
+  int32_t known_memory;  ///< CUDA: as in sy_dispatch_options
 } sy_low_latency_dispatch_options;
 #define SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT \
   { sizeof(sy_low_latency_dispatch_options), NULL, NULL, NULL, 0, 0 }
@@ -153,9 +153,11 @@ typedef struct sy_low_latency_combine_options {
   const float* weights;       ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
   const float* expert_scale;  ///< float32 [experts_here], per_route only, or NULL: each row goes back as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
+  int32_t known_memory;       ///< CUDA: as in sy_dispatch_options
+  int32_t reserved;           ///< must be 0
 } sy_low_latency_combine_options;
 #define SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT \
-  { sizeof(sy_low_latency_combine_options), SWITCHYARD_ORDER_PER_ROUTE, 0, NULL, NULL, NULL }
+  { sizeof(sy_low_latency_combine_options), SWITCHYARD_ORDER_PER_ROUTE, 0, NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
 /// f32). `y` has the shape of the output's `x` and is read where it lies; `out` must not overlap it, nor anything in `options`.

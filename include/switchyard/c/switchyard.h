@@ -266,8 +266,10 @@ typedef struct sy_dispatch_options {
   void* stream;
   /// CUDA: device memory, or NULL: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
   const int32_t* device_tokens;
-  int32_t num_sms;   ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
-  int32_t reserved;  ///< must be 0
+  int32_t num_sms;  ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
+  /// 0 or 1; CUDA: the caller knows that all memory it gives to the call is of this rank's GPU, as a framework does of its
+  /// tensors: the driver is not asked, which takes the host longer than all other checks. Everything else is checked.
+  int32_t known_memory;
   /// Both backends: where the rows go instead of to the exchange's pool, or NULL. Of the type and with the scales that are
   /// delivered; room for the rows that are allocated (worst case, capacity, cached: else invalid_argument; exact: else
   /// pool_exhausted on all ranks). Costs one local copy of the delivered rows, none if they have no scales and go to a sy_rows
@@ -356,9 +358,9 @@ typedef struct sy_combine_options {
   const float* weights;
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2];
-  void* stream;      ///< CUDA: as in sy_dispatch_options
-  int32_t num_sms;   ///< CUDA: as in sy_dispatch_options
-  int32_t reserved;  ///< must be 0
+  void* stream;          ///< CUDA: as in sy_dispatch_options
+  int32_t num_sms;       ///< CUDA: as in sy_dispatch_options
+  int32_t known_memory;  ///< CUDA: as in sy_dispatch_options
 } sy_combine_options;
 #define SWITCHYARD_COMBINE_OPTIONS_INIT \
   { sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, {NULL, NULL}, NULL, 0, 0 }

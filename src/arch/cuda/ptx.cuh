@@ -98,6 +98,8 @@ __device__ __forceinline__ uint64_t add_acq_rel(uint64_t* p, uint64_t v) {
                  : "=l"(old)
                  : "l"(__cvta_generic_to_global(p)), "l"(v)
                  : "memory");
+  } else if constexpr (S == Scope::block) {  // in shared memory
+    asm volatile("atom.acq_rel.cta.shared::cta.add.u64 %0, [%1], %2;" : "=l"(old) : "r"(shared_address(p)), "l"(v) : "memory");
   } else {
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
                  : "=l"(old)

@@ -2,6 +2,7 @@
 #include "carrier/nccl/gin.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -203,9 +204,11 @@ class GinCarrier final : public NcclRounds {
     posted().clear();
     return all;
   }
-  void end_elsewhere() noexcept override {
+  void end_elsewhere() noexcept override try {
     if (!std::exchange(ended_, true)) device_->end();
     end_remains(comms().api(), take());
+  } catch (const std::exception&) {
+    // Left behind, for lack of memory.
   }
 
   /// Of a communicator by which nothing is under way. \returns whether it is gone
@@ -261,6 +264,28 @@ std::string why_no_gin(const NcclComms& comms) {
       return "NCCL finds no network that kernels can drive between" + ranks;
   }
   return "";
+}
+
+GinClaim make_gin_claim(GinChoice choice, const std::string& why_not) {
+  GinClaim claim;
+  claim.choice = choice;
+  std::snprintf(claim.why_not, sizeof claim.why_not, "%s", why_not.c_str());
+  return claim;
+}
+
+bool agree_on_gin(std::span<const GinClaim> claims) {
+  const GinChoice choice = claims.front().choice;
+  for (size_t r = 0; r < claims.size(); ++r)
+    if (claims[r].choice != choice)
+      throw Error(ErrorCode::mismatch, std::string(kVariable) + " is not the same on ranks 0 and " + std::to_string(r));
+  if (choice == GinChoice::off) return false;
+  for (size_t r = 0; r < claims.size(); ++r) {
+    if (claims[r].why_not[0] == '\0') continue;
+    if (choice == GinChoice::automatic) return false;
+    throw Error(ErrorCode::unsupported, std::string(kVariable) + "=1, but rank " + std::to_string(r) +
+                                            " cannot have device-initiated networking: " + claims[r].why_not);
+  }
+  return true;
 }
 
 std::unique_ptr<Carrier> make_gin_carrier(std::unique_ptr<NcclComms> comms, std::shared_ptr<GinDevice> device,

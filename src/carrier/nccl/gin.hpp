@@ -76,6 +76,16 @@ std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_he
 /// The same of communicators, as NCCL tells their properties: alike on all ranks of each.
 std::string why_no_gin(const NcclComms& comms);
 
+/// What a rank tells the others.
+struct GinClaim {
+  GinChoice choice = GinChoice::automatic;
+  char why_not[300] = {};  ///< as why_no_gin
+};
+GinClaim make_gin_claim(GinChoice choice, const std::string& why_not);
+/// Whether all ranks have device-initiated networking, by the claims of all. \throws on all alike Error(mismatch) if they
+/// choose differently, Error(unsupported) if they choose `on` and one cannot, which it names.
+bool agree_on_gin(std::span<const GinClaim> claims);
+
 /// Registers the windows, with the rank's GPU current: collective over the ranks of each rail, for which nothing is against it.
 /// `slot_bytes`, rounded up to 4 KiB: the same on all ranks. All ranks have returned before one posts a round. \throws
 /// Error(rendezvous) at the deadline or when it was interrupted, Error(system) with NCCL's own words.

@@ -325,11 +325,11 @@ void CudaRank::check_stream(gpu::Stream stream) const {
     invalid("stream", " is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
 }
 
-void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {
+void CudaRank::check_pointer(const char* name, const void* p, size_t alignment, bool known) const {
   if (!p) return;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
-  if (heap_.view().contains(p) || holders_.find(p)) return;
+  if (known || heap_.view().contains(p) || holders_.find(p)) return;
   const gpu::MemoryPlace place = place_of(p);
   if (place.kind == gpu::MemoryKind::managed) return;
   if (place.kind != gpu::MemoryKind::device)

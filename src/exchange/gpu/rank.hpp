@@ -73,8 +73,8 @@ class CudaRank final : public DeviceRank {
   /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), at most those there are.
   int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
   /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
-  /// `num_sms` is 0 or a grid whose blocks can all run at once.
-  void check_pointer(const char* name, const void* p, size_t alignment) const;
+  /// `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller knows what memory it is.
+  void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
   void check_sms(const char* name, int num_sms) const;
   /// Throws invalid_argument unless `stream`, which is not captured, is one of this GPU's.
   void check_stream(gpu::Stream stream) const;

@@ -84,8 +84,8 @@ Group::Impl::~Impl() {
   std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
+  bootstrap->leave();  // its threads write and read headers
   if (device) end_device({std::move(heap), std::move(control), std::move(device)});
-  bootstrap->leave();
 }
 
 TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens) const {

@@ -83,11 +83,11 @@ void LowLatencyImpl::check_output_memory(const Rows& memory) const {
   if (!memory.data && rows > 0) invalid("memory.data", " is null");
   if (!memory.scales && rows > 0 && config.scales != ScaleKind::none)
     invalid("memory.scales", " is null: the rows have scales");
-  check_pointer("memory.data", memory.data, row_alignment(memory.dtype));
-  check_pointer("memory.scales", memory.scales, 16);
+  check_pointer("memory.data", memory.data, row_alignment(memory.dtype), false);
+  check_pointer("memory.scales", memory.scales, 16, false);
 }
 
-void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
+void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const {
   if (ids.topk != config.topk)
     invalid("ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
@@ -108,19 +108,19 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) cons
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
     invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
-  check_pointer("x.data", x.data, row_alignment(x.dtype));
-  check_pointer("x.scales", x.scales, 16);
-  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+  check_pointer("x.data", x.data, row_alignment(x.dtype), known);
+  check_pointer("x.scales", x.scales, 16, known);
+  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4, known);
 }
 
 void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                                     const LowLatencyDispatchOptions& o) const {
   check_idle("dispatch");
   check_output(output);
-  check_tokens(x, ids);
+  check_tokens(x, ids, o.known_memory);
   check_sms("LowLatencyDispatchOptions", o.num_sms);
-  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4);
-  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4);
+  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4, o.known_memory);
+  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4, o.known_memory);
 }
 
 void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
@@ -150,10 +150,10 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (o.expert_scale && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
                 "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
-  check_pointer("y.data", y.data, row_alignment(y.dtype));
-  check_pointer("out", out, row_alignment(y.dtype));
-  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
-  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
+  check_pointer("y.data", y.data, row_alignment(y.dtype), o.known_memory);
+  check_pointer("out", out, row_alignment(y.dtype), o.known_memory);
+  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4, o.known_memory);
+  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, o.known_memory);
   const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
   const OutOfCall sums{out, tokens * row};
   sums.check_apart("y.data", y.data, y.rows * row);
@@ -179,7 +179,7 @@ void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, 
   group_.require_one_host("moe_all_to_all", "use dispatch and combine");
   if (config.scales != ScaleKind::none)
     throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
-  check_tokens(x, ids);
+  check_tokens(x, ids, false);
   if (!out && ids.tokens > 0) invalid("out", " is null");
   const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
   sums.check_apart("x.data", x.data, sums.bytes);
@@ -188,10 +188,10 @@ void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, 
   sums.check_apart("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
   sums.check_apart("AllToAllOptions::device_tokens", o.device_tokens, 4);
   check_sms("AllToAllOptions", o.num_sms);
-  check_pointer("out", out, row_alignment(x.dtype));
-  check_pointer("AllToAllOptions::weights", o.weights, 4);
-  check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4);
-  check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4);
+  check_pointer("out", out, row_alignment(x.dtype), false);
+  check_pointer("AllToAllOptions::weights", o.weights, 4, false);
+  check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4, false);
+  check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4, false);
   check_row_function(o);
 }
 

@@ -122,8 +122,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     return {owner, owner->memory.as<void>()};
   }
 
-  void check_pointer(const char* name, const void* p, size_t alignment) const override {
-    gpu_.check_pointer(name, p, alignment);
+  void check_pointer(const char* name, const void* p, size_t alignment, bool known) const override {
+    gpu_.check_pointer(name, p, alignment, known);
   }
   void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
 

@@ -95,7 +95,7 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Private memory of this backend.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   /// Backends that know about memory check addresses here. `alignment` in bytes.
-  virtual void check_pointer(const char*, const void*, size_t) const {}
+  virtual void check_pointer(const char*, const void*, size_t, bool /*known*/) const {}
   virtual void check_sms(const char*, int) const {}
   /// Identifies the capture of `stream` (CUDA); 0 if it is not captured.
   virtual unsigned long long capture_id(void*) const { return 0; }
@@ -129,7 +129,7 @@ class LowLatencyImpl : protected ExchangeBase {
  private:
   void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
   void check_output_memory(const Rows& memory) const;
-  void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
+  void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
   /// What is sent, and where to.

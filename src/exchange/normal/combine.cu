@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
   __shared__ Standing standing;
+  __shared__ uint64_t of_block[kSumChunks + 1];
   auto& c = *reinterpret_cast<CombineParams*>(params);
   copy_to_shared(given.c, c);
   if (!begin_block(given.c.call, given.words, given.state, c.call, standing, given.header)) return;
@@ -59,7 +60,11 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   const TablesHeader& header = *given.header;
   if (!takes_part(standing)) return do_nothing(c.call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, given.state, header.tokens));
-  if (threadIdx.x == 0) complete(c, given, header);
+  if (threadIdx.x == 0) {
+    complete(c, given, header);
+    c.work.of_block.first = of_block;
+  }
+  if (threadIdx.x <= kSumChunks) of_block[threadIdx.x] = 0;
   __syncthreads();
   if (!run<A, kBody>(w, c)) return Cuda::settle(w);
   const bool moved = placements_agree(w, c.call, c.shape.control, c.staging.place.signature);

@@ -125,7 +125,7 @@ bool CpuNormal<A>::anyone_copies(const CallContext& call) const {
 
 template <class A>
 MoveWork CpuNormal<A>::move_work(bool receives) {
-  return {receives ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value, &places_next_.value};
+  return {receives ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value, &places_next_.value, of_blocks(0)};
 }
 
 template <class A>
@@ -171,7 +171,7 @@ SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
 
 template <class A>
 SumWork CpuNormal<A>::sum_work() {
-  return {group_.options.num_blocks / 2, sums_done_, &pulls_done_.value, &sums_next_.value, &pulls_next_.value};
+  return {group_.options.num_blocks / 2, sums_done_, &pulls_done_.value, &sums_next_.value, &pulls_next_.value, of_blocks(kRowChunks)};
 }
 
 template <class A>

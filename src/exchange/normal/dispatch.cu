@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   __shared__ Standing standing;
+  __shared__ uint64_t sends_of_block[kRowChunks];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   copy_to_shared(given, p);
   ptx::wait_for_previous();
@@ -65,7 +66,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
     p.place.signature = signature_of(given, header);
+    p.d.work.sends_of_block.first = sends_of_block;
   }
+  if (threadIdx.x < kRowChunks) sends_of_block[threadIdx.x] = 0;
   __syncthreads();
   if (p.offers_place && w.index() == 0)
     publish_placement<A>(w, call, p.d.shape.control, p.place, nullptr, p.own_rows != p.place.rows ? &p.own_rows : nullptr);

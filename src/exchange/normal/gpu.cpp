@@ -105,7 +105,8 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
 std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   auto call = std::make_unique<CudaCall>(gpu_.device());
   gpu_.check_sms(frame.options, frame.num_sms);
-  for (const Operand& operand : frame.operands) gpu_.check_pointer(operand.name, operand.data, operand.alignment);
+  for (const Operand& operand : frame.operands)
+    gpu_.check_pointer(operand.name, operand.data, operand.alignment, frame.known_memory);
   const bool combines = frame.operation == Operation::combine;
   NormalCall kind = combines ? NormalCall::combine : NormalCall::dispatch;
   if (frame.effort == Effort::copies) kind = NormalCall::copying_combine;

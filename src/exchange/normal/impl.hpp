@@ -93,6 +93,7 @@ class NormalImpl : protected ExchangeBase {
     const char* options;  ///< type that has `num_sms`, for errors
     void* stream;
     int num_sms;
+    bool known_memory;
     Effort effort;
     int64_t tokens;
     std::initializer_list<Operand> operands;

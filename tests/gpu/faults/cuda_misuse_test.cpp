@@ -85,6 +85,13 @@ std::vector<GpuMisuse> other_misuses() {
       of_dispatch("too_many_tokens", "ids.tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.tokens = c.in.x.rows = 13; }),
       of_dispatch("wrong_hidden", "x.cols = 72", [](Call& c, DispatchOptions&) { c.in.x.cols = 72; }),
       of_combine("combine_sms", "num_sms", [](Call&, CombineArguments& a) { a.options.num_sms = 1 << 20; }),
+      {"misaligned_in_known_memory", "x.data: address must be a multiple of 16",
+       [](Call& call) {
+         DispatchOptions o = call.dispatch_options();
+         o.known_memory = true;
+         if (call.bad) call.in.x.data = static_cast<const std::byte*>(call.in.x.data) + 8;
+         (void)call.exchange.dispatch(call.in.x, call.in.ids, call.in.weights, o);
+       }},
       {"handle_of_another_shape", "handle",
        [](Call& call) {
          const Dispatched d = call.dispatch();

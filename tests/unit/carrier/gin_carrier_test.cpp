@@ -53,6 +53,34 @@ TEST(GinChoices, AreReadFromTheEnvironment) {
   }
 }
 
+TEST(GinChoices, AllRanksHaveItOrNone) {
+  const auto agreed = [](GinChoice choice, std::vector<std::string> why_not) -> std::string {
+    std::vector<GinClaim> claims;
+    for (const std::string& text : why_not) claims.push_back(make_gin_claim(choice, text));
+    try {
+      return agree_on_gin(claims) ? "kernels" : "rounds of NCCL";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(agreed(GinChoice::automatic, {"", "", ""}), "kernels");
+  EXPECT_EQ(agreed(GinChoice::automatic, {"", "", "no network"}), "rounds of NCCL");
+  EXPECT_EQ(agreed(GinChoice::off, {"", "", ""}), "rounds of NCCL");
+  EXPECT_EQ(agreed(GinChoice::on, {"", "", ""}), "kernels");
+  EXPECT_EQ(agreed(GinChoice::on, {"", "no network", "no GPU"}),
+            "SWITCHYARD_NCCL_GIN=1, but rank 1 cannot have device-initiated networking: no network");
+  EXPECT_EQ(agreed(GinChoice::on, {std::string(1000, 'x')}).size(),
+            std::string("SWITCHYARD_NCCL_GIN=1, but rank 0 cannot have device-initiated networking: ").size() + 299);
+  try {
+    (void)agree_on_gin(std::vector{make_gin_claim(GinChoice::on, ""), make_gin_claim(GinChoice::on, ""),
+                                   make_gin_claim(GinChoice::automatic, "")});
+    FAIL() << "agreed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(error.what(), "SWITCHYARD_NCCL_GIN is not the same on ranks 0 and 2");
+  }
+}
+
 /// Writes down what it is asked, beside what NCCL is told.
 class TellingDevice final : public GinDevice {
  public:
@@ -141,7 +169,8 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
 TEST_F(GinCarrierTest, NothingIsAgainstIt) {
   EXPECT_EQ(api_.no_gin, "");
   EXPECT_EQ(why_no_gin(api_, device_.get(), 1), "");
-  EXPECT_EQ(why_no_gin(*comms(0, {"a", "b"})), "");
+  const auto made = comms(0, {"a", "b"});
+  EXPECT_EQ(why_no_gin(*made), "");
   EXPECT_EQ(fake_->take_told(),
             (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "properties of c0, version 23007"}));
 }
@@ -478,9 +507,9 @@ class GinBytes : public GinCarrierTest {
   }
 };
 
-TEST_F(GinBytes, OfThreeHostsOfOneRank) { run({"a", "b", "c"}, 40, size_t{1} << 20); }
+TEST_F(GinBytes, OfThreeHostsOfOneRank) { run({"a", "b", "c"}, 14, size_t{1} << 20); }
 TEST_F(GinBytes, InManyPieces) { run({"a", "b"}, 12, kSlot); }
-TEST_F(GinBytes, OfUnequalHosts) { run({"a", "a", "a", "b", "b", "c"}, 25, size_t{64} << 10); }
+TEST_F(GinBytes, OfUnequalHosts) { run({"a", "a", "a", "b", "b", "c"}, 8, size_t{64} << 10); }
 
 }  // namespace
 }  // namespace switchyard::detail

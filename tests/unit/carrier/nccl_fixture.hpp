@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +38,9 @@ struct HandMarks final : StreamMarks {
     ordered.push_back(std::to_string(reinterpret_cast<uintptr_t>(stream)) + " after " +
                       std::to_string(*static_cast<const int*>(mark)));
   }
-  int made = 0, passed = 0;
-  bool captured = false;  ///< streams are
+  int made = 0;
+  std::atomic<int> passed = 0;  ///< threads that end communicators ask, too
+  bool captured = false;        ///< streams are
   Told ordered;
 };
 

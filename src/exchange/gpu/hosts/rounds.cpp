@@ -2,7 +2,6 @@
 #include "exchange/gpu/hosts/rounds.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <utility>
@@ -52,10 +51,8 @@ class Marks final : public StreamMarks {
 struct Claim {
   StepReport report;
   int version = 0;
-  GinChoice gin = GinChoice::automatic;
-  char no_gin[300] = {};  ///< why its kernels cannot drive the network
+  GinClaim gin;
 };
-void set_reason(Claim& claim, const std::string& text) { std::snprintf(claim.no_gin, sizeof claim.no_gin, "%s", text.c_str()); }
 
 std::vector<Claim> share(Bootstrap& link, const Deadline& deadline, const Claim& mine) {
   std::vector<Claim> all(static_cast<size_t>(link.world()));
@@ -64,19 +61,13 @@ std::vector<Claim> share(Bootstrap& link, const Deadline& deadline, const Claim&
   return all;
 }
 
-/// Whether all ranks can have kernels that drive the network, and want it.
-bool agree_on_gin(const std::vector<Claim>& all) {
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r].gin != all[0].gin)
-      throw AgreedError(ErrorCode::mismatch, "SWITCHYARD_NCCL_GIN is not the same on ranks 0 and " + std::to_string(r));
-  if (all[0].gin == GinChoice::off) return false;
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].no_gin[0] == '\0') continue;
-    if (all[0].gin == GinChoice::automatic) return false;
-    throw AgreedError(ErrorCode::unsupported, "SWITCHYARD_NCCL_GIN=1, but rank " + std::to_string(r) +
-                                                  " cannot have device-initiated networking: " + all[r].no_gin);
-  }
-  return true;
+/// As agree_on_gin of the claims: all ranks throw alike.
+bool agree(const std::vector<Claim>& all) try {
+  std::vector<GinClaim> claims;
+  for (const Claim& claim : all) claims.push_back(claim.gin);
+  return agree_on_gin(claims);
+} catch (const Error& error) {
+  throw AgreedError(error.code(), error.what());
 }
 
 void check_versions(const std::vector<Claim>& all) {
@@ -141,20 +132,19 @@ std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
   Claim mine;
   mine.report = attempt([&] {
     mine.version = nccl().version;
-    mine.gin = gin_choice();
-    if (mine.gin == GinChoice::off) return;
-    gin_ = make_gpu_gin(gpu_);
-    set_reason(mine, why_no_gin(nccl(), gin_.get(), gpu_.ranks_here()));
+    const GinChoice choice = gin_choice();
+    if (choice != GinChoice::off) gin_ = make_gpu_gin(gpu_);
+    mine.gin = make_gin_claim(choice, why_no_gin(nccl(), gin_.get(), gpu_.ranks_here()));
   });
   const std::vector<Claim> all = share(link, deadline, mine);
   check_versions(all);
-  bool by_kernels = agree_on_gin(all);
+  bool by_kernels = agree(all);
   const std::vector<NcclId> ids = share_ids(link, deadline);
   std::unique_ptr<NcclComms> comms;
   run_step(link, deadline, kSubject, [&] { comms = std::make_unique<NcclComms>(nccl(), spec_of(ids, budget)); });
   if (by_kernels) {
-    mine.report = attempt([&] { set_reason(mine, why_no_gin(*comms)); });
-    by_kernels = agree_on_gin(share(link, deadline, mine));
+    mine.report = attempt([&] { mine.gin = make_gin_claim(mine.gin.choice, why_no_gin(*comms)); });
+    by_kernels = agree(share(link, deadline, mine));
   }
   if (!by_kernels) {
     gin_ = nullptr;
