@@ -90,6 +90,16 @@ __device__ __forceinline__ void reduce_add(uint64_t* p, uint64_t v) {
 __device__ __forceinline__ void reduce_max(uint64_t* p, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
+
+// This and load_shared may be named in functions that are also compiled for the host, where they are never called.
+SWITCHYARD_INLINE uint32_t shared_address(const void* p) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+#else
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p));
+#endif
+}
+
 template <Scope S>
 __device__ __forceinline__ uint64_t add_acq_rel(uint64_t* p, uint64_t v) {
   uint64_t old;
@@ -116,15 +126,6 @@ __device__ __forceinline__ void fence_acq_rel() {
   } else {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
-}
-
-// These two may be named in functions that are also compiled for the host, where they are never called.
-SWITCHYARD_INLINE uint32_t shared_address(const void* p) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-#else
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p));
-#endif
 }
 
 SWITCHYARD_INLINE uint32_t load_shared(uint32_t p) {
