@@ -113,20 +113,17 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
   A::settle(w);
 }
 
-/// Sends token t of `source`, which lies in `slot` with the entries of all its choices, on to the ranks of this host.
+/// Sends a unit of `source` on to the ranks of this host. `slot`: its token, with the `entries` of all its choices.
 template <class A, class P>
-SWITCHYARD_FN void forward_token(typename A::Warp& w, const P& p, int source, int t, const std::byte* slot,
-                                 const LowLatencyEntry* entries) {
+SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
+                                const LowLatencyEntry* entries) {
   const auto& l = p.layout;
-  const int units = l.units_per_token();
-  for (int unit = t * units; unit < (t + 1) * units; ++unit) {
-    const LowLatencyEntry* const mine = entries + l.first_k_of(unit);
-    const uint64_t all = A::lanes_union(
-        w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
-    const uint64_t places = mapped_of<A>(p.call.heap, all);
-    if (places != 0) write_message<A>(w, p, source, unit, slot, mine, places);
-    tell_message<A>(w, p, source, unit, places);
-  }
+  const LowLatencyEntry* const mine = entries + l.first_k_of(unit);
+  const uint64_t all = A::lanes_union(
+      w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
+  const uint64_t places = mapped_of<A>(p.call.heap, all);
+  if (places != 0) write_message<A>(w, p, source, unit, slot, mine, places);
+  tell_message<A>(w, p, source, unit, places);
 }
 
 /// The rounds of a dispatch (rounds.hpp, Steps): those that go out are packed, and what has come in others is sent on.
@@ -204,7 +201,8 @@ class MessageSteps {
     tell_of_others(w, from.peer, i > 0 ? at_.token(from.came(i - 1)) + 1 : 0, t);
     from.crossed->token[static_cast<size_t>(i)] = t;
     for (int k = 0; k < l.topk; ++k) from.crossed->ids[static_cast<size_t>(i * l.topk + k)] = entries[k].expert;
-    forward_token<A>(w, p_, from.peer, t, slot, entries);
+    const int units = l.units_per_token();
+    for (int unit = t * units; unit < (t + 1) * units; ++unit) forward_unit<A>(w, p_, from.peer, unit, slot, entries);
     if (i + 1 == from.in.count) tell_of_others(w, from.peer, t + 1, from.tokens);
   }
   /// Nothing comes of tokens [begin, end).

@@ -212,20 +212,22 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
     }
     if (is_announcer(w)) publish_header_of<A>(w, p.call, l, from.rank, header_in(far, rail));
   }
-  const auto tokens = [&](int rail) {
-    const auto sent = static_cast<int64_t>(header_in(far, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
-    return far.rails[rail].i_stand != 0 ? sent : 0;
+  const auto units = [&](int rail) {
+    const auto tokens = static_cast<int64_t>(header_in(far, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
+    return far.rails[rail].i_stand != 0 ? tokens * l.units_per_token() : 0;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
-    const Located at = A::locate(w, i, far.num_rails, tokens);
+    const Located at = A::locate(w, i, far.num_rails, units);
     if (at.segment == far.num_rails) break;
     const FarRail& from = far.rails[at.segment];
-    const int t = static_cast<int>(at.offset);
+    const int unit = static_cast<int>(at.offset), t = l.token_of(unit);
     std::byte* const slot = round.slot(far.in(at.segment), t);
     const LowLatencyEntry* const entries = round.at.entries(slot);
-    int32_t* const ids = crossed.of(l, from.source, t);
-    A::for_lanes(w, l.topk, [&](int k) { ids[k] = entries[k].expert; });
-    forward_token<A>(w, p, from.rank, t, slot, entries);
+    if (l.first_k_of(unit) == 0) {
+      int32_t* const ids = crossed.of(l, from.source, t);
+      A::for_lanes(w, l.topk, [&](int k) { ids[k] = entries[k].expert; });
+    }
+    forward_unit<A>(w, p, from.rank, unit, slot, entries);
   }
   A::settle(w);
   return true;

@@ -85,6 +85,20 @@ TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
   EXPECT_EQ(carrier->advance(2).state, RoundState::done);
 }
 
+TEST_F(NcclCarrierTest, ARoundOfACaptureIsEnqueuedAndNotWaitedFor) {
+  const auto carrier = make(spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  const std::array<Leg, 1> legs{Leg{1, std::span<const std::byte>(out_), {}}};
+  carrier->post(1, legs, stream_);
+  marks_->captured = true;
+  carrier->post(2, legs, stream_);
+  EXPECT_EQ(fake_->take_told(),
+            (Told{"group", "send 64 of type 1 to 1 of c0 on 9", "end", "group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
+  EXPECT_EQ(carrier->advance(2).state, RoundState::under_way) << "the first one is";
+  marks_->passed = 1;
+  EXPECT_EQ(carrier->advance(2).state, RoundState::done);
+}
+
 TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
   const auto carrier = make(spec_of(0, {"a", "b"}));
   const std::array<Leg, 1> legs{Leg{1, {}, {}}};
