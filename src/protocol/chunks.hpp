@@ -15,6 +15,10 @@ namespace switchyard::detail {
 /// Steps in which expert-major dispatch tells its receivers what has come, so that they can place repeated routes meanwhile.
 /// Chunks become shorter, because nothing else goes on while the last one is placed.
 inline constexpr int kRowChunks = 6;
+/// Chunks that a rank-major dispatch tells of together: to tell takes microseconds in which a full link is idle, and rows are
+/// copied to the caller's memory much faster than they come.
+inline constexpr int kCopiedTogether = 3;
+static_assert(kRowChunks % kCopiedTogether == 0);
 /// One past the last token of chunk c.
 SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) {
   constexpr int kShares = kRowChunks * (kRowChunks + 1) / 2;

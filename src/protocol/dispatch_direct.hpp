@@ -5,8 +5,8 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, else one); of several its value is the
-// number of the source's records here up to the end of the chunk.
+// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, or rank-major every third of them, else
+// one); of several its value is the number of the source's records here up to the end of the chunk.
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
 // receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed or whose rows
@@ -95,6 +95,11 @@ SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p)
     return p.call.heap.local(p.shape.control.placement(p.call.epoch, r))->dispatch.copies_out != 0;
   };
   return p.shape.layout == Layout::expert_major || A::lanes_where(w, p.call.world(), copies) != 0;
+}
+
+/// How many of them are told of together: every so many, the last one has a flag.
+SWITCHYARD_FN inline int told_together(const DispatchParams& p) {
+  return p.shape.layout == Layout::expert_major ? 1 : kCopiedTogether;
 }
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
@@ -286,14 +291,16 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
   if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
 }
 
-/// What is to be done with the records of chunk c of all sources, of those assigned to this warp: expert-major, their repeated
-/// routes are placed; rank-major, their rows are copied to the caller's memory. False after a fault.
+/// What is to be done with the records of chunk c of all sources, and of those before it that are told of together, of those
+/// assigned to this warp: expert-major, their repeated routes are placed; rank-major, their rows are copied to the caller's
+/// memory. False after a fault.
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
   const bool copies = p.shape.layout == Layout::rank_major;
+  const int earlier = c - told_together(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;
   // The flags were acquired: a plain load will do.
@@ -303,7 +310,7 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
     const int64_t kept = p.tables.record_begin[source + 1] - p.tables.record_begin[source];  // the last may have been dropped
     return sent < kept ? sent : kept;
   };
-  const auto before = [&](int source) { return c > 0 ? come(source, c - 1) : 0; };
+  const auto before = [&](int source) { return earlier >= 0 ? come(source, earlier) : 0; };
   for (;; queue.records.done(), ++placed) {
     const int64_t i = queue.records.item(w) - queue.base;
     const Located at = A::locate(w, i, call.world(), [&](int source) { return come(source, c) - before(source); });
@@ -332,7 +339,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const int senders = split_roles ? p.work.send_blocks : blocks;
   // Steps would take longer than copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
-  const int first = one_step ? last : 0;                                   // chunk that is told of first, with all before it
+  const int told = last > 0 ? told_together(p) : 1, step = one_step ? kRowChunks : told;
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
   PlaceQueue<A> queue{WorkQueue<A>(p.work.places_next, expert_major ? PlaceQueue<A>::kBatch : 1)};
@@ -343,7 +350,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   };
   if (!split_roles || w.block() < p.work.send_blocks) {
     WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
-    for (int c = 0; c <= last; ++c) {
+    for (int c = step - 1; c <= last; c += step) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);
         const MoveCounter before = moved;
@@ -351,21 +358,20 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
         span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
-      if (c < first) continue;
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c == first) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
-        for (int told = c == first ? 0 : c; told <= c; ++told) publish_rows<A>(w, p, told, last > 0);
+        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
+        for (int flag = c - step + told; flag <= c; flag += told) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;
-      if (c == first) zero(all);
-      if (receives && c > first && !take_chunk<A>(w, p, mine, c - 1, queue, moved)) return false;
+      if (c < step) zero(all);
+      if (receives && c >= step && !take_chunk<A>(w, p, mine, c - step, queue, moved)) return false;
     }
   } else {
     zero(share_of_blocks(w, p.work.send_blocks, blocks));
   }
   if (receives) {
-    for (int c = split_roles || one_step ? 0 : last; c <= last; ++c)
+    for (int c = split_roles || one_step ? told - 1 : last; c <= last; c += told)
       if (!take_chunk<A>(w, p, mine, c, queue, moved)) return false;
   }
   A::settle(w);

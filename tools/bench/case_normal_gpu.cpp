@@ -260,12 +260,12 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
                       "combine", tail(), "limit", "pull", "remote", "logical", "checked"});
     for (const CudaRun& r : runs_) {
       const BenchOptions& o = r.options;
-      table.row(o, {std::to_string(o.tokens), sms_text(o), r.ring ? o.layout + ", ring" : o.layout, rows_text(o),
-                    r.plan_launch ? us(r.plan_launch->p50) : fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50),
-                    us(r.dispatch.p99), share(r.push, r.dispatch), us(r.cached.p50),
-                    us(r.over_cached()), r.push ? us(r.push->p50) : "-", us(r.combine.p50), us(r.combine.p99),
-                    share(r.pull, r.combine), r.pull ? us(r.pull->p50) : "-",
-                    decimal_size(r.bytes.remote), decimal_size(r.bytes.logical), checked_cell(r)});
+      table.row(o,
+                {std::to_string(o.tokens), sms_text(o), r.ring ? o.layout + ", ring" : o.layout, rows_text(o),
+                 r.plan_launch ? us(r.plan_launch->p50) : fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50),
+                 us(r.dispatch.p99), share(r.push, r.dispatch), us(r.cached.p50), us(r.over_cached()),
+                 r.push ? us(r.push->p50) : "-", us(r.combine.p50), us(r.combine.p99), share(r.pull, r.combine),
+                 r.pull ? us(r.pull->p50) : "-", decimal_size(r.bytes.remote), decimal_size(r.bytes.logical), checked_cell(r)});
     }
     fmt::print("\n{}", table.text());
     fmt::print(

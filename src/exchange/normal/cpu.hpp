@@ -122,7 +122,8 @@ class CpuNormal final : public NormalImpl {
   /// Of each block: of sends, then of sums and pulls.
   static constexpr int kBlockCounters = 16;
   static_assert(kRowChunks + kSumChunks + 1 <= kBlockCounters);
-  std::vector<uint64_t> block_counters_ = std::vector<uint64_t>(static_cast<size_t>(group_.options.num_blocks) * kBlockCounters);
+  std::vector<uint64_t> block_counters_ =
+      std::vector<uint64_t>(static_cast<size_t>(group_.options.num_blocks) * kBlockCounters);
   BlockCounters of_blocks(int first) { return {block_counters_.data() + first, kBlockCounters}; }
   Counter pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
   std::vector<RingStream> ring_streams_;

@@ -171,7 +171,8 @@ SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
 
 template <class A>
 SumWork CpuNormal<A>::sum_work() {
-  return {group_.options.num_blocks / 2, sums_done_, &pulls_done_.value, &sums_next_.value, &pulls_next_.value, of_blocks(kRowChunks)};
+  return {group_.options.num_blocks / 2, sums_done_, &pulls_done_.value, &sums_next_.value, &pulls_next_.value,
+          of_blocks(kRowChunks)};
 }
 
 template <class A>

@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   if (!wait_outputs<A>(w, c, kSumChunks - 1)) return A::settle(w);
   MoveCounter moved;
-  const int64_t begin = tokens_after(in, in.round, c.tokens), end = in.last ? c.tokens : tokens_after(in, in.round + 1, c.tokens);
+  const int64_t begin = tokens_after(in, in.round, c.tokens),
+                end = in.last ? c.tokens : tokens_after(in, in.round + 1, c.tokens);
 #pragma unroll 1
   for (int64_t t = (in.round == 0 ? 0 : begin) + w.index(); t < end; t += w.total()) {
     if (in.rows_back == RowsBack::per_host)

@@ -112,7 +112,8 @@ struct ReturnedHost {
   const std::byte* rows = nullptr;
   int64_t token_bytes = 0;
 };
-/// Owner: sums what is complete when round `round` has come, and was not before. `hosts`: [num_hosts], in the memory of the GPU; own_host has none.
+/// Owner: sums what is complete when round `round` has come, and was not before. `hosts`: [num_hosts], in the memory of the
+/// GPU; own_host has none.
 struct ReturnedRowsOfHosts {
   const ReturnedHost* hosts = nullptr;
   const int32_t* host_of = nullptr;  ///< [W]
