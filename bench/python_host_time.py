@@ -303,9 +303,10 @@ class Calls:
     def of_package(self):
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
-        heap = sy.Exchange.heap_bytes(1, backend=given.backend, **shape) + sy.LowLatency.heap_bytes(1, **shape)
+        normal = {**shape, "pool_bytes": 16 << 20}  # several outputs are there at a time
+        heap = sy.Exchange.heap_bytes(1, backend=given.backend, **normal) + sy.LowLatency.heap_bytes(1, **shape)
         with sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend) as group:
-            exchange, fast = sy.Exchange(group, **shape), sy.LowLatency(group, **shape)
+            exchange, fast = sy.Exchange(group, **normal), sy.LowLatency(group, **shape)
             rows, handle = exchange.dispatch(x, ids, weights)
             yield "Exchange.dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: exchange.dispatch(
                 x, handle=handle)
