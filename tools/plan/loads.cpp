@@ -156,6 +156,10 @@ CallLoads combine_loads(const PlanShape& shape, const Traffic& traffic, Variant 
       if (h != own) return_from_host(loads, shape, traffic, variant, s, h);
     loads.sum.read[idx(s)] += collect(loads, traffic, variant, s, s, own, row);
     loads.sum.write[idx(s)] += row * static_cast<double>(shape.tokens);
+    if (variant != Variant::per_host || where.hosts() == 1) continue;
+    const double own_sums = row * traffic.tokens_to(s, own);  // made first, then added to those of other hosts
+    loads.sum.write[idx(s)] += own_sums;
+    loads.sum.read[idx(s)] += own_sums;
   }
   return loads;
 }

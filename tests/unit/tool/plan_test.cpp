@@ -186,6 +186,8 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_NEAR(p.dispatch.us, 20 + counts + kTokens * slot / 1e4 + phase(p.dispatch, "fill"), 1e-9);
   EXPECT_EQ(p.dispatch.bottleneck, "network");
   EXPECT_EQ(p.combine.bytes.network_out, kRows) << "a sum for each token";
+  // Two rows of its own host become a sum, a proxy makes another one of two, and both are read for the result.
+  EXPECT_NEAR(phase(p.combine, "memory"), 9 * kRows / 1e6, 1e-9);
 
   const Prediction exact = predict(topology(), s, traffic, Variant::hierarchical);
   EXPECT_EQ(exact.dispatch.us, p.dispatch.us);
