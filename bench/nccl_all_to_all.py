@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exchange between two hosts beside NCCL's all_to_all, on one machine with two GPUs that NCCL takes for two machines.
 
-    PYTHONUNBUFFERED=1 python3 bench/nccl_all_to_all.py --tool build/cuda/bin/switchyard --json hosts.json
+    SWITCHYARD_NCCL=.../nvidia/nccl/lib/libnccl.so.2 python3 bench/nccl_all_to_all.py --tool build/cuda/bin/switchyard --json hosts.json
 
 First `switchyard bench` measures normal mode with `--ranks` ranks on two hosts by name, a GPU for each host, over NCCL's sockets of this
 machine. Then one process for each GPU sends, by one all_to_all of a communicator of the two GPUs, the bytes that the ranks of a GPU would
@@ -37,7 +37,7 @@ def arguments():
     parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
     parser.add_argument("--layout", default="rank_major", choices=["rank_major", "expert_major"], help="of the received rows (rank_major)")
     parser.add_argument("--order", default="per_host", choices=["per_host", "per_rank", "per_route"], help="of combine's sum (per_host)")
-    parser.add_argument("--iterations", type=int, default=10, help="timed calls of each (10)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed calls of each, at least 20 (20)")
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="after which the tool is ended (300)")
     parser.add_argument("--json", metavar="FILE", help="where all figures are written")
     return parser.parse_args()
@@ -105,6 +105,8 @@ def compare(run, nccl):
 
 def main():
     given = arguments()
+    if given.iterations < 20:
+        raise SystemExit("nccl_all_to_all: --iterations: at least 20")
     if torch.cuda.device_count() < 2:
         raise SystemExit("nccl_all_to_all: two GPUs are needed")
     document = measure_exchange(given)
