@@ -57,7 +57,25 @@ class _Repeated:
             self._device = rows.get_device()
 
 
-class Dispatch(_Repeated):
+class _Weighted(_Repeated):
+    """Calls of low latency, whose options may name weights."""
+
+    _options: Any
+    _weighted = False
+
+    def _take_weights(self, weights: Any, shape: Any) -> bool:
+        """Names weights float32 of this shape, or none; False if they are something else."""
+        if weights is None:
+            self._options.weights, self._weighted = None, False
+            return True
+        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != shape \
+                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
+            return False
+        self._options.weights, self._weighted = weights.data_ptr(), True
+        return True
+
+
+class Dispatch(_Weighted):
     """A low-latency dispatch of rows without scales."""
 
     def __init__(self, exchange: Any) -> None:
@@ -68,7 +86,6 @@ class Dispatch(_Repeated):
         self._shape: Any = None
         self._ids_type: Any = None
         self._ids_shape: Any = None
-        self._weighted = False  # whether the options name weights
 
     def learn(self, x: Any, ids: Any) -> None:
         """Of a call that was right, in the lock."""
@@ -96,8 +113,10 @@ class Dispatch(_Repeated):
             elif not (x.is_cpu and ids.is_cpu):
                 return False
             if weights is not None or self._weighted:
-                if not self._take_weights(weights, x):
+                if not self._take_weights(weights, self._ids_shape):
                     return False
+                if weights is not None and weights.get_device() != x.get_device():
+                    self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.tokens = self._x.rows
@@ -108,20 +127,8 @@ class Dispatch(_Repeated):
             if self._later:
                 self._lock.give_back()
 
-    def _take_weights(self, weights: Any, x: Any) -> bool:
-        if weights is None:
-            self._options.weights, self._weighted = None, False
-            return True
-        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != self._ids_shape \
-                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
-            return False
-        if weights.get_device() != x.get_device():
-            self._options.known_memory = 0
-        self._options.weights, self._weighted = weights.data_ptr(), True
-        return True
 
-
-class Combine(_Repeated):
+class Combine(_Weighted):
     """A low-latency combine per route into a new tensor."""
 
     def __init__(self, exchange: Any) -> None:
@@ -131,7 +138,6 @@ class Combine(_Repeated):
         self._topk: int = exchange.topk
         self._shape: Any = None
         self._result = c_void_p()
-        self._weighted = False
 
     def learn(self, y: Any) -> None:
         """Of a call that was right, in the lock."""
@@ -148,7 +154,7 @@ class Combine(_Repeated):
             if y.dtype is not self._type or y.shape != self._shape or not y.is_contiguous() or not self._owned.pointer:
                 return None
             if weights is not None or self._weighted:
-                if not self._take_weights(weights, received.tokens):
+                if not self._take_weights(weights, (received.tokens, self._topk)):
                     return None
             if self._cuda:
                 if not self._place(self._options, y, weights, stream):
@@ -164,16 +170,6 @@ class Combine(_Repeated):
             self._release()
             if self._later:
                 self._lock.give_back()
-
-    def _take_weights(self, weights: Any, tokens: int) -> bool:
-        if weights is None:
-            self._options.weights, self._weighted = None, False
-            return True
-        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != (tokens, self._topk) \
-                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
-            return False
-        self._options.weights, self._weighted = weights.data_ptr(), True
-        return True
 
 
 class _Normal(_Repeated):
