@@ -246,7 +246,6 @@ std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
     throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +
                                             std::to_string(HostWords::kMost) + "): nobody could end the rounds of another");
   const std::lock_guard lock(mutex_);
-  std::erase_if(replays_, [](const auto& each) { return each.expired(); });
   replays_.push_back(replays);
   return replays;
 }
@@ -333,6 +332,7 @@ void GpuRounds::look_at_replays() {
   std::vector<std::shared_ptr<Replays>> all;
   {
     const std::lock_guard lock(mutex_);
+    std::erase_if(replays_, [](const auto& each) { return each.expired(); });
     for (const auto& each : replays_)
       if (auto held = each.lock()) all.push_back(std::move(held));
   }
