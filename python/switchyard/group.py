@@ -11,8 +11,8 @@ import socket
 from types import TracebackType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
-from . import _names
-from ._ffi import CallLock, Owned, byref, check, library, structs
+from ._abi import names as _names
+from ._abi.ffi import CallLock, Owned, byref, check, library, structs
 from .errors import Code, InvalidArgument, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]

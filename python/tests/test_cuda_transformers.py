@@ -5,7 +5,7 @@ import pytest
 
 import switchyard as sy
 from processes import a_store, run_processes
-from switchyard import _ffi
+from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import switchyard as sy
-from switchyard import _ffi
+from switchyard._abi import ffi as _ffi
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r"```python\n(.*?)```", re.S)

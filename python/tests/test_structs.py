@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import switchyard as sy
-from switchyard import _ffi, _names, _structs
+from switchyard._abi import ffi as _ffi, names as _names, structs as _structs
 
 HEADERS = Path(__file__).resolve().parents[2] / "include"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import switchyard as sy
-from switchyard import _ffi, parallelize
+from switchyard import parallelize
+from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
