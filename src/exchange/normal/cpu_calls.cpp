@@ -5,7 +5,7 @@
 #include <string>
 
 #include "exchange/normal/cpu.hpp"
-#include "exchange/normal/host_counts.hpp"
+#include "exchange/normal/plan/host_counts.hpp"
 #include "plan/decisions.hpp"
 #include "protocol/combine_ring.hpp"
 #include "protocol/combine_routes.hpp"
