@@ -56,7 +56,7 @@ class Planning {
     detail::build_owner_side(local_, h_);
     return seconds_since(begin);
   }
-  /// What the workers of a sender write of each record. The arithmetic is that of protocol/dispatch_direct.hpp: where a
+  /// What the workers of a sender write of each record. The arithmetic is that of protocol/normal/dispatch_direct.hpp: where a
   /// destination lies is looked up for each entry. \returns seconds
   double write() {
     const Clock::time_point begin = Clock::now();

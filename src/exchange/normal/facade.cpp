@@ -12,7 +12,7 @@
 #include "exchange/normal/plan/tables.hpp"
 #include "layout/control.hpp"
 #include "plan/views.hpp"
-#include "protocol/ring.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard {
 

@@ -13,8 +13,8 @@
 #include "exchange/group/output_block.hpp"
 #include "layout/ring_layout.hpp"
 #include "plan/plan.hpp"
-#include "protocol/combine_pull.hpp"
-#include "protocol/dispatch_direct.hpp"
+#include "protocol/normal/combine_pull.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::detail {

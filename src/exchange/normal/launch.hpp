@@ -9,9 +9,9 @@
 #include "exchange/normal/launch_shape.hpp"
 #include "exchange/normal/plan/launch.hpp"
 #include "exchange/normal/plan/tables.hpp"
-#include "protocol/combine_pull.hpp"
-#include "protocol/dispatch_direct.hpp"
-#include "protocol/ring.hpp"
+#include "protocol/normal/combine_pull.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard::detail {
 
