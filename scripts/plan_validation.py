@@ -6,8 +6,8 @@ Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] 
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
 In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens
-and a dispatch of 512 tokens that is quantised to fp8, and `plan` predicts the same from that topology alone. Of each figure the
-median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by name, whose rows cross this machine's loopback,
+and a dispatch of 512 tokens that is quantised to fp8, and on the most ranks of one host also one of 4096 tokens; `plan` predicts
+the same from that topology alone. Of each figure the median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by name, whose rows cross this machine's loopback,
 with one sum per host and with exact rows. --add compares what was measured otherwise: FILE is what `bench --json` wrote of ranks
 on so many hosts, whose numbers `--topology` has (without it: the last one measured here, as a test bed). Rounds of a machine that
 does other work as well say little; the load is printed and written down.
@@ -25,6 +25,7 @@ from pathlib import Path
 
 WITHIN = 0.15
 SHAPES = [("bf16", 4096, "none", ("dispatch", "combine")), ("bf16 to fp8", 512, "f32", ("dispatch",))]
+PREFILL = ("bf16 to fp8", 4096, "f32", ("dispatch",))
 VARIANTS = {"per_host": "per_host", "per_rank": "hierarchical"}
 
 
@@ -47,10 +48,10 @@ def planned(tool, topology, config, hosts):
     return json.loads(run(tool, "plan", topology, *args))["points"][0]["variants"][0]
 
 
-def measured_here(tool, args, ranks, hosts=""):
-    """(rows, calls, run) of each shape."""
+def measured_here(tool, args, ranks, hosts="", shapes=()):
+    """(rows, calls, run) of each of SHAPES, and of the shapes given."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
-        for rows, tokens, quantize, calls in SHAPES:
+        for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":
                 continue  # a dispatch has no order
             bench = ["--backend", args.backend, "--ranks", str(ranks), "--tokens", str(tokens), "--quantize", quantize, "--no-verify",
@@ -119,8 +120,9 @@ def main():
         for _ in range(args.rounds):
             loads.append(load())
             run(tool, "doctor", "--measure", here, "--backend", args.backend, "--seconds", str(args.seconds))
-            for ranks in [int(r) for r in args.ranks.split(",")]:
-                for rows, calls, one in measured_here(tool, args, ranks):
+            numbers = [int(r) for r in args.ranks.split(",")]
+            for ranks in numbers:
+                for rows, calls, one in measured_here(tool, args, ranks, shapes=[PREFILL] if ranks == max(numbers) else []):
                     table.add(1, rows, calls, one, planned(tool, here, one["config"], 1))
             for names in args.hosts:
                 for rows, calls, one in measured_here(tool, args, names.count(",") + 1, names):
