@@ -205,9 +205,8 @@ NetworkRates measure_loopback(int workers, double seconds) {
   NetworkRates out;
   out.chunk_bytes = kChunk;
   out.gbs = swap_rate(1, seconds / 2);
-  // One pair leaves workers idle while its ends wait for one another; with twice as many ends as workers none is.
-  out.pairs = std::max(1, workers);
-  out.host_gbs = std::max(2 * out.gbs, 2 * out.pairs * swap_rate(out.pairs, seconds / 2));
+  out.pairs = std::max(1, workers / 2);
+  out.host_gbs = 2 * out.pairs * (out.pairs == 1 ? out.gbs : swap_rate(out.pairs, seconds / 2));
   std::tie(out.us, out.post_us) = answer_times();
   return out;
 }

@@ -10,7 +10,7 @@ struct NetworkRates {
   size_t chunk_bytes = 0;  ///< what is sent at once
   int pairs = 1;           ///< of threads, in host_gbs
   double gbs = 0;          ///< one pair of threads that send and receive at the same time: bytes of one direction
-  double host_gbs = 0;     ///< `pairs` of them, one for each worker: bytes sent by all threads
+  double host_gbs = 0;     ///< as many of them as there are workers for: bytes sent by all threads
   double us = 0;           ///< a message of 64 bytes, one way
   double post_us = 0;      ///< what one message costs its sender
 };
