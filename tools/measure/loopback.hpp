@@ -15,7 +15,8 @@ struct NetworkRates {
   double post_us = 0;      ///< what one message costs its sender
 };
 
-/// TCP over 127.0.0.1, without delay; chunks by the library's carrier over sockets, three of them under way. \throws std::runtime_error naming the call that failed
+/// TCP over 127.0.0.1, without delay; chunks go by the library's carrier over sockets, three of them under way. \throws
+/// std::runtime_error naming the call that failed
 NetworkRates measure_loopback(int workers, double seconds);
 
 }  // namespace switchyard::measure
