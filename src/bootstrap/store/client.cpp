@@ -21,7 +21,9 @@ constexpr size_t kMostOfStrangersText = 200;
 class StoreClient final : public Store {
  public:
   StoreClient(const Member& me, const Deadline& deadline)
-      : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {}
+      : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {
+    own_name_ = is_own_name(me.store, addresses_);
+  }
 
   void prepare(std::vector<pollfd>& polls) const override {
     if (!connection_) return;
@@ -193,7 +195,8 @@ class StoreClient final : public Store {
     hello.host = me_.host;
     hello.mesh_name = me_.mesh_name;
     if (!me_.store.is_unix()) {
-      network_ = listen_beside(local_address(connection_->fd()));
+      const SocketAddress here = local_address(connection_->fd());
+      network_ = listen_beside(own_name_ ? everywhere(here) : here);
     } else if (!me_.host.place.empty()) {
       network_ = listen_beside(numeric_address(kLoopback, 0));
     }
@@ -242,6 +245,7 @@ class StoreClient final : public Store {
   Member me_;
   Deadline deadline_;
   std::vector<SocketAddress> addresses_;
+  bool own_name_ = false;  ///< of this machine, here: ranks of others come to addresses that this one does not know
   size_t attempt_ = 0;
   Milliseconds retry_ = kFirstRetry;
   Deadline next_step_;

@@ -27,7 +27,10 @@ class StoreServer final : public Store {
   StoreServer(const Member& me, const Deadline& deadline)
       : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {
     if (!me.store.is_unix()) {
-      network_ = listen_beside(local_address(listener_.fd()));
+      const SocketAddress here = local_address(listener_.fd());
+      network_ = listen_beside(here);
+      v6_ = here.family() == AF_INET6;
+      everywhere_ = numeric_host(here) == numeric_host(everywhere(here));
     } else if (!me.host.place.empty()) {
       network_ = listen_beside(numeric_address(kLoopback, 0));
     }
@@ -61,7 +64,7 @@ class StoreServer final : public Store {
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
-  std::vector<std::optional<SocketAddress>> ways() const override { return ways_of(roster_, 0, {}); }
+  std::vector<std::optional<SocketAddress>> ways() const override { return ways_of(roster_, 0, v6_ ? "::1" : kLoopback); }
   Listener take_network() override { return std::move(network_); }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
@@ -183,6 +186,13 @@ class StoreServer final : public Store {
     return newcomer.connection.flush();
   }
 
+  /// Where other hosts find the rank at the other end. One that came to this machine's own name by loopback is where rank 0 is.
+  std::string reach_of(int fd) const {
+    if (me_.store.is_unix()) return kLoopback;
+    const SocketAddress there = peer_address(fd);
+    return everywhere_ && is_loopback(there) ? "" : numeric_host(there);
+  }
+
   /// Moves a connection that proved itself to the guests. Always false, or what refuse() says.
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_guests();  // a rank that died may come again, and its end is here before its successor
@@ -190,7 +200,7 @@ class StoreServer final : public Store {
       return refuse(newcomer, why, hello.nonce);
     }
     Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
-    guest.reach = {me_.store.is_unix() ? kLoopback : numeric_host(peer_address(guest.connection.fd())), hello.port, 0};
+    guest.reach = {reach_of(guest.connection.fd()), hello.port, 0};
     guest.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
     guests_.emplace(hello.rank, std::move(guest));
     if (const std::string why = find_misplaced(hello); !why.empty()) fail_all(why);
@@ -306,6 +316,7 @@ class StoreServer final : public Store {
   Member me_;
   Deadline deadline_;
   Listener listener_, network_;
+  bool v6_ = false, everywhere_ = false;  ///< how the listener's address is
   std::list<Newcomer> newcomers_;
   std::map<int, Guest> guests_;
   uint64_t departed_ = 0;  // bit r: rank r has been here and went; stays set if it comes again
