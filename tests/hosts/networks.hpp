@@ -12,6 +12,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.hpp"
 
@@ -41,6 +42,19 @@ class Networks {
   void cut() const { run("ip link set port1 down"); }
   void mend() const { run("ip link set port1 up"); }
 
+  /// TCP connections of ranks that start from now on reach this port of other hosts and no other one. False if ip(8) cannot.
+  bool block_all_but(int port) const {
+    bool done = true;
+    for (const std::string& ports : ports_but(port))
+      for (int h = 0; h < 2; ++h) done = done && run("ip rule add ipproto tcp dport " + ports + " unreachable", h);
+    if (!done) unblock(port);
+    return done;
+  }
+  void unblock(int port) const {
+    for (const std::string& ports : ports_but(port))
+      for (int h = 0; h < 2; ++h) run("ip rule del ipproto tcp dport " + ports + " unreachable", h);
+  }
+
   static const Networks& get() {
     static const Networks networks;
     return networks;
@@ -66,6 +80,10 @@ class Networks {
       if (!run(there, h) || !run("ip link set port" + number + " master bridge && ip link set port" + number + " up"))
         problem_ = "ip(8) cannot make a link";
     }
+  }
+
+  static std::vector<std::string> ports_but(int port) {
+    return {"1-" + std::to_string(port - 1), std::to_string(port + 1) + "-65535"};
   }
 
   /// In this process's network, or that of a host.
