@@ -12,7 +12,6 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "base/unique_fd.hpp"
 
@@ -42,17 +41,20 @@ class Networks {
   void cut() const { run("ip link set port1 down"); }
   void mend() const { run("ip link set port1 up"); }
 
-  /// TCP connections of ranks that start from now on reach this port of other hosts and no other one. False if ip(8) cannot.
+  /// Between the hosts TCP reaches this port and no other one, until unblock(). False if ip(8) cannot.
   bool block_all_but(int port) const {
+    const std::string only = std::to_string(port), tcp = "ip rule add ipproto tcp ";
     bool done = true;
-    for (const std::string& ports : ports_but(port))
-      for (int h = 0; h < 2; ++h) done = done && run("ip rule add ipproto tcp dport " + ports + " unreachable", h);
-    if (!done) unblock(port);
+    for (int h = 0; h < 2; ++h)
+      done = done && run(tcp + "sport " + only + " lookup main pref 100 && " + tcp + "dport " + only + " lookup main pref 100 && " +
+                             tcp + "to 10.77.0.0/24 unreachable pref 101",
+                         h);
+    if (!done) unblock();
     return done;
   }
-  void unblock(int port) const {
-    for (const std::string& ports : ports_but(port))
-      for (int h = 0; h < 2; ++h) run("ip rule del ipproto tcp dport " + ports + " unreachable", h);
+  void unblock() const {
+    for (int h = 0; h < 2; ++h)
+      run("{ while ip rule del pref 100; do :; done; ip rule del pref 101; }", h);
   }
 
   static const Networks& get() {
@@ -80,10 +82,6 @@ class Networks {
       if (!run(there, h) || !run("ip link set port" + number + " master bridge && ip link set port" + number + " up"))
         problem_ = "ip(8) cannot make a link";
     }
-  }
-
-  static std::vector<std::string> ports_but(int port) {
-    return {"1-" + std::to_string(port - 1), std::to_string(port + 1) + "-65535"};
   }
 
   /// In this process's network, or that of a host.
