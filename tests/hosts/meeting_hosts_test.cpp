@@ -47,20 +47,23 @@ void be_called(const std::string& name, const std::string& hosts) {
 
 /// Machine 0 is `first` and knows itself by `own`; the other knows its address. Rank r is on machine
 /// machines[r], and says that it is at the place of letter r of `places`.
-std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places, int hosts) {
-  return ForkedRanks(static_cast<int>(machines.size()), [&](ChildRank& me) {
-           const int machine = machines[static_cast<size_t>(me.rank())];
-           Networks::get().enter(machine);
-           be_called(machine == 0 ? "first" : "second", machine == 0 ? own : "127.0.0.1 localhost\n10.77.0.1 first\n");
-           detail::JoinSpec spec = {me.rank(), me.world(), "tcp://first:4711", "token"};
-           if (!places.empty()) spec.host = places.substr(static_cast<size_t>(me.rank()), 1);
-           const auto link = detail::connect_processes(spec, kLong);
-           me.require(link->host_map().hosts() == hosts, "hosts: " + link->host_map().text());
-           exchange_rounds(*link, 1000);
-           link->connect_rails(kLong);
-           exchange_rounds(*link, 1000);
-           link->leave();
-         })
+std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
+                                  int hosts) {
+  return ForkedRanks(static_cast<int>(machines.size()),
+                     [&](ChildRank& me) {
+                       const int machine = machines[static_cast<size_t>(me.rank())];
+                       Networks::get().enter(machine);
+                       be_called(machine == 0 ? "first" : "second",
+                                 machine == 0 ? own : "127.0.0.1 localhost\n10.77.0.1 first\n");
+                       detail::JoinSpec spec = {me.rank(), me.world(), "tcp://first:4711", "token"};
+                       if (!places.empty()) spec.host = places.substr(static_cast<size_t>(me.rank()), 1);
+                       const auto link = detail::connect_processes(spec, kLong);
+                       me.require(link->host_map().hosts() == hosts, "hosts: " + link->host_map().text());
+                       exchange_rounds(*link, 1000);
+                       link->connect_rails(kLong);
+                       exchange_rounds(*link, 1000);
+                       link->leave();
+                     })
       .finish(kLong);
 }
 

@@ -101,7 +101,8 @@ std::string MeshBuilder::describe_network() const {
   if (reasons.empty()) return "";
   std::string text = " (";
   for (size_t i = 0; i < reasons.size(); ++i) text += (i > 0 ? "; " : "") + reasons[i];
-  return text + "). Ranks of different hosts connect at ports that the system chooses: a firewall between them must let these through";
+  return text +
+         "). Ranks of different hosts connect at ports that the system chooses: a firewall between them must let these through";
 }
 
 void MeshBuilder::connect_here(int rank) {

@@ -124,8 +124,7 @@ std::optional<Listener::Accepted> Listener::accept() {
 
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
   std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
-  if (is_own_name(endpoint, addresses))
-    std::transform(addresses.begin(), addresses.end(), addresses.begin(), everywhere);
+  if (is_own_name(endpoint, addresses)) std::transform(addresses.begin(), addresses.end(), addresses.begin(), everywhere);
   for (;;) {
     int worst = EADDRNOTAVAIL;
     for (const SocketAddress& address : addresses) {

@@ -78,9 +78,8 @@ class StoreClient final : public Store {
       // Without a list of its own this rank waited for the others' connections; only rank 0 knows whose.
       if (unconnected.empty()) {
         tell({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
-        throw RendezvousError(prefix + "rank 0 of " + std::to_string(me_.world) +
-                                  " did not report that all ranks are connected" + waited,
-                              {0});
+        throw RendezvousError(
+            prefix + "rank 0 of " + std::to_string(me_.world) + " did not report that all ranks are connected" + waited, {0});
       }
       const std::string text = "rank " + std::to_string(me_.rank) + " has no connection with " + describe_ranks(unconnected) +
                                " of " + std::to_string(me_.world) + waited + why;
@@ -267,7 +266,7 @@ class StoreClient final : public Store {
   Progress progress_;
   Roster roster_;
   std::string tried_, problem_ = "none";  // where the last attempt went, and what came of it
-  std::string refusal_;  // the last one that was not believed
+  std::string refusal_;                   // the last one that was not believed
 };
 
 }  // namespace

@@ -63,7 +63,9 @@ class StoreServer final : public Store {
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
-  std::vector<std::optional<SocketAddress>> ways() const override { return ways_of(roster_, 0, at_.family() == AF_INET6 ? "::1" : kLoopback); }
+  std::vector<std::optional<SocketAddress>> ways() const override {
+    return ways_of(roster_, 0, at_.family() == AF_INET6 ? "::1" : kLoopback);
+  }
   Listener take_network() override { return std::move(network_); }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
