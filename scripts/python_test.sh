@@ -42,8 +42,8 @@ run_tests() {
   while read -r counted _; do failed=$((failed + counted)); done < <(grep -oE '[0-9]+ (failed|error)' <<<"$line" || true)
 }
 
-mapfile -t with_torch < <(grep -lF 'importorskip(' python/tests/test_*.py)
-mapfile -t without < <(grep -LF 'importorskip(' python/tests/test_*.py)
+mapfile -t with_torch < <(grep -rlF 'importorskip(' --include='test_*.py' python/tests | sort)
+mapfile -t without < <(grep -rLF 'importorskip(' --include='test_*.py' python/tests | sort)
 say "a new environment with numpy"
 "$uv" venv -q --clear --python build/python/tools/bin/python build/python/clean
 "$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8'

@@ -4,14 +4,14 @@ import ctypes
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import switchyard as sy
+from clone import ROOT
 from switchyard import _ffi, _names, _structs
 
-HEADERS = Path(__file__).resolve().parents[2] / "include"
+HEADERS = ROOT / "include"
 
 
 @pytest.fixture(scope="module")

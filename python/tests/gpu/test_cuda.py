@@ -4,13 +4,13 @@ call of CUDA that waits for a whole GPU may wait for the kernel of another rank 
 supports, and a library with CUDA."""
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import oracle
 import switchyard as sy
+from clone import EXAMPLES
 from processes import a_store, run_processes
 
 torch = pytest.importorskip("torch")
@@ -443,7 +443,7 @@ def test_routing_layout_refuses():
 
 def test_the_example_of_serving(environment):
     """Its steps are replays of a graph; it compares the last one itself."""
-    program = Path(__file__).resolve().parents[2] / "examples" / "08_serving.py"
+    program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD), str(program), "cuda"]

@@ -31,7 +31,7 @@ def tokens_of(rank):
 
 
 def _scenario(group, name, experts, way):
-    """As python/tests/test_transformers.py has it on the CPU: weights change in place and move, gradients are recorded and are not."""
+    """As with_torch/test_transformers.py has it on the CPU: weights change in place and move, gradients are recorded and are not."""
     whole, model, ids = in_bf16(name, SCALE).cuda(), in_bf16(name, SCALE).cuda(), tokens_of(group.rank)
     names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts=experts)
     assert [model.get_submodule(each).forward.__self__._way for each in names] == [way] * len(names)
