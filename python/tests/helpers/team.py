@@ -32,6 +32,7 @@ def _serve(rank, world, connection, stacks):
     other ranks hear of it and no later scenario meets what this one left."""
     faulthandler.register(signal.SIGUSR1, file=open(stacks, "w"), all_threads=True)
     parent = os.getppid()
+    gc.freeze()  # what a fork has of the session is none of its own
     while True:
         while not connection.poll(1):
             if os.getppid() != parent:  # a pipe whose other end a sibling has too does not say so
@@ -81,6 +82,7 @@ def _clean():
         torch.cuda.empty_cache()
     left = [each for each in gc.get_objects() if type(each) is sy.Group and not each.closed]
     assert not left, f"the scenario leaves groups open: {left}"
+    gc.freeze()  # what stays is modules, in which each collection would spend tenths of a second, also those of torch at a capture
 
 
 # ---- In the session ----
