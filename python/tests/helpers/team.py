@@ -31,7 +31,7 @@ def _serve(rank, world, connection, stacks):
     """Makes what it is told until there is no more or the session is gone, and says what went wrong. Then it ends at once, so that the
     other ranks hear of it and no later scenario meets what this one left."""
     faulthandler.register(signal.SIGUSR1, file=open(stacks, "w"), all_threads=True)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process().pid
     gc.freeze()  # what a fork has of the session is none of its own
     while True:
         while not connection.poll(1):
