@@ -10,7 +10,7 @@ namespace oracle {
 namespace {
 
 template <class V>
-auto& at(V& v, int64_t i) {
+auto& element(V& v, int64_t i) {
   return v[static_cast<size_t>(i)];
 }
 
@@ -27,7 +27,7 @@ int64_t channel_of(int64_t token, int64_t tokens, int channels) {
 std::vector<int32_t> per_channel(const Goes& goes, int channels) {
   const auto tokens = static_cast<int64_t>(goes.size());
   std::vector<int32_t> count(static_cast<size_t>(channels), 0);
-  for (int64_t t = 0; t < tokens; ++t) at(count, channel_of(t, tokens, channels)) += at(goes, t);
+  for (int64_t t = 0; t < tokens; ++t) element(count, channel_of(t, tokens, channels)) += element(goes, t);
   return count;
 }
 
@@ -35,7 +35,7 @@ std::vector<int32_t> per_channel(const Goes& goes, int channels) {
 std::vector<int32_t> heads(const Goes& goes, int channels) {
   const auto tokens = static_cast<int64_t>(goes.size());
   std::vector<int32_t> next(static_cast<size_t>(channels), 0), head;
-  for (int64_t t = 0; t < tokens; ++t) head.push_back(at(goes, t) ? at(next, channel_of(t, tokens, channels))++ : -1);
+  for (int64_t t = 0; t < tokens; ++t) head.push_back(element(goes, t) ? element(next, channel_of(t, tokens, channels))++ : -1);
   return head;
 }
 
@@ -43,29 +43,30 @@ std::vector<int32_t> heads(const Goes& goes, int channels) {
 
 Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channels) {
   std::vector<std::vector<Goes>> goes(static_cast<size_t>(p.world));  // [source][dest]
-  for (int s = 0; s < p.world; ++s) at(goes, s).assign(static_cast<size_t>(p.world), Goes(static_cast<size_t>(p.tokens(s)), 0));
+  for (int s = 0; s < p.world; ++s)
+    element(goes, s).assign(static_cast<size_t>(p.world), Goes(static_cast<size_t>(p.tokens(s)), 0));
   for (const auto& r : x.routes) {
-    if (r.kept) at(at(at(goes, r.source), r.dest), r.token) = 1;
+    if (r.kept) element(element(element(goes, r.source), r.dest), r.token) = 1;
   }
   Matrices m;
   std::vector<int32_t> sent(static_cast<size_t>(p.world), 0);  // to each rank, so far
   for (int s = 0; s < p.world; ++s) {
     for (int d = 0; d < p.world; ++d) {
-      const Goes& tokens = at(at(goes, s), d);
-      m.rank_prefix.push_back(at(sent, d) += static_cast<int32_t>(std::count(tokens.begin(), tokens.end(), 1)));
+      const Goes& tokens = element(element(goes, s), d);
+      m.rank_prefix.push_back(element(sent, d) += static_cast<int32_t>(std::count(tokens.begin(), tokens.end(), 1)));
     }
   }
   std::vector<std::vector<int32_t>> head;  // [dest][token]
   for (int d = 0; d < p.world; ++d) {
-    const Goes& tokens = at(at(goes, rank), d);
+    const Goes& tokens = element(element(goes, rank), d);
     int32_t sum = 0;
     for (const int32_t n : per_channel(tokens, num_channels)) m.channel_prefix.push_back(sum += n);
     head.push_back(heads(tokens, num_channels));
   }
   for (int s = 0; s < p.world; ++s) {
-    const Goes& tokens = at(at(goes, s), rank);
+    const Goes& tokens = element(element(goes, s), rank);
     for (int64_t t = 0; t < p.tokens(s); ++t)
-      if (at(tokens, t)) m.recv_src_idx.push_back(static_cast<int32_t>(t));
+      if (element(tokens, t)) m.recv_src_idx.push_back(static_cast<int32_t>(t));
     int32_t sum = 0;
     for (const int32_t n : per_channel(tokens, num_channels)) {
       m.recv_channel_prefix.push_back(sum);
@@ -74,8 +75,8 @@ Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channel
   }
   for (int64_t t = 0; t < p.tokens(rank); ++t) {
     for (int d = 0; d < p.world; ++d) {
-      m.is_token_in_rank.push_back(at(at(at(goes, rank), d), t));
-      m.send_head.push_back(at(at(head, d), t));
+      m.is_token_in_rank.push_back(element(element(element(goes, rank), d), t));
+      m.send_head.push_back(element(element(head, d), t));
     }
   }
   return m;
@@ -90,12 +91,12 @@ RoutingCounts routing_counts(const Problem& p, int rank) {
     for (int k = 0; k < p.topk; ++k) {
       const int64_t id = p.id(rank, t, k);
       if (!p.valid(id)) continue;
-      ++at(c.tokens_per_expert, id);
-      at(goes, p.owner(id)) = 1;
+      ++element(c.tokens_per_expert, id);
+      element(goes, p.owner(id)) = 1;
     }
     for (int d = 0; d < p.world; ++d) {
-      c.is_token_in_rank.push_back(at(goes, d));
-      at(c.tokens_per_rank, d) += at(goes, d);
+      c.is_token_in_rank.push_back(element(goes, d));
+      element(c.tokens_per_rank, d) += element(goes, d);
     }
   }
   return c;
@@ -107,7 +108,7 @@ Ledger ledger(const Problem& p, int rank) {
   for (const auto& ids : p.ids) {
     std::vector<int32_t> count(static_cast<size_t>(l.padded), 0);
     for (const int64_t id : ids)
-      if (p.valid(id)) ++at(count, id);
+      if (p.valid(id)) ++element(count, id);
     l.peer_token_per_expert.insert(l.peer_token_per_expert.end(), count.begin(), count.end());
     std::partial_sum(count.begin(), count.end(), std::back_inserter(l.cumsum_per_expert));
   }
@@ -115,7 +116,7 @@ Ledger ledger(const Problem& p, int rank) {
   std::vector<int32_t> next(1, 0);
   next.insert(next.end(), l.cumsum_per_expert.begin() + int64_t{rank} * l.padded,
               l.cumsum_per_expert.begin() + (int64_t{rank} + 1) * l.padded);
-  for (const int64_t id : at(p.ids, rank)) l.expanded_row_idx.push_back(p.valid(id) ? at(next, id)++ : -1);
+  for (const int64_t id : element(p.ids, rank)) l.expanded_row_idx.push_back(p.valid(id) ? element(next, id)++ : -1);
 
   const int first = p.first_expert(rank), last = p.first_expert(rank + 1);
   const int alignment = p.layout == Layout::expert_major ? p.alignment : 1;
@@ -123,11 +124,11 @@ Ledger ledger(const Problem& p, int rank) {
   l.prev_sum_before_rank.resize(static_cast<size_t>(p.world) * static_cast<size_t>(last - first));
   int32_t offset = 0;
   for (int e = first; e < last; ++e) {
-    l.dispatch_offset.push_back(bounded ? static_cast<int32_t>(std::min<int64_t>(offset, at(p.capacity, rank))) : offset);
+    l.dispatch_offset.push_back(bounded ? static_cast<int32_t>(std::min<int64_t>(offset, element(p.capacity, rank))) : offset);
     int32_t before = 0;
     for (int s = 0; s < p.world; ++s) {
-      at(l.prev_sum_before_rank, int64_t{s} * (last - first) + e - first) = before;
-      before += at(l.peer_token_per_expert, int64_t{s} * l.padded + e);
+      element(l.prev_sum_before_rank, int64_t{s} * (last - first) + e - first) = before;
+      before += element(l.peer_token_per_expert, int64_t{s} * l.padded + e);
     }
     offset += (before + alignment - 1) / alignment * alignment;
   }

@@ -3,6 +3,7 @@
 # `./dev lint`. Every check runs; the last line says how many passed and failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+. scripts/packages.sh
 
 changed='' fix='' tidy=''
 for option in "$@"; do
@@ -34,12 +35,11 @@ check() {
   fi
 }
 
-# One clang-format version, because each formats a little differently.
-clang_tool() { command -v "$1-14" || { "$1" --version 2>/dev/null | grep -q 'version 14\.' && command -v "$1"; }; }
-
 check_format() {
   local tool list
-  tool=$(clang_tool clang-format) || { echo "clang-format 14 not found: ./dev setup lint"; return 1; }
+  # One version, because each formats a little differently.
+  tool=$(command -v clang-format-14 || { clang-format --version 2>/dev/null | grep -q 'version 14\.' && command -v clang-format; }) ||
+    { echo "clang-format 14 not found: ./dev setup lint"; return 1; }
   mapfile -t list < <(select_files '\.(c|h|cpp|hpp|cu|cuh)$')
   [[ ${#list[@]} -gt 0 ]] || return 0
   if [[ -n $fix ]]; then
@@ -69,22 +69,18 @@ check_results() {
   python3 scripts/result_lines.py --check "${list[@]}"
 }
 
+# Of PyPI, because Debian's takes several times as long over system headers.
 check_tidy() {
-  local tool list core='^(src|oracle|tools)/.*\.cpp$'
-  tool=$(clang_tool clang-tidy) || { echo "clang-tidy 14 not found: ./dev setup lint"; return 1; }
+  local tools=build/lint/tools list wanted
+  wanted=$(packages_of lint_python)
   [[ -f build/release/compile_commands.json ]] || { echo "needs build/release: ./dev build"; return 1; }
-  # Only what this build compiles: the others have no command that clang-tidy could use.
-  mapfile -t list < <(select_files "$core" |
-    grep -Fxf <(sed -nE "s|^ *\"file\": \"$PWD/(.*)\".*|\1|p" build/release/compile_commands.json))
-  [[ ${#list[@]} -gt 0 ]] || { [[ -n $changed ]] && return 0; echo "build/release compiles no file of this tree"; return 1; }
-  # clang would take GCC's precompiled headers for its own, and files can do without them.
-  mkdir -p build/lint
-  sed -E 's/ -Winvalid-pch -include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json >build/lint/compile_commands.json
-  # The path analysis stops after a 28th of its usual nodes: the rest takes most of the time. GCC's warning options are
-  # not all known to clang.
-  local depth=(--extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=max-nodes=8000)
-  printf '%s\n' "${list[@]}" |
-    xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option "${depth[@]}" 2>/dev/null
+  if [[ $(cat "$tools/installed" 2>/dev/null) != "$wanted" ]]; then
+    python3 -m venv --clear "$tools" && "$tools/bin/pip" -q --disable-pip-version-check install "$wanted" || return 1
+    echo "$wanted" >"$tools/installed"
+  fi
+  mapfile -t list < <(select_files '^(src|oracle|tools)/.*\.cpp$')
+  [[ ${#list[@]} -gt 0 ]] || return 0
+  python3 scripts/lint_tidy.py "$tools/bin/clang-tidy" build/release "${list[@]}"
 }
 
 sizes=() text=()

@@ -17,7 +17,8 @@ packages_of() {
       nccl_python) printf '%s\n' 'nvidia-nccl-cu13==2.30.7' ;;
       # Environments for the Python package; everything else of it comes from PyPI
       python) printf '%s\n' python3 python3-venv ;;
-      lint) printf '%s\n' clang-14 clang-format-14 clang-tidy-14 shellcheck python3 ;;
+      lint) printf '%s\n' clang-14 clang-format-14 shellcheck python3 python3-venv ;;
+      lint_python) printf '%s\n' 'clang-tidy==23.1.4' ;;
       *) echo "packages_of: no group '$group'" >&2; return 1 ;;
     esac
   done

@@ -47,18 +47,18 @@ struct sy_prepared_ledger {
 
 namespace {
 
-constexpr sy_ledger_config kConfig = SWITCHYARD_LEDGER_CONFIG_INIT;
+constexpr sy_ledger_config kLedgerConfig = SWITCHYARD_LEDGER_CONFIG_INIT;
 constexpr sy_ledger kLedger = SWITCHYARD_LEDGER_INIT;
-constexpr sy_ledger_combine_options kOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
+constexpr sy_ledger_combine_options kLedgerCombineOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
 
 // The macro says what the C++ defaults are, and members keep their places for ever: new ones are appended.
-static_assert(kConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) && kConfig.max_rows == LedgerConfig{}.max_rows &&
-              kConfig.max_ledgers == LedgerConfig{}.max_ledgers);
+static_assert(kLedgerConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) &&
+              kLedgerConfig.max_rows == LedgerConfig{}.max_rows && kLedgerConfig.max_ledgers == LedgerConfig{}.max_ledgers);
 static_assert(offsetof(sy_ledger_config, num_experts) == 32 && sizeof(sy_ledger_config) == 48 &&
               offsetof(sy_ledger_combine_options, num_sms) == 16);
 
 LedgerConfig to_config(const sy_ledger_config* config) {
-  const sy_ledger_config c = read_struct(config, kConfig, "config");
+  const sy_ledger_config c = read_struct(config, kLedgerConfig, "config");
   LedgerConfig result;
   result.hidden = c.hidden;
   result.num_experts = c.num_experts;
@@ -100,7 +100,7 @@ LedgerTables to_tables(const sy_ledger* ledger) {
 
 LedgerCombineOptions to_options(const sy_ledger_combine_options* options) {
   if (!options) return {};
-  const sy_ledger_combine_options o = read_struct(options, kOptions, "options");
+  const sy_ledger_combine_options o = read_struct(options, kLedgerCombineOptions, "options");
   require_range("options->reserved", o.reserved, 0, 0);
   return {o.stream, o.num_sms};
 }

@@ -26,17 +26,18 @@ struct sy_low_latency_rows {
 
 namespace {
 
-constexpr sy_low_latency_config kConfig = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+constexpr sy_low_latency_config kLowLatencyConfig = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
 constexpr sy_low_latency_dispatch_options kDispatchOptions = SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
 constexpr sy_low_latency_combine_options kCombineOptions = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
 constexpr sy_all_to_all_options kAllToAllOptions = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
 
 // The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
-static_assert(kConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
-              kConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
-              kConfig.scale_group == LowLatencyConfig{}.scale_group &&
-              kConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
-              kConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) && kConfig.pieces == LowLatencyConfig{}.pieces);
+static_assert(kLowLatencyConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
+              kLowLatencyConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
+              kLowLatencyConfig.scale_group == LowLatencyConfig{}.scale_group &&
+              kLowLatencyConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
+              kLowLatencyConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) &&
+              kLowLatencyConfig.pieces == LowLatencyConfig{}.pieces);
 static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
 static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 56);
 static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
@@ -50,7 +51,7 @@ static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_ma
               SWITCHYARD_SENDING_PER_ROUTE == static_cast<int>(Sending::per_route));
 
 LowLatencyConfig to_config(const sy_low_latency_config* config) {
-  const sy_low_latency_config c = read_struct(config, kConfig, "config");
+  const sy_low_latency_config c = read_struct(config, kLowLatencyConfig, "config");
   LowLatencyConfig result;
   result.hidden = c.hidden;
   result.num_experts = c.num_experts;

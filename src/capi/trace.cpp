@@ -23,13 +23,13 @@ struct sy_trace_span {
 
 namespace {
 
-constexpr sy_trace_options kOptions = SWITCHYARD_TRACE_OPTIONS_INIT;
-static_assert(kOptions.num_blocks == TraceOptions{}.num_blocks && kOptions.num_warps == TraceOptions{}.num_warps &&
-              kOptions.events_per_track == TraceOptions{}.events_per_track);
+constexpr sy_trace_options kTraceOptions = SWITCHYARD_TRACE_OPTIONS_INIT;
+static_assert(kTraceOptions.num_blocks == TraceOptions{}.num_blocks && kTraceOptions.num_warps == TraceOptions{}.num_warps &&
+              kTraceOptions.events_per_track == TraceOptions{}.events_per_track);
 
 TraceOptions to_options(const sy_trace_options* options) {
   if (!options) return {};
-  const sy_trace_options o = read_struct(options, kOptions, "options");
+  const sy_trace_options o = read_struct(options, kTraceOptions, "options");
   TraceOptions result;
   result.num_blocks = o.num_blocks;
   result.num_warps = o.num_warps;

@@ -14,17 +14,17 @@ namespace {
 
 using detail::require;
 
-constexpr const char* kClass = "ExpertMlp";
+constexpr const char* kExpertClass = "ExpertMlp";
 constexpr const char* kForward = "ExpertMlp::forward";
 
 void check_shape(const ExpertShape& shape) {
   constexpr int64_t kMaxWidth = int64_t{1} << 24;
-  require(shape.hidden >= 1 && shape.hidden <= kMaxWidth, kClass,
+  require(shape.hidden >= 1 && shape.hidden <= kMaxWidth, kExpertClass,
           "shape.hidden is " + std::to_string(shape.hidden) + "; allowed: 1 to " + std::to_string(kMaxWidth));
-  require(shape.intermediate >= 1 && shape.intermediate <= kMaxWidth, kClass,
+  require(shape.intermediate >= 1 && shape.intermediate <= kMaxWidth, kExpertClass,
           "shape.intermediate is " + std::to_string(shape.intermediate) + "; allowed: 1 to " + std::to_string(kMaxWidth));
   const int64_t max_experts = (int64_t{1} << 59) / (shape.hidden * shape.intermediate);
-  require(shape.num_local_experts >= 0 && shape.num_local_experts <= max_experts, kClass,
+  require(shape.num_local_experts >= 0 && shape.num_local_experts <= max_experts, kExpertClass,
           "shape.num_local_experts is " + std::to_string(shape.num_local_experts) + "; allowed: 0 to " +
               std::to_string(max_experts) + ", so that the size of the weights is a number of 64 bits");
 }
@@ -33,33 +33,33 @@ void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
   const bool fp8 = options.type == DType::fp8_e4m3;
   const int64_t step = fp8 ? 16 : 8;
   const auto width = [&](const char* member, int64_t value, int64_t most) {
-    require(value % step == 0 && value <= most, kClass,
+    require(value % step == 0 && value <= most, kExpertClass,
             std::string("shape.") + member + " is " + std::to_string(value) + "; allowed on GPUs" + (fp8 ? " in fp8" : "") +
                 ": a multiple of " + std::to_string(step) + ", at most " + std::to_string(most));
   };
   width("hidden", shape.hidden, kMostGemmColumns);
   width("intermediate", shape.intermediate, kMostGemmColumns / 2);
-  require(shape.num_local_experts <= kMostGemmExperts, kClass,
+  require(shape.num_local_experts <= kMostGemmExperts, kExpertClass,
           "shape.num_local_experts is " + std::to_string(shape.num_local_experts) + "; allowed on GPUs: 0 to " +
               std::to_string(kMostGemmExperts));
-  require(options.storage == WeightStorage::view, kClass,
+  require(options.storage == WeightStorage::view, kExpertClass,
           "options.storage is packed; allowed on GPUs: view, as the weights are read where the caller has them");
   constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
-  require(options.max_rows >= 0 && options.max_rows <= kMostRows, kClass,
+  require(options.max_rows >= 0 && options.max_rows <= kMostRows, kExpertClass,
           "options.max_rows is " + std::to_string(options.max_rows) + "; allowed: 0 to " + std::to_string(kMostRows));
 }
 
 void check_options(const ExpertShape& shape, const ExpertOptions& options) {
   check_shape(shape);
-  require(is_named(options.backend), kClass,
+  require(is_named(options.backend), kExpertClass,
           "options.backend is " + std::to_string(static_cast<int>(options.backend)) +
               "; allowed: " + detail::numbered_names<Backend>());
-  require(is_named(options.storage), kClass,
+  require(is_named(options.storage), kExpertClass,
           "options.storage is " + std::to_string(static_cast<int>(options.storage)) +
               "; allowed: " + detail::numbered_names<WeightStorage>());
-  require(options.route_scratch_bytes <= std::numeric_limits<size_t>::max() / 4, kClass,
+  require(options.route_scratch_bytes <= std::numeric_limits<size_t>::max() / 4, kExpertClass,
           "options.route_scratch_bytes is " + std::to_string(options.route_scratch_bytes) + ", which is no size of a memory");
-  require(is_named(options.type) && options.type != DType::f32, kClass,
+  require(is_named(options.type) && options.type != DType::f32, kExpertClass,
           std::string("options.type is ") + to_string(options.type) + "; allowed: bf16, and on GPUs f16 and fp8_e4m3");
   if (options.backend == Backend::cuda) return check_gpu(shape, options);
   if (options.type != DType::bf16)
@@ -99,15 +99,15 @@ void ExpertMlp::Impl::forward_rank_major(const uint16_t*, const ExpertIds&, cons
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
   check_options(shape, options);
-  check_weights(kClass, "options.", shape, {w13, w2, options.w13_scales, options.w2_scales}, options);
+  check_weights(kExpertClass, "options.", shape, {w13, w2, options.w13_scales, options.w2_scales}, options);
   impl_ = options.backend == Backend::cpu ? detail::make_cpu_experts(shape, w13, w2, options)
                                           : detail::make_gpu_experts(shape, w13, w2, options);
 }
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options) {
   check_options(shape, options);
-  require(static_cast<bool>(source), kClass, "source is empty; allowed: a function that writes one expert's weights");
-  require(options.storage == WeightStorage::packed, kClass,
+  require(static_cast<bool>(source), kExpertClass, "source is empty; allowed: a function that writes one expert's weights");
+  require(options.storage == WeightStorage::packed, kExpertClass,
           "options.storage is view; allowed with a source: packed, as there is nothing to view");
   impl_ = detail::make_cpu_experts(shape, source, options);
 }

@@ -13,16 +13,16 @@
 namespace switchyard {
 namespace {
 
-constexpr const char* kClass = "GroupedGemm";
+constexpr const char* kGemmClass = "GroupedGemm";
 
-void require(bool ok, const std::string& what) { detail::require(ok, kClass, what); }
+void require(bool ok, const std::string& what) { detail::require(ok, kGemmClass, what); }
 
 void check_columns(const char* member, int64_t value, int64_t multiple) {
-  detail::check_columns(kClass, member, value, multiple);
+  detail::check_columns(kGemmClass, member, value, multiple);
 }
 
 void check_config(const GroupedGemmConfig& c) {
-  detail::check_experts(kClass, c.num_experts);
+  detail::check_experts(kGemmClass, c.num_experts);
   require(is_named(c.order),
           "order = " + std::to_string(static_cast<int>(c.order)) + ": must be " + detail::numbered_names<WeightOrder>());
   require(is_named(c.epilogue),
@@ -42,14 +42,14 @@ void check_config(const GroupedGemmConfig& c) {
 }
 
 void check_rows(const char* name, const ConstRows& given, DType type, int64_t columns) {
-  detail::check_rows(kClass, name, given, type, columns);
+  detail::check_rows(kGemmClass, name, given, type, columns);
   if (given.rows == 0) return;
-  detail::check_aligned(kClass, name, given.data);
+  detail::check_aligned(kGemmClass, name, given.data);
   if (type != DType::fp8_e4m3) return;
   const std::string text = name;
   require(given.scale_kind == ScaleKind::f32 || given.scale_kind == ScaleKind::ue8m0,
           text + " has no scales: must have f32 or ue8m0, one for 128 columns");
-  detail::check_aligned(kClass, (text + ".scales").c_str(), given.scales);
+  detail::check_aligned(kGemmClass, (text + ".scales").c_str(), given.scales);
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
 
 GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales) {
   check_config(config);
-  detail::check_aligned(kClass, "weights", weights);
+  detail::check_aligned(kGemmClass, "weights", weights);
   const bool fp8 = config.type == DType::fp8_e4m3;
   require((weight_scales != nullptr) == fp8,
           fp8 ? "weight_scales is null" : "weight_scales is given: must be null but for fp8_e4m3");
@@ -94,7 +94,7 @@ void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& ou
   check_rows("out", out, c.out_type(), c.columns());
   require(c.quantize == ScaleKind::none || out.rows == 0 || out.scale_kind == c.quantize,
           std::string("out has scales of ") + to_string(out.scale_kind) + ": must be of quantize, " + to_string(c.quantize));
-  detail::check_ranges(kClass, rows);
+  detail::check_ranges(kGemmClass, rows);
   require(rows.scale_rows >= 0 && (rows.scale_rows == 0 || rows.scale_rows >= rows.rows_per_expert),
           "rows.scale_rows = " + std::to_string(rows.scale_rows) + ": must be 0, or at least rows_per_expert");
   if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);

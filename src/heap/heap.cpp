@@ -46,7 +46,7 @@ std::unique_ptr<SymmetricHeap> make_heap(int rank, const HostMap& hosts, size_t 
   return std::make_unique<MappedHeap>(view, std::move(segments));
 }
 
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+size_t whole_pages(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 size_t checked_segment_bytes(size_t bytes) {
   constexpr size_t kLargest = size_t{1} << 46;
@@ -56,7 +56,7 @@ size_t checked_segment_bytes(size_t bytes) {
                     " (the header) and at most " + std::to_string(kLargest),
                 "heap_bytes");
   }
-  return round_up(bytes, page_bytes());
+  return whole_pages(bytes, page_bytes());
 }
 
 void check_memory(int world, uint64_t needed, uint64_t available, const std::string& limit) {
@@ -101,7 +101,7 @@ std::vector<HeapRange> pages_between(std::span<const HeapRange> ranges, size_t b
   std::vector<HeapRange> between;
   size_t at = 0;
   const auto up_to = [&](size_t end) {
-    const size_t first = round_up(at, page), last = end / page * page;
+    const size_t first = whole_pages(at, page), last = end / page * page;
     if (first < last) between.emplace_back(first, last - first);
   };
   for (const auto& [offset, length] : ranges) {

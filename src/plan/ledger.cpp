@@ -2,6 +2,7 @@
 #include <limits>
 #include <string>
 
+#include "plan/index.hpp"
 #include "plan/views.hpp"
 #include "switchyard/status.hpp"
 
@@ -10,16 +11,6 @@ namespace switchyard::detail {
 namespace {
 
 constexpr int kExpertPadding = 16;  // columns of the ledger's [W, E] tables are padded to a multiple of this
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-int32_t narrow(int64_t value, const char* what) {
-  if (value > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::unsupported,
-                std::string(what) + " is " + std::to_string(value) + "; the int32 ledger allows at most 2147483647");
-  }
-  return static_cast<int32_t>(value);
-}
 
 /// What each source sent to each expert, and its inclusive prefix. Pad columns hold no rows and repeat the total.
 void fill_counts(const GatheredCounts& counts, LedgerTables& out) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plan/index.hpp"
 #include "plan/ledger_work.hpp"
 
 #include <algorithm>
@@ -8,8 +9,6 @@
 namespace switchyard::detail {
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) { return std::max<int64_t>(1, chunk_bytes / row_bytes); }
 

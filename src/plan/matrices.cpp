@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "plan/index.hpp"
 #include "plan/views.hpp"
 #include "switchyard/status.hpp"
 
@@ -10,22 +11,12 @@ namespace switchyard::detail {
 
 namespace {
 
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
 /// Tokens of `source` whose row rank `dest` kept. Rows are ordered by source, so capacity cuts the last sources.
 int64_t kept_tokens(const HandleData& h, int source, int dest) {
   const int64_t sent = h.counts.d(source, dest);
   if (h.layout == Layout::expert_major) return sent;
   const int64_t room = h.counts.capacity[idx(dest)] - h.counts.touching_before(source, dest);
   return std::clamp<int64_t>(room, 0, sent);
-}
-
-int32_t narrow(int64_t value, const char* what) {
-  if (value > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::unsupported,
-                std::string(what) + " is " + std::to_string(value) + "; the int32 matrices allow at most 2147483647");
-  }
-  return static_cast<int32_t>(value);
 }
 
 void fill_rank_prefix(const HandleData& h, DispatchMatrices& m) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plan/index.hpp"
 #include "plan/plan.hpp"
 
 #include <algorithm>
@@ -6,12 +7,6 @@
 #include "plan/decisions.hpp"
 
 namespace switchyard::detail {
-
-namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-}  // namespace
 
 void LocalPlan::build(const ExpertIds& in, int num_experts, int world) {
   map = ExpertMap{num_experts, world};

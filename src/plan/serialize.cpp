@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include "plan/index.hpp"
 #include "plan/decisions.hpp"
 #include "plan/views.hpp"
 #include "switchyard/status.hpp"
@@ -22,8 +23,6 @@ constexpr uint32_t kMagic = 0x48435753;  // "SWCH"
 constexpr uint32_t kVersion = 2;
 constexpr size_t kHeadBytes = 16, kChecksumBytes = 8;
 constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 uint64_t checksum(std::span<const std::byte> bytes) {
   uint64_t hash = 0xCBF29CE484222325u;

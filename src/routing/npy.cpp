@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr uint64_t kPreamble = 8;  // magic, major, minor
-constexpr uint64_t kLargestHeader = 1 << 20;
+constexpr uint64_t kLargestNpyHeader = 1 << 20;
 constexpr size_t kMaxDimensions = 8;
 
 /// Reads the header: a Python dictionary of a text, a bool and a tuple of integers.
-class HeaderReader {
+class NpyHeaderReader {
  public:
-  HeaderReader(const ByteSource& source, std::string_view text) : source_(source), text_(text) {}
+  NpyHeaderReader(const ByteSource& source, std::string_view text) : source_(source), text_(text) {}
 
   std::string descr;
   bool fortran_order = false;
@@ -142,13 +142,13 @@ TensorInfo parse_npy(const ByteSource& source) {
   const uint64_t length_bytes = major == 1 ? 2 : 4;
   uint64_t length = start[8] | uint64_t{start[9]} << 8;
   if (major != 1) length |= uint64_t{start[10]} << 16 | uint64_t{start[11]} << 24;
-  const uint64_t limit = std::min(size - kPreamble - length_bytes, kLargestHeader);
+  const uint64_t limit = std::min(size - kPreamble - length_bytes, kLargestNpyHeader);
   if (length > limit) {
     malformed(source.name(), "header", "a length of at most " + std::to_string(limit), std::to_string(length));
   }
   std::string text(length, '\0');
   source.read(kPreamble + length_bytes, std::as_writable_bytes(std::span(text)));
-  HeaderReader reader(source, text);
+  NpyHeaderReader reader(source, text);
   reader.read();
 
   TensorInfo info;

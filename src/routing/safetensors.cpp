@@ -13,8 +13,8 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kLargestHeader = 100'000'000;  // the limit of the format's own library
-constexpr size_t kMaxDimensions = 8;
+constexpr uint64_t kLargestSafetensorsHeader = 100'000'000;  // the limit of the format's own library
+constexpr size_t kMostDimensions = 8;
 constexpr const char* kMetadata = "__metadata__";
 
 /// One entry of the header as written.
@@ -26,7 +26,7 @@ struct Entry {
 
 /// Receives the header's JSON event by event, so that memory stays proportional to what is kept. A method that returns false
 /// ends the parse; `part`, `expected` and `found` then say why.
-class HeaderReader : public nlohmann::json_sax<json> {
+class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
  public:
   std::map<std::string, Entry> entries;
   std::map<std::string, std::string> metadata;
@@ -42,7 +42,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
     if (list_ == nullptr || value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return unexpected(std::to_string(value));
     }
-    if (list_->size() == kMaxDimensions) return unexpected("more than " + std::to_string(kMaxDimensions) + " numbers");
+    if (list_->size() == kMostDimensions) return unexpected("more than " + std::to_string(kMostDimensions) + " numbers");
     list_->push_back(static_cast<int64_t>(value));
     return true;
   }
@@ -140,7 +140,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
       case State::tensor: break;
     }
     if (key_ == "dtype") return fail("a text as dtype", got);
-    return fail("non-negative integers, at most " + std::to_string(kMaxDimensions) + ", as " + key_, got);
+    return fail("non-negative integers, at most " + std::to_string(kMostDimensions) + ", as " + key_, got);
   }
 
   State state_ = State::start;
@@ -232,7 +232,7 @@ TensorTable parse_safetensors(const ByteSource& source) {
   source.read(0, raw);
   uint64_t length = 0;
   std::memcpy(&length, raw, sizeof length);
-  const uint64_t limit = std::min(size - kLengthBytes, kLargestHeader);
+  const uint64_t limit = std::min(size - kLengthBytes, kLargestSafetensorsHeader);
   if (length < 2 || length > limit) {
     malformed(source.name(), "header", "a safetensors header length of 2 to " + std::to_string(limit) + " in the first 8 bytes",
               std::to_string(length));
@@ -240,7 +240,7 @@ TensorTable parse_safetensors(const ByteSource& source) {
   std::vector<char> text(length);
   source.read(kLengthBytes, std::as_writable_bytes(std::span(text)));
 
-  HeaderReader reader;
+  SafetensorsHeaderReader reader;
   if (!json::sax_parse(text.data(), text.data() + text.size(), &reader)) {
     malformed(source.name(), reader.part, reader.expected, reader.found);
   }

@@ -181,7 +181,9 @@ Trace::~Trace() = default;
 int Trace::world() const { return static_cast<int>(impl_->tracers.size()); }
 const TraceOptions& Trace::options() const { return impl_->options; }
 Tracer* Trace::tracer(int rank) const noexcept {
-  return impl_ && rank >= 0 && rank < world() ? &impl_->tracers[static_cast<size_t>(rank)] : nullptr;
+  Impl* impl = impl_.pointer().get();
+  const auto at = static_cast<size_t>(rank);
+  return impl && rank >= 0 && at < impl->tracers.size() ? &impl->tracers[at] : nullptr;
 }
 
 uint16_t Trace::event(std::string_view name, std::string_view unit) {

@@ -312,7 +312,7 @@ std::string what_of(const json& runs) {
 }
 
 /// What speaks against the figures.
-std::string notes_of(const json& document) {
+std::string bench_notes_of(const json& document) {
   std::string out;
   for (const json& note : document.value("notes", json::array()))
     out += "<p class=\"note\">Note: " + escaped(note.get<std::string>()) + ".</p>";
@@ -350,7 +350,7 @@ std::string bench_html(const json& document) {
   }
   page += fused_section(runs, varied_in(runs));
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +
-          limits_text(document) + "</p>" + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
+          limits_text(document) + "</p>" + bench_notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
   return page;
 }
 

@@ -213,7 +213,7 @@ std::string table_section(const json& points) {
   return out + "</p>";
 }
 
-std::string notes_of(const json& document) {
+std::string plan_notes_of(const json& document) {
   const json& topology = document.at("topology");
   std::string out =
       "<p class=\"note\">Nothing of this was measured here: it follows from counted rows and the numbers of the topology, "
@@ -231,7 +231,7 @@ std::string notes_of(const json& document) {
 std::string plan_html(const json& document) {
   const json& points = document.at("points");
   return page_head("Switchyard plan", escaped(document.at("what").get<std::string>()), document) + tiles(points) +
-         times_section(points) + phases_section(points) + table_section(points) + notes_of(document) +
+         times_section(points) + phases_section(points) + table_section(points) + plan_notes_of(document) +
          "</section>\n</main>\n</body>\n</html>\n";
 }
 

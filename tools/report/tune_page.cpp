@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kWidth = 560, kHeight = 260, kLeft = 20, kRight = 20, kTop = 34, kBottom = 40;
+constexpr double kStripWidth = 560, kStripHeight = 260, kStripLeft = 20, kStripRight = 20, kStripTop = 34, kStripBottom = 40;
 
 std::string value_of(const json& trial) {
   const auto value = trial.at("value").get<int64_t>();
@@ -25,12 +25,13 @@ std::string value_of(const json& trial) {
 std::string bars(const std::vector<const json*>& trials) {
   double most = 0;
   for (const json* t : trials) most = std::max(most, t->at("us").get<double>());
-  const double step = (kWidth - kLeft - kRight) / static_cast<double>(trials.size()), room = kHeight - kTop - kBottom;
-  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight);
+  const double step = (kStripWidth - kStripLeft - kStripRight) / static_cast<double>(trials.size()),
+               room = kStripHeight - kStripTop - kStripBottom;
+  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kStripWidth, kStripHeight);
   for (size_t i = 0; i < trials.size(); ++i) {
     const json& t = *trials[i];
     const double us = t.at("us").get<double>(), height = most > 0 ? room * us / most : 0;
-    const double middle = kLeft + step * (static_cast<double>(i) + 0.5), top = kHeight - kBottom - height;
+    const double middle = kStripLeft + step * (static_cast<double>(i) + 0.5), top = kStripHeight - kStripBottom - height;
     const bool chosen = t.at("chosen").get<bool>(), usual = t.at("usual").get<bool>();
     const char* const color = chosen ? "--good" : usual ? "--muted" : "--move";
     if (us > 0)
@@ -42,7 +43,7 @@ std::string bars(const std::vector<const json*>& trials) {
                        us >= 100 ? fmt::format("{:.0f}", us)
                        : us > 0  ? fmt::format("{:.1f}", us)
                                  : "-");
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", middle, kHeight - kBottom + 18,
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", middle, kStripHeight - kStripBottom + 18,
                        value_of(t));
   }
   return out + "</svg>";

@@ -4,13 +4,13 @@
 namespace switchyard::tool {
 namespace {
 
-struct RowKind {
+struct NamedRowKind {
   std::string word;
   SourceRows rows;
 };
 
-std::vector<RowKind> row_kinds() {
-  std::vector<RowKind> kinds;
+std::vector<NamedRowKind> row_kinds() {
+  std::vector<NamedRowKind> kinds;
   for (const Named<DType>& type : NamesOf<DType>::kAll)
     if (!dtype_has_scales(type.value)) kinds.push_back({type.name, {type.value, ScaleKind::none}});
   kinds.push_back({"fp8", {DType::fp8_e4m3, ScaleKind::f32}});
@@ -22,7 +22,7 @@ std::vector<RowKind> row_kinds() {
 
 std::vector<std::string> row_words(bool all_scales) {
   std::vector<std::string> words;
-  for (const RowKind& kind : row_kinds())
+  for (const NamedRowKind& kind : row_kinds())
     if (all_scales || kind.rows.scales != ScaleKind::ue8m0) words.push_back(kind.word);
   return words;
 }
@@ -35,7 +35,7 @@ std::vector<std::string> combined_words() {
 }
 
 SourceRows rows_named(const std::string& word) {
-  for (const RowKind& kind : row_kinds())
+  for (const NamedRowKind& kind : row_kinds())
     if (kind.word == word) return kind.rows;
   throw std::invalid_argument("row type '" + word + "' is not known");
 }

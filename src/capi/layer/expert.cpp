@@ -23,17 +23,17 @@ struct sy_expert_mlp {
 namespace {
 
 constexpr sy_expert_shape kShape = SWITCHYARD_EXPERT_SHAPE_INIT;
-constexpr sy_expert_options kOptions = SWITCHYARD_EXPERT_OPTIONS_INIT;
-constexpr sy_expert_call kCall = SWITCHYARD_EXPERT_CALL_INIT;
+constexpr sy_expert_options kExpertOptions = SWITCHYARD_EXPERT_OPTIONS_INIT;
+constexpr sy_expert_call kExpertCall = SWITCHYARD_EXPERT_CALL_INIT;
 
 // The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
-static_assert(kOptions.backend == static_cast<int>(ExpertOptions{}.backend) &&
-              kOptions.type == static_cast<int>(ExpertOptions{}.type) &&
-              kOptions.storage == static_cast<int>(ExpertOptions{}.storage) &&
-              kOptions.route_scratch_bytes == ExpertOptions{}.route_scratch_bytes &&
-              kOptions.max_rows == ExpertOptions{}.max_rows &&
-              kOptions.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales));
-static_assert(kCall.stream == ExpertCall{}.stream && kCall.num_sms == ExpertCall{}.num_sms);
+static_assert(kExpertOptions.backend == static_cast<int>(ExpertOptions{}.backend) &&
+              kExpertOptions.type == static_cast<int>(ExpertOptions{}.type) &&
+              kExpertOptions.storage == static_cast<int>(ExpertOptions{}.storage) &&
+              kExpertOptions.route_scratch_bytes == ExpertOptions{}.route_scratch_bytes &&
+              kExpertOptions.max_rows == ExpertOptions{}.max_rows &&
+              kExpertOptions.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales));
+static_assert(kExpertCall.stream == ExpertCall{}.stream && kExpertCall.num_sms == ExpertCall{}.num_sms);
 static_assert(offsetof(sy_expert_shape, num_local_experts) == 24 && offsetof(sy_expert_options, max_rows) == 32 &&
               offsetof(sy_expert_options, weight_scales) == 56 && offsetof(sy_expert_call, num_sms) == 16 &&
               sizeof(sy_expert_memory) == 32);
@@ -48,7 +48,7 @@ ExpertShape to_shape(const sy_expert_shape* shape) {
 
 ExpertOptions to_options(const sy_expert_options* options) {
   if (!options) return {};
-  const sy_expert_options o = read_struct(options, kOptions, "options");
+  const sy_expert_options o = read_struct(options, kExpertOptions, "options");
   require_range("options->reserved", o.reserved, 0, 0);
   require_range("options->reserved2", o.reserved2, 0, 0);
   ExpertOptions result;
@@ -93,7 +93,7 @@ switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_v
                                         const sy_row_view* y, const sy_expert_call* call) {
   return guarded([&] {
     require(mlp, "mlp");
-    mlp->mlp.forward(to_rows(x, "x"), to_expert_rows(rows), to_rows(y, "y"), to_call<ExpertCall>(call, kCall, "call"));
+    mlp->mlp.forward(to_rows(x, "x"), to_expert_rows(rows), to_rows(y, "y"), to_call<ExpertCall>(call, kExpertCall, "call"));
   });
 }
 

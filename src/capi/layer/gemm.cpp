@@ -40,19 +40,20 @@ GroupedGemmOptions to_gemm_options(const sy_grouped_gemm_options* options) {
 
 namespace {
 
-constexpr sy_grouped_gemm_config kConfig = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
-constexpr sy_grouped_gemm_options kOptions = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
+constexpr sy_grouped_gemm_config kGemmConfig = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
+constexpr sy_grouped_gemm_options kGemmOptions = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
 constexpr sy_dispatched_view kDispatchedView = SWITCHYARD_DISPATCHED_VIEW_INIT;
 constexpr sy_low_latency_view kLowLatencyView = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
 
 // The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
-static_assert(kConfig.type == static_cast<int>(GroupedGemmConfig{}.type) &&
-              kConfig.order == static_cast<int>(GroupedGemmConfig{}.order) &&
-              kConfig.epilogue == static_cast<int>(GroupedGemmConfig{}.epilogue) && kConfig.swiglu_limit == Swiglu{}.limit &&
-              kConfig.swiglu_alpha == Swiglu{}.alpha && kConfig.swiglu_up_shift == Swiglu{}.up_shift &&
-              kConfig.weight_scales == static_cast<int>(GroupedGemmConfig{}.weight_scales) &&
-              kConfig.quantize == static_cast<int>(GroupedGemmConfig{}.quantize));
-static_assert(kOptions.stream == GroupedGemmOptions{}.stream && kOptions.num_sms == GroupedGemmOptions{}.num_sms);
+static_assert(kGemmConfig.type == static_cast<int>(GroupedGemmConfig{}.type) &&
+              kGemmConfig.order == static_cast<int>(GroupedGemmConfig{}.order) &&
+              kGemmConfig.epilogue == static_cast<int>(GroupedGemmConfig{}.epilogue) &&
+              kGemmConfig.swiglu_limit == Swiglu{}.limit && kGemmConfig.swiglu_alpha == Swiglu{}.alpha &&
+              kGemmConfig.swiglu_up_shift == Swiglu{}.up_shift &&
+              kGemmConfig.weight_scales == static_cast<int>(GroupedGemmConfig{}.weight_scales) &&
+              kGemmConfig.quantize == static_cast<int>(GroupedGemmConfig{}.quantize));
+static_assert(kGemmOptions.stream == GroupedGemmOptions{}.stream && kGemmOptions.num_sms == GroupedGemmOptions{}.num_sms);
 static_assert(offsetof(sy_grouped_gemm_config, num_experts) == 24 && sizeof(sy_grouped_gemm_config) == 64);
 static_assert(offsetof(sy_expert_rows, scale_rows) == 40 && offsetof(sy_grouped_gemm_options, num_sms) == 16);
 static_assert(SWITCHYARD_WEIGHTS_NK == static_cast<int>(WeightOrder::nk) &&
@@ -63,7 +64,7 @@ static_assert(SWITCHYARD_EPILOGUE_NONE == static_cast<int>(Epilogue::none) &&
               SWITCHYARD_EPILOGUE_SWIGLU == static_cast<int>(Epilogue::swiglu));
 
 GroupedGemmConfig to_config(const sy_grouped_gemm_config* config) {
-  const sy_grouped_gemm_config c = read_struct(config, kConfig, "config");
+  const sy_grouped_gemm_config c = read_struct(config, kGemmConfig, "config");
   require_range("config->reserved", c.reserved, 0, 0);
   GroupedGemmConfig result;
   result.num_experts = c.num_experts;

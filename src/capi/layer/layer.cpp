@@ -28,19 +28,21 @@ struct sy_moe_layer {
 
 namespace {
 
-constexpr sy_moe_layer_config kConfig = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
-constexpr sy_moe_layer_call kCall = SWITCHYARD_MOE_LAYER_CALL_INIT;
+constexpr sy_moe_layer_config kLayerConfig = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
+constexpr sy_moe_layer_call kLayerCall = SWITCHYARD_MOE_LAYER_CALL_INIT;
 constexpr MoeLayerConfig kDefaults;
 
 // The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
-static_assert(kConfig.type == static_cast<int>(kDefaults.type) && kConfig.order == static_cast<int>(kDefaults.order) &&
-              kConfig.exchange == static_cast<int>(kDefaults.exchange) && kConfig.form == static_cast<int>(kDefaults.form) &&
-              kConfig.overflow == static_cast<int>(kDefaults.overflow) &&
-              kConfig.captured == static_cast<int>(kDefaults.captured) &&
-              kConfig.storage == static_cast<int>(kDefaults.storage) &&
-              kConfig.row_scales == static_cast<int>(kDefaults.row_scales) &&
-              kConfig.weight_scales == static_cast<int>(kDefaults.weight_scales));
-static_assert(kCall.num_sms == MoeLayerCall{}.num_sms && kCall.add == static_cast<int>(MoeLayerCall{}.add));
+static_assert(kLayerConfig.type == static_cast<int>(kDefaults.type) &&
+              kLayerConfig.order == static_cast<int>(kDefaults.order) &&
+              kLayerConfig.exchange == static_cast<int>(kDefaults.exchange) &&
+              kLayerConfig.form == static_cast<int>(kDefaults.form) &&
+              kLayerConfig.overflow == static_cast<int>(kDefaults.overflow) &&
+              kLayerConfig.captured == static_cast<int>(kDefaults.captured) &&
+              kLayerConfig.storage == static_cast<int>(kDefaults.storage) &&
+              kLayerConfig.row_scales == static_cast<int>(kDefaults.row_scales) &&
+              kLayerConfig.weight_scales == static_cast<int>(kDefaults.weight_scales));
+static_assert(kLayerCall.num_sms == MoeLayerCall{}.num_sms && kLayerCall.add == static_cast<int>(MoeLayerCall{}.add));
 static_assert(offsetof(sy_moe_layer_config, num_experts) == 40 && offsetof(sy_moe_layer_config, w13_scales) == 88 &&
               sizeof(sy_moe_layer_config) == 104 && sizeof(sy_moe_layer_memory) == 48 &&
               offsetof(sy_moe_layer_call, num_sms) == 24 && sizeof(sy_moe_layer_call) == 32);
@@ -52,7 +54,7 @@ static_assert(SWITCHYARD_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange:
               SWITCHYARD_MOE_FORM_FUSED == static_cast<int>(MoeForm::fused));
 
 MoeLayerConfig to_config(const sy_moe_layer_config* config) {
-  const sy_moe_layer_config c = read_struct(config, kConfig, "config");
+  const sy_moe_layer_config c = read_struct(config, kLayerConfig, "config");
   require_range("config->reserved", c.reserved, 0, 0);
   MoeLayerConfig result;
   result.hidden = c.hidden;
@@ -77,7 +79,7 @@ MoeLayerConfig to_config(const sy_moe_layer_config* config) {
 
 MoeLayerCall to_layer_call(const sy_moe_layer_call* call) {
   if (!call) return {};
-  const sy_moe_layer_call c = read_struct(call, kCall, "call");
+  const sy_moe_layer_call c = read_struct(call, kLayerCall, "call");
   return {c.stream, c.num_sms, c.device_tokens, to_bool("call->add", c.add)};
 }
 

@@ -316,7 +316,7 @@ void Group::check() const {
   if (impl_->device) impl_->device->raise_soft_fault("check");
 }
 void Group::abort(int32_t reason) noexcept {
-  if (impl_ && impl_->home.here()) impl_->post_abort(reason, 255);
+  if (Impl* impl = impl_.pointer().get(); impl && impl->home.here()) impl->post_abort(reason, 255);
 }
 
 void Group::set_trace(Trace* trace) {

@@ -72,8 +72,8 @@ struct OpenMp {
 /// end.
 class SerialScope {
  public:
-  SerialScope() : saved_(library().max_threads()) { library().set_num_threads(1); }
-  ~SerialScope() { library().set_num_threads(saved_); }
+  SerialScope() : library_(library()), saved_(library_.max_threads()) { library_.set_num_threads(1); }
+  ~SerialScope() { library_.set_num_threads(saved_); }
   SerialScope(const SerialScope&) = delete;
   SerialScope& operator=(const SerialScope&) = delete;
 
@@ -82,6 +82,7 @@ class SerialScope {
     static const OpenMp functions;
     return functions;
   }
+  const OpenMp& library_;
   int saved_;
 };
 #else

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Positions and counts of a plan: 64 bits wide inside, 32 in the tables that callers see.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+/// `value` as an element of `table`, or Error(unsupported) with its name.
+inline int32_t narrow(int64_t value, const char* table) {
+  if (value > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::unsupported,
+                std::string(table) + " is " + std::to_string(value) + "; its int32 elements allow at most 2147483647");
+  }
+  return static_cast<int32_t>(value);
+}
+
+}  // namespace switchyard::detail
