@@ -26,6 +26,10 @@ unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
 ./dev build --preset "$preset" --target switchyard_layer_shared
 export SWITCHYARD_LAYER_LIBRARY=$PWD/build/$preset/libswitchyard_layer.so
 
+# Two files of tests at a time, because most of a file has one core busy. Tests of GPUs go one by one: they look at what runs on a GPU.
+workers=0
+[[ $preset == cuda || $(nproc) -lt 2 ]] || workers=2
+
 # run_tests ENVIRONMENT pytest-arguments...: adds to `passed` and `failed`.
 passed=0 failed=0
 run_tests() {
@@ -33,7 +37,7 @@ run_tests() {
   shift
   log=$(mktemp)
   "$environment/bin/python" -c 'import switchyard as s; p = s.library_path(); print(p); assert "site-packages" in p, "not of the wheel"' >&2
-  "$environment/bin/pytest" -q "$@" | tee "$log" || true
+  "$environment/bin/pytest" -q -n "$workers" --dist loadfile "$@" | tee "$log" || true
   line=$(tail -n 1 "$log")
   rm -f "$log"
   counted=$(grep -oE '[0-9]+ passed' <<<"$line" | cut -d' ' -f1 || true)
@@ -42,17 +46,17 @@ run_tests() {
   while read -r counted _; do failed=$((failed + counted)); done < <(grep -oE '[0-9]+ (failed|error)' <<<"$line" || true)
 }
 
-mapfile -t with_torch < <(grep -lF 'importorskip(' python/tests/test_*.py)
-mapfile -t without < <(grep -LF 'importorskip(' python/tests/test_*.py)
+mapfile -t with_torch < <(grep -rlF 'importorskip(' --include='test_*.py' python/tests | sort)
+mapfile -t without < <(grep -rLF 'importorskip(' --include='test_*.py' python/tests | sort)
 say "a new environment with numpy"
 "$uv" venv -q --clear --python build/python/tools/bin/python build/python/clean
-"$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8'
+"$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3'
 run_tests build/python/clean "${without[@]}" "$@"
 
 if [[ -n $torch ]]; then
   say "an environment with torch"
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
-  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4' ml_dtypes 'transformers>=5'
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers>=5'
   run_tests build/python/torch "${with_torch[@]}" "$@"
   say "torchrun on two hosts, as the page on several hosts has it"
   status=0

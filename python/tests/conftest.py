@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 import switchyard as sy  # noqa: E402
+from team import close_teams  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +17,13 @@ def _one_thread_per_rank():
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _teams():
+    """Ranks that stay from test to test end with the session."""
+    yield
+    close_teams()
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, dispatch_all, inputs_of, laid_out,  # noqa: E402
-                           on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors, weighted)
+from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, check_low_latency, dispatch_all,  # noqa: E402
+                           inputs_of, laid_out, on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors,
+                           weighted)
 from switchyard import deep_ep  # noqa: E402
 
 places = pytest.mark.parametrize("where", PLACES)
@@ -246,40 +247,6 @@ def test_any_number(where, scenario):
 
 
 # ---- Low latency ----
-
-
-def check_low_latency(received, count, handle, inputs, rank):
-    """Rows of each expert by source, against the oracle; returns float32 [L, R, H]."""
-    world = len(inputs)
-    values = dequantised(received)
-    source_of, ranges, most, hidden, experts = handle
-    assert (most, hidden, experts) == (MOST, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
-    there, begin = oracle.expert_major(inputs, EXPERTS, rank), 0
-    for expert, number in enumerate(there.counts):
-        sources = there.source[begin:begin + number]
-        assert count[expert].item() == number
-        for source in range(world):
-            first, rows = (ranges[expert][source] >> 32).item(), (ranges[expert][source] & 0xFFFFFFFF).item()
-            tokens = sources[sources >> 48 == source] & 0xFFFFFFFF
-            assert source_of[expert][first:first + rows].tolist() == tokens.tolist()
-            want = torch.from_numpy(inputs[source].x)[tokens]
-            torch.testing.assert_close(values[expert, first:first + rows].cpu(), want, rtol=1 / 16 if isinstance(received, tuple) else 0,
-                                       atol=0.01 if isinstance(received, tuple) else 0)
-        begin += number
-    return values
-
-
-def dequantised(received):
-    if not isinstance(received, tuple):
-        return received.float()
-    q, scales = received
-    assert q.dtype == torch.float8_e4m3fn
-    if scales.dtype == torch.int32:
-        assert scales.shape == (*q.shape[:2], HIDDEN // 512) and scales.stride(1) == 1
-        scales = (torch.stack([scales[:, :, 0] >> 8 * g & 0xFF for g in range(4)], -1) << 23).view(torch.float32)
-    else:
-        assert scales.shape == (*q.shape[:2], HIDDEN // 128) and scales.stride(1) == 1 and scales.dtype == torch.float32
-    return q.float() * scales.repeat_interleave(128, 2)
 
 
 def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):

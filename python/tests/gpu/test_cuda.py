@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that go round the GPUs, because a
-call of CUDA that waits for a whole GPU may wait for the kernel of another rank of the same process. Needs a GPU that the library
-supports, and a library with CUDA."""
+"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that go round the GPUs. Needs a GPU
+that the library supports, and a library with CUDA."""
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import oracle
 import switchyard as sy
-from processes import a_store, run_processes
+from clone import EXAMPLES
+from processes import run_processes
 
 torch = pytest.importorskip("torch")
+
+from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
 SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
@@ -26,19 +27,8 @@ def gpus():
     return torch.cuda.device_count()
 
 
-def _process(rank, world, store, heap_bytes, scenario, arguments):
-    """One rank, on a stream of its own."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    torch.empty(1, device="cuda")
-    with sy.Group.connect(rank, world, store, "token", heap_bytes, backend="cuda", timeout=60, rendezvous_timeout=120) as group:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            scenario(group, *arguments)
-            torch.cuda.current_stream().synchronize()
-        group.barrier()
-
-
 def over_ranks(scenario, heap_bytes, *arguments):
-    assert run_processes("spawn", _process, WORLD, a_store(), heap_bytes, scenario, arguments, seconds=300) == [0] * WORLD
+    over_gpus(WORLD, scenario, heap_bytes, *arguments)
 
 
 def inputs_of(seed, dtype=torch.float32):
@@ -443,7 +433,7 @@ def test_routing_layout_refuses():
 
 def test_the_example_of_serving(environment):
     """Its steps are replays of a graph; it compares the last one itself."""
-    program = Path(__file__).resolve().parents[2] / "examples" / "08_serving.py"
+    program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD), str(program), "cuda"]

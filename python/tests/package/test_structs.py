@@ -4,14 +4,14 @@ import ctypes
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import switchyard as sy
+from clone import ROOT
 from switchyard._abi import ffi as _ffi, names as _names, structs as _structs
 
-HEADERS = Path(__file__).resolve().parents[2] / "include"
+HEADERS = ROOT / "include"
 
 
 @pytest.fixture(scope="module")

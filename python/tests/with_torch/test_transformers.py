@@ -3,11 +3,11 @@
 import copy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import switchyard as sy
+from clone import EXAMPLES
 from switchyard import parallelize
 from switchyard._abi import ffi as _ffi
 
@@ -225,7 +225,7 @@ def test_what_a_layer_refuses(make, kind, text):
 
 def test_the_example_of_recording(environment, tmp_path):
     """The program itself reads back what it recorded."""
-    program, to = Path(__file__).resolve().parents[2] / "examples" / "07_record_routing.py", tmp_path / "routing.safetensors"
+    program, to = EXAMPLES / "07_record_routing.py", tmp_path / "routing.safetensors"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(to)]

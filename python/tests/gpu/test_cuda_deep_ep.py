@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drop-in for DeepEP on GPUs: streams, events, lifetimes, what does not wait, and CUDA graphs. That its calls compute what they must
-is in test_deep_ep.py, which runs on GPUs too. Ranks are processes that go round the GPUs."""
+is in drop_in/test_deep_ep.py, which runs on GPUs too. Ranks are processes that go round the GPUs."""
 import os
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, LARGE, MOST, calc_diff, dispatch_all, inputs_of, make_buffer, over_groups,  # noqa: E402
-                           over_ranks, ranks_of, received_of, same, seeded, tensors, weighted)
+from deep_ep_ranks import (EXPERTS, LARGE, MOST, calc_diff, check_low_latency, dequantised, dispatch_all, inputs_of,  # noqa: E402
+                           make_buffer, over_groups, over_ranks, ranks_of, received_of, same, seeded, tensors, weighted)
 from processes import run_processes  # noqa: E402
-from test_deep_ep import check_low_latency, dequantised  # noqa: E402
 import switchyard as sy  # noqa: E402
 from switchyard import deep_ep  # noqa: E402
 

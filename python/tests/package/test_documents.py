@@ -3,14 +3,13 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import switchyard as sy
+from clone import ROOT
 from switchyard._abi import ffi as _ffi
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r"```python\n(.*?)```", re.S)
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
 

@@ -2,13 +2,13 @@
 """torch tensors on the CPU, and process groups of torch."""
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import oracle
 import switchyard as sy
+from clone import EXAMPLES
 from processes import a_store, run_processes
 
 torch = pytest.importorskip("torch")
@@ -226,7 +226,7 @@ def test_torchrun(tmp_path, environment):
 
 def test_the_example_of_training(environment):
     """The loss falls, which the program itself looks at, on a number of ranks that does not divide the experts."""
-    program = Path(__file__).resolve().parents[2] / "examples" / "06_training.py"
+    program = EXAMPLES / "06_training.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(program)]
@@ -236,7 +236,7 @@ def test_the_example_of_training(environment):
 
 def test_the_example_of_serving(environment):
     """The program itself compares its last step; on the CPU its steps are no graphs."""
-    program = Path(__file__).resolve().parents[2] / "examples" / "08_serving.py"
+    program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(program), "cpu"]

@@ -6,13 +6,13 @@ import subprocess
 import sys
 import venv
 import zipfile
-from pathlib import Path
 
 import pytest
 
+from clone import ROOT
+
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 GROUPS = ["vllm.general_plugins", "sglang.srt.plugins"]
 
 #: What vLLM and SGLang do in each of their processes.

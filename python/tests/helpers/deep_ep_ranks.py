@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that tests of the drop-in run on. They are processes that stay from test to test, because torch and a GPU take seconds to start,
-and their inputs."""
-import atexit
-import importlib
-import multiprocessing
+"""Ranks that tests of the drop-in run on, which are processes of a team, and their inputs."""
+import functools
 import os
+import secrets
 import tempfile
-import traceback
 
 import numpy as np
 import pytest
 
 import oracle
+from team import run_on_team
 
 torch = pytest.importorskip("torch")
 
@@ -48,100 +46,47 @@ def make_buffer(group, **keywords):
 
 # ---- Processes ----
 
+#: In a process of a team: its process group, and one of this rank alone. They stay, as a program's do.
+_groups = []
 
-def _serve(rank, world, path, where, connection):
-    """A rank: makes the calls that it is told, until there are no more, and says what went wrong."""
-    import torch.distributed as dist
 
-    here = importlib.import_module("deep_ep_ranks")  # also where this module is somebody's main program
-    here.place = where
+@functools.lru_cache(None)
+def _folder():
+    """Where process groups of torch meet."""
+    return tempfile.TemporaryDirectory()
+
+
+def _groups_of(rank, world, path):
+    if not _groups:
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+        _groups[:] = torch.distributed.group.WORLD, [torch.distributed.new_group([r]) for r in range(world)][rank]
+    return _groups
+
+
+def _rank(rank, world, path, where, ranks, scenario, arguments):
+    """A rank: of all, or of one alone."""
+    global place
+    place, own = where, deep_ep.Buffer
     os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = "cuda" if where == "cuda" else "cpu"
-    torch.set_num_threads(1)
     if where == "copies":
         deep_ep.Buffer = Buffer
     if where == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.empty(1, device="cuda")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    alone = [dist.new_group([r]) for r in range(world)][rank]
-    while (told := connection.recv()) is not None:
-        ranks, scenario, arguments = told
-        try:
-            group = dist.group.WORLD if ranks == world else alone
-            scenario(group, *arguments)
-            if where == "cuda":
-                torch.cuda.synchronize()
-            dist.barrier()
-            connection.send(None)
-        except BaseException:
-            connection.send(traceback.format_exc())
-            return
-
-
-class _Pool:
-    """Processes of one kind, started when they are first needed, and again after one of them failed."""
-
-    def __init__(self, where, world):
-        self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn" if where == "cuda" else "fork")
-        self._ends, self._processes = [], []
-        for rank in range(world):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, os.path.join(self._folder.name, "store"), where, theirs),
-                                      daemon=True)
-            process.start()
-            theirs.close()
-            self._ends.append(ours)
-            self._processes.append(process)
-
-    def run(self, ranks, scenario, arguments, seconds=150):
-        """What went wrong, by rank."""
-        for end in self._ends:
-            end.send((ranks, scenario, arguments))
-        found = []
-        for end in self._ends:
-            try:
-                found.append(end.recv() if end.poll(seconds) else f"no answer in {seconds} seconds")
-            except EOFError:
-                found.append("the process has ended")
-            if found[-1] is not None:
-                seconds = 40  # the others have their own deadlines
-        return found
-
-    def close(self):
-        for end in self._ends:
-            try:
-                end.send(None)
-            except OSError:
-                pass
-        for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._folder.cleanup()
-
-
-_pools = {}
-
-
-@atexit.register
-def _close_pools():
-    for pool in _pools.values():
-        pool.close()
-    _pools.clear()
+    everybody, alone = _groups_of(rank, world, path)
+    scenario(everybody if ranks == world else alone, *arguments)
+    if where == "cuda":
+        torch.cuda.synchronize()
+    torch.distributed.barrier()
+    deep_ep.Buffer = own
 
 
 def over_groups(where, world, scenario, *arguments):
     """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with what a rank raised. One rank is a group of its own
     in each of two processes."""
-    key = (where, max(world, 2))
-    if key not in _pools:
-        _pools[key] = _Pool(*key)
-    found = _pools[key].run(world, scenario, arguments)
-    if any(each is not None for each in found):
-        _pools.pop(key).close()
-        pytest.fail("\n".join(f"rank {rank}: {each}" for rank, each in enumerate(found) if each is not None))
+    path = os.path.join(_folder().name, secrets.token_hex(8))
+    run_on_team("spawn" if where == "cuda" else "fork", max(world, 2), _rank, path, where, world, scenario, arguments)
 
 
 def _with_buffer(group, scenario, arguments):
@@ -204,6 +149,40 @@ def laid_out(buffer, ids, **keywords):
     per_rank, per_rdma, per_expert, where, event = buffer.get_dispatch_layout(ids, EXPERTS, **keywords)
     assert per_rdma is None
     return {"num_tokens_per_rank": per_rank, "is_token_in_rank": where, "num_tokens_per_expert": per_expert}
+
+
+def check_low_latency(received, count, handle, inputs, rank):
+    """Rows of each expert by source, against the oracle; returns float32 [L, R, H]."""
+    world = len(inputs)
+    values = dequantised(received)
+    source_of, ranges, most, hidden, experts = handle
+    assert (most, hidden, experts) == (MOST, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
+    there, begin = oracle.expert_major(inputs, EXPERTS, rank), 0
+    for expert, number in enumerate(there.counts):
+        sources = there.source[begin:begin + number]
+        assert count[expert].item() == number
+        for source in range(world):
+            first, rows = (ranges[expert][source] >> 32).item(), (ranges[expert][source] & 0xFFFFFFFF).item()
+            tokens = sources[sources >> 48 == source] & 0xFFFFFFFF
+            assert source_of[expert][first:first + rows].tolist() == tokens.tolist()
+            want = torch.from_numpy(inputs[source].x)[tokens]
+            torch.testing.assert_close(values[expert, first:first + rows].cpu(), want, rtol=1 / 16 if isinstance(received, tuple) else 0,
+                                       atol=0.01 if isinstance(received, tuple) else 0)
+        begin += number
+    return values
+
+
+def dequantised(received):
+    if not isinstance(received, tuple):
+        return received.float()
+    q, scales = received
+    assert q.dtype == torch.float8_e4m3fn
+    if scales.dtype == torch.int32:
+        assert scales.shape == (*q.shape[:2], HIDDEN // 512) and scales.stride(1) == 1
+        scales = (torch.stack([scales[:, :, 0] >> 8 * g & 0xFF for g in range(4)], -1) << 23).view(torch.float32)
+    else:
+        assert scales.shape == (*q.shape[:2], HIDDEN // 128) and scales.stride(1) == 1 and scales.dtype == torch.float32
+    return q.float() * scales.repeat_interleave(128, 2)
 
 
 # ---- Larger ones, by torch: all ranks' inputs follow from a seed ----

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clone that the tests are in, unless they were copied out of it."""
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
