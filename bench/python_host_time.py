@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 import switchyard as sy
 from switchyard import deep_ep
-from switchyard._ffi import bare, library
+from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
 #: What get_dispatch_layout returns, as dispatch names it.

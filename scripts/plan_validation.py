@@ -5,16 +5,17 @@
 Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
-In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens
-and a dispatch of 512 tokens that is quantised to fp8, and `plan` predicts the same from that topology alone. Of each figure the
-median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by name, whose rows cross this machine's loopback,
-with one sum per host and with exact rows. --add compares what was measured otherwise: FILE is what `bench --json` wrote of ranks
-on so many hosts, whose numbers `--topology` has (without it: the last one measured here, as a test bed). Rounds of a machine that
-does other work as well say little; the load is printed and written down.
+In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens,
+a dispatch of 512 tokens that is quantised to fp8, and with the last number of ranks one of 4096 such tokens. `plan` predicts the
+same from that topology alone. Of each figure the median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by
+name, whose rows cross this machine's loopback, with one sum per host and with exact rows. --add compares what was measured
+otherwise: FILE is what `bench --json` wrote of ranks on so many hosts, whose numbers `--topology` has (without it: the last one
+measured here, as a test bed). Rounds of a machine that does other work as well say little; the load is printed and written down.
 
 Exit status 0: at least four of five figures are within 15 %.
 """
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -25,6 +26,7 @@ from pathlib import Path
 
 WITHIN = 0.15
 SHAPES = [("bf16", 4096, "none", ("dispatch", "combine")), ("bf16 to fp8", 512, "f32", ("dispatch",))]
+PREFILL = ("bf16 to fp8", 4096, "f32", ("dispatch",))
 VARIANTS = {"per_host": "per_host", "per_rank": "hierarchical"}
 
 
@@ -47,10 +49,10 @@ def planned(tool, topology, config, hosts):
     return json.loads(run(tool, "plan", topology, *args))["points"][0]["variants"][0]
 
 
-def measured_here(tool, args, ranks, hosts=""):
-    """(rows, calls, run) of each shape."""
+def measured_here(tool, args, ranks, hosts="", shapes=()):
+    """(rows, calls, run) of each of SHAPES, and of the shapes given."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
-        for rows, tokens, quantize, calls in SHAPES:
+        for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":
                 continue  # a dispatch has no order
             bench = ["--backend", args.backend, "--ranks", str(ranks), "--tokens", str(tokens), "--quantize", quantize, "--no-verify",
@@ -114,13 +116,15 @@ def main():
     if args.add and args.rounds == 0 and not args.topology:
         parser.error("--add without rounds needs --topology")
     tool, table, loads, topology = str(Path(args.tool).resolve()), Table(), [], {}
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     with tempfile.TemporaryDirectory() as folder:
         here = str(Path(folder, "here.json"))
         for _ in range(args.rounds):
             loads.append(load())
             run(tool, "doctor", "--measure", here, "--backend", args.backend, "--seconds", str(args.seconds))
-            for ranks in [int(r) for r in args.ranks.split(",")]:
-                for rows, calls, one in measured_here(tool, args, ranks):
+            numbers = [int(r) for r in args.ranks.split(",")]
+            for ranks in numbers:
+                for rows, calls, one in measured_here(tool, args, ranks, shapes=[PREFILL] if ranks == numbers[-1] else []):
                     table.add(1, rows, calls, one, planned(tool, here, one["config"], 1))
             for names in args.hosts:
                 for rows, calls, one in measured_here(tool, args, names.count(",") + 1, names):
@@ -142,8 +146,9 @@ def main():
     print(f"load of this machine before each round and at the end: {', '.join(map(str, loads))}")
     if args.json:
         version = run(tool, "--version").strip()
-        document = {"schema": "switchyard.plan_validation/1", "version": version, "backend": args.backend, "loads": loads,
-                    "within": WITHIN, "figures": lines, "last_topology": topology}
+        configuration = {"ranks": args.ranks, "hosts": args.hosts, "rounds": args.rounds, "seconds": args.seconds}
+        document = {"schema": "switchyard.plan_validation/1", "date": date, "version": version, "backend": args.backend,
+                    "configuration": configuration, "loads": loads, "within": WITHIN, "figures": lines, "last_topology": topology}
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0 if 5 * good >= 4 * len(lines) else 1
 

@@ -58,6 +58,10 @@ if [[ -n $torch ]]; then
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
   "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers>=5'
   run_tests build/python/torch "${with_torch[@]}" "$@"
+  say "torchrun on two hosts, as the page on several hosts has it"
+  status=0
+  tests/hosts/torchrun.sh build/python/torch/bin/torchrun >&2 || status=$?
+  case $status in 0) passed=$((passed + 1)) ;; 77) ;; *) failed=$((failed + 1)) ;; esac  # 77: none can be made here
 fi
 say "type hints"
 environment=$([[ -n $torch ]] && echo torch || echo clean)

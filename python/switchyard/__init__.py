@@ -17,7 +17,7 @@ docs/python.md has the rest.
 """
 from __future__ import annotations
 
-from ._ffi import library as _library
+from ._abi.ffi import library as _library
 from .errors import *
 from .errors import __all__ as _errors
 from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
-from . import _arrays, _names, _repeated
-from ._arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
-from ._ffi import Owned, byref, check, library, structs
-from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
-from ._registry import number_of
+from ._abi import arrays as _arrays, names as _names, repeated as _repeated
+from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
+from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
+from ._torch.registry import number_of
 from .graph_memory import GraphMemory
 from .group import Group
 from .handle import Handle
@@ -78,7 +78,7 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
 def keep_plans() -> Any:
     """For activation checkpointing, ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=sy.keep_plans)``: the
     backward pass dispatches by the routing of the forward pass, of which eight bytes are kept, and counts nothing again."""
-    from . import _autograd
+    from ._torch import autograd as _autograd
 
     return _autograd.keep_plans()
 
@@ -202,7 +202,7 @@ class Exchange:
                        capacity or 0, num_sms)
         gradient = _needs_gradient(x, weights)
         if gradient or is_traced():
-            from . import _autograd
+            from ._torch import autograd as _autograd
 
             return _autograd.dispatch(self, x, ids, weights, handle, options, out, gradient)
         rows, scales, made = self._dispatch(x, ids, weights, handle, options, out)
@@ -345,7 +345,7 @@ class Exchange:
         carried = handle._carried if apply_weights and weights is None else None
         gradient = _needs_gradient(y, carried, *biases)
         if gradient or is_traced():
-            from . import _autograd
+            from ._torch import autograd as _autograd
 
             return _autograd.combine(self, y, handle, weights, apply_weights, number, biases, out, num_sms, gradient)
         result, summed = self._combine(y, handle, weights, apply_weights, number, biases, out, num_sms)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional, Tuple, Union
 
-from . import _names
-from ._arrays import U8, Taken, take
-from ._ffi import Owned, byref, check, layer_library, structs
-from ._names import BF16, CUDA, F16, F32, FP8, invalid, value_of
+from ._abi import names as _names
+from ._abi.arrays import U8, Taken, take
+from ._abi.ffi import Owned, byref, check, layer_library, structs
+from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
 from .handle import Handle
 from .low_latency import Received
 

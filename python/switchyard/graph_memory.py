@@ -2,7 +2,7 @@
 """Memory that CUDA graphs of normal mode share."""
 from __future__ import annotations
 
-from ._ffi import Owned
+from ._abi.ffi import Owned
 
 __all__ = ["GraphMemory"]
 

@@ -11,8 +11,8 @@ import socket
 from types import TracebackType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
-from . import _names
-from ._ffi import CallLock, Owned, byref, check, library, structs
+from ._abi import names as _names
+from ._abi.ffi import CallLock, Owned, byref, check, library, structs
 from .errors import Code, InvalidArgument, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]
@@ -81,19 +81,26 @@ def _address() -> str:
     return ""
 
 
+def _own_master_name() -> str:
+    """MASTER_ADDR, if it is this machine's own name, at which rank 0 listens everywhere: all ranks of a process group know it. Else ""."""
+    name = os.environ.get("MASTER_ADDR", "")
+    return name if name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower() != "localhost" else ""
+
+
 def _network_store() -> str:
-    """SWITCHYARD_STORE where it is on TCP, else an address of this machine with a port that is free now and that systems do not give
-    away by themselves."""
+    """SWITCHYARD_STORE where it is on TCP, else an address of this machine, or its name, with a port that is free now and that systems
+    do not give away by themselves."""
     given = os.environ.get("SWITCHYARD_STORE", "")
     if given.startswith("tcp://"):
         return given
-    address = _address()
+    found = _address()
+    address = found or _own_master_name()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _ in range(100 if address else 0):
         port = 20000 + secrets.randbelow(10000)
         try:
             with socket.socket(family) as probe:
-                probe.bind((address, port))
+                probe.bind((found, port))  # "": everywhere
         except OSError:
             continue
         return f"tcp://[{address}]:{port}" if family == socket.AF_INET6 else f"tcp://{address}:{port}"

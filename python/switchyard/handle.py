@@ -7,11 +7,11 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _names
-from ._arrays import I32, I64, NUMPY, U8, Arrays
-from ._ffi import Owned, byref, check, library, structs
-from ._names import EXPERT_MAJOR, F32, RANK_MAJOR
-from ._registry import number_of
+from ._abi import names as _names
+from ._abi.arrays import I32, I64, NUMPY, U8, Arrays
+from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.names import EXPERT_MAJOR, F32, RANK_MAJOR
+from ._torch.registry import number_of
 
 __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Optional, Tuple, Type
 
-from . import _names
-from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
-from ._ffi import Owned, byref, check, layer_library, structs
-from ._names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
+from ._abi import names as _names
+from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._abi.ffi import Owned, byref, check, layer_library, structs
+from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
 from .group import Group
 
 __all__ = ["LayerMemory", "MoeLayer"]

@@ -8,10 +8,10 @@ from typing import Any, Optional, Type
 
 import numpy as np
 
-from . import _names
-from ._arrays import take
-from ._ffi import Owned, byref, check, library, structs
-from ._names import BF16, F16, F32, invalid, value_of
+from ._abi import names as _names
+from ._abi.arrays import take
+from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.names import BF16, F16, F32, invalid, value_of
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group
 from .handle import Ledger

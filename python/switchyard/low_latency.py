@@ -6,11 +6,11 @@ import ctypes
 from types import TracebackType
 from typing import Any, Callable, List, Optional, Tuple, Type
 
-from . import _names, _repeated
-from ._arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
-from ._ffi import Owned, byref, check, library, structs
-from ._names import BF16, F16, F32, FP8, invalid, value_of
-from ._registry import number_of
+from ._abi import names as _names, repeated as _repeated
+from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
+from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.names import BF16, F16, F32, FP8, invalid, value_of
+from ._torch.registry import number_of
 from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
 from .group import Group
 
@@ -232,7 +232,7 @@ class LowLatency:
         any order of memory; they are copied unless they are dense in whole 16 bytes a row, [T, columns]. output: where to deliver;
         None: an output of this object, the same for all such calls, so that each overwrites the one before."""
         if is_traced():
-            from . import _low_latency_ops
+            from ._torch import low_latency_ops as _low_latency_ops
 
             return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
@@ -321,7 +321,7 @@ class LowLatency:
         read where it lies. weights: float32 [T, K], "per_route" only; None: those given to dispatch, or none. expert_scale: float32
         [L], "per_route" only: rows go back as round(y * scale). A token without a route yields +0."""
         if is_traced():
-            from . import _low_latency_ops
+            from ._torch import low_latency_ops as _low_latency_ops
 
             return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
         again = self._combine_again

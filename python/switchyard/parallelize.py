@@ -10,7 +10,7 @@ import copy
 import inspect
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from ._ffi import layer_library
+from ._abi.ffi import layer_library
 from .errors import InvalidArgument, LibraryNotFound
 from .exchange import Exchange, is_traced
 from .gemm import GroupedGemm

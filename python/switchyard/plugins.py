@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 
-from . import _names, _owners
+from . import _owners
+from ._abi import names as _names
 
 __all__ = ["deep_ep"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _names
-from ._arrays import I32, I64, U8, TorchArrays, take
-from ._ffi import byref, check, library, structs
+from ._abi import arrays as _arrays, names as _names
+from ._abi.arrays import I32, I64, U8, TorchArrays, take
+from ._abi.ffi import byref, check, library, structs
 from .handle import RoutingLayout, stored
 
 __all__ = ["routing_layout"]

@@ -9,9 +9,9 @@ import struct
 from types import TracebackType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
-from . import _structs
-from ._ffi import Owned, byref, check, library, structs
-from ._names import CUDA
+from ._abi import structs as _structs
+from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.names import CUDA
 from .group import Group
 
 __all__ = ["Trace", "TracePhase"]

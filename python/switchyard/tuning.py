@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional, Union
 
-from ._ffi import byref, check, library, structs
-from ._names import TUNING_MODES, value_of
+from ._abi.ffi import byref, check, library, structs
+from ._abi.names import TUNING_MODES, value_of
 
 __all__ = ["TuningValues", "tuned_values"]
 

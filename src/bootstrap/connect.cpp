@@ -56,7 +56,8 @@ class Rendezvous {
         continue;
       }
       if (store_->finished()) return {me_, *hosts_, mesh_->take(), ways_, here_};
-      if (deadline_.passed()) store_->throw_timeout(mesh_ ? mesh_->missing() : std::vector<int>());
+      if (deadline_.passed())
+        store_->throw_timeout(mesh_ ? mesh_->missing() : std::vector<int>(), mesh_ ? mesh_->describe_network() : "");
       wait();
     }
   }

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Flags have a cache line each. What peers write beside them exists more than once (protocol/ledger_combine.hpp says why that
+/// Flags have a cache line each. What peers write beside them exists more than once (protocol/ledger/combine.hpp says why that
 /// suffices): a signature per writer, by the parity of the call, and the return buffer, dense rows in the order of the ledger,
 /// in turn.
 struct LedgerLayout {

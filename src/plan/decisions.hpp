@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a plan decides, as pure functions of the gathered counts: which rows are kept, how many a rank gets, where they begin.
-// Host (plan.cpp) and device (exchange/normal/plan.cu) find the same by these, each with loops of its own.
+// Host (plan.cpp) and device (exchange/normal/plan/plan.cu) find the same by these, each with loops of its own.
 #pragma once
 
 #include <cstdint>

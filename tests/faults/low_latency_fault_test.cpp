@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "modes/low_latency/low_latency_rig.hpp"
-#include "protocol/low_latency_call.hpp"
+#include "protocol/low_latency/call.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {

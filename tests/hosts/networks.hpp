@@ -41,6 +41,21 @@ class Networks {
   void cut() const { run("ip link set port1 down"); }
   void mend() const { run("ip link set port1 up"); }
 
+  /// Between the hosts TCP reaches this port and no other one, until unblock(). False if ip(8) cannot.
+  bool block_all_but(int port) const {
+    const std::string only = std::to_string(port), tcp = "ip rule add ipproto tcp ";
+    bool done = true;
+    for (int h = 0; h < 2; ++h)
+      done = done && run(tcp + "sport " + only + " lookup main pref 100 && " + tcp + "dport " + only +
+                             " lookup main pref 100 && " + tcp + "to 10.77.0.0/24 unreachable pref 101",
+                         h);
+    if (!done) unblock();
+    return done;
+  }
+  void unblock() const {
+    for (int h = 0; h < 2; ++h) run("{ while ip rule del pref 100; do :; done; ip rule del pref 101; }", h);
+  }
+
   static const Networks& get() {
     static const Networks networks;
     return networks;

@@ -67,7 +67,7 @@ bool shown(const std::string& name) {
 
 Finding variable_finding(const std::string& name, const std::string& value) {
   const bool secret = name.find("TOKEN") != std::string::npos;
-  Finding f{"Environment", name, Verdict::note, secret ? "(set, not shown)" : value, "", ""};
+  Finding f{"Environment", name, Verdict::note, secret && !value.empty() ? "(set, not shown)" : value, "", ""};
   if (name.rfind(kOwn, 0) != 0) return f;
   const std::string rest = name.substr(kOwn.size());
   if (contains(kKnown, rest) || contains(kOfDevelopers, rest) || rest.rfind("TEST_", 0) == 0) return f;

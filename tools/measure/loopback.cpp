@@ -4,13 +4,11 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -23,6 +21,10 @@
 #include <utility>
 #include <vector>
 
+#include "arch/cpu/polite_wait.hpp"
+#include "base/unique_fd.hpp"
+#include "carrier/sockets.hpp"
+
 namespace switchyard::measure {
 namespace {
 
@@ -30,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kChunk = size_t{4} << 20;
 constexpr size_t kMessage = 64;
 constexpr int kAnswers = 2000;
-constexpr int kPollMs = 10'000;
+constexpr double kMostSeconds = 10;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -39,25 +41,13 @@ int checked(int result, const char* what) {
   return result;
 }
 
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
+using Socket = detail::UniqueFd;
 
 Socket open_socket() { return Socket(checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")); }
 
 void without_delay(const Socket& socket) {
   const int on = 1;
-  checked(::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), "TCP_NODELAY");
+  checked(::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), "TCP_NODELAY");
 }
 
 /// Both ends of a connection.
@@ -68,12 +58,12 @@ std::pair<Socket, Socket> connected() {
   socklen_t size = sizeof at;
   Socket listener = open_socket();
   auto* const address = reinterpret_cast<sockaddr*>(&at);
-  checked(::bind(listener.fd(), address, size), "bind");
-  checked(::listen(listener.fd(), 1), "listen");
-  checked(::getsockname(listener.fd(), address, &size), "getsockname");
+  checked(::bind(listener.get(), address, size), "bind");
+  checked(::listen(listener.get(), 1), "listen");
+  checked(::getsockname(listener.get(), address, &size), "getsockname");
   Socket one = open_socket();
-  checked(::connect(one.fd(), address, size), "connect");
-  Socket other(checked(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC), "accept"));
+  checked(::connect(one.get(), address, size), "connect");
+  Socket other(checked(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC), "accept"));
   without_delay(one);
   without_delay(other);
   return {std::move(one), std::move(other)};
@@ -88,25 +78,50 @@ size_t moved(ssize_t n, const char* what) {
   return 0;
 }
 
-/// Sends and receives `bytes` at the same time, as a round of an exchange does.
-void swap_bytes(const Socket& socket, const std::byte* send, std::byte* receive, size_t bytes) {
-  for (size_t sent = 0, received = 0; sent < bytes || received < bytes;) {
-    size_t now = 0;
-    if (sent < bytes) {
-      const size_t n = moved(::send(socket.fd(), send + sent, bytes - sent, MSG_DONTWAIT | MSG_NOSIGNAL), "send");
-      sent += n;
-      now += n;
-    }
-    if (received < bytes) {
-      const size_t n = moved(::recv(socket.fd(), receive + received, bytes - received, MSG_DONTWAIT), "recv");
-      received += n;
-      now += n;
-    }
-    if (now > 0) continue;
-    pollfd wait{socket.fd(), static_cast<short>((sent < bytes ? POLLOUT : 0) | (received < bytes ? POLLIN : 0)), 0};
-    if (checked(::poll(&wait, 1, kPollMs), "poll") == 0) throw std::runtime_error("loopback: nothing moves");
+/// One end of a connection as a rank has it: the library's carrier, and as many chunks each way as a ring of rounds has.
+class RailEnd {
+ public:
+  explicit RailEnd(Socket socket) : memory_(2 * kSlots * kChunk, std::byte{1}) {
+    std::vector<detail::CarrierSocket> sockets;
+    sockets.push_back({0, std::move(socket)});
+    carrier_ = detail::make_socket_carrier(std::move(sockets));
   }
-}
+
+  /// Rounds of a chunk each way, at least one. After each one `last(round)` says which is the last of all: the same at both
+  /// ends, and at least kSlots after that at which it was first said.
+  template <class Last>
+  void rounds(const Last& last) {
+    uint64_t posted = 0;
+    for (; posted < kSlots; ++posted) post(posted);
+    for (uint64_t round = 0; round < posted; ++round) {
+      await(round);
+      if (posted <= last(round)) post(posted++);
+    }
+  }
+
+ private:
+  static constexpr uint64_t kSlots = 3;
+
+  void post(uint64_t round) {
+    std::byte* const slot = memory_.data() + 2 * (round % kSlots) * kChunk;
+    const detail::Leg leg{0, {slot, kChunk}, {slot + kChunk, kChunk}};
+    carrier_->post(round, {&leg, 1}, nullptr);
+  }
+  /// Looks as often as a rank does that waits for a round.
+  void await(uint64_t round) {
+    const Clock::time_point begin = Clock::now();
+    for (int64_t polls = 0;; ++polls) {
+      const detail::RoundState state = carrier_->advance(round).state;
+      if (state == detail::RoundState::done) return;
+      if (state != detail::RoundState::under_way) throw std::runtime_error("loopback: the connection has ended");
+      if (seconds_since(begin) > kMostSeconds) throw std::runtime_error("loopback: nothing moves");
+      detail::polite_wait(polls);
+    }
+  }
+
+  std::vector<std::byte> memory_;
+  std::unique_ptr<detail::Carrier> carrier_;
+};
 
 /// Threads that each do `work` with their end of a connection; the first error is thrown here.
 template <class Work>
@@ -116,19 +131,19 @@ void on_both_ends(int pairs, const Work& work) {
   std::exception_ptr problem;
   std::atomic_flag told;
   std::vector<std::thread> threads;
-  const auto start = [&](const Socket& socket, bool first) {
-    threads.emplace_back([&, first] {
+  const auto start = [&](Socket& socket, bool first, int pair) {
+    threads.emplace_back([&, first, pair] {
       try {
-        work(socket, first);
+        work(socket, first, pair);
       } catch (...) {
         if (!told.test_and_set()) problem = std::current_exception();
-        for (const auto& link : links) ::shutdown(link.first.fd(), SHUT_RDWR);  // the others end, too
+        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // who waits for this thread ends, too
       }
     });
   };
-  for (const auto& link : links) {
-    start(link.first, true);
-    start(link.second, false);
+  for (int i = 0; i < pairs; ++i) {
+    start(links[static_cast<size_t>(i)].first, true, i);
+    start(links[static_cast<size_t>(i)].second, false, i);
   }
   for (std::thread& t : threads) t.join();
   if (problem) std::rethrow_exception(problem);
@@ -136,43 +151,40 @@ void on_both_ends(int pairs, const Work& work) {
 
 /// Bytes of one direction of one pair, 1e9 a second, while all pairs swap.
 double swap_rate(int pairs, double seconds) {
-  std::vector<double> rates(static_cast<size_t>(pairs));
-  std::atomic<size_t> next{0};
-  on_both_ends(pairs, [&](const Socket& socket, bool first) {
-    const std::vector<std::byte> send(kChunk, std::byte{1});
-    std::vector<std::byte> receive(kChunk);
-    const auto chunk = [&] { swap_bytes(socket, send.data(), receive.data(), kChunk); };
-    chunk();
-    // The first end decides how many there are: the other one is told by a byte after each.
+  constexpr uint64_t kMore = 8;  ///< rounds after the end was decided: the other end has posted fewer
+  struct Pair {
+    std::atomic<uint64_t> last{UINT64_MAX};
+  };
+  std::vector<Pair> ends(static_cast<size_t>(pairs));
+  std::atomic<double> sum{0};
+  on_both_ends(pairs, [&](Socket& socket, bool first, int pair) {
+    RailEnd end(std::move(socket));
+    std::atomic<uint64_t>& last = ends[static_cast<size_t>(pair)].last;
     const Clock::time_point begin = Clock::now();
-    int64_t count = 0;
-    for (std::byte more{1}; more == std::byte{1}; ++count) {
-      chunk();
-      std::byte heard{};
-      more = first && seconds_since(begin) < seconds ? std::byte{1} : std::byte{0};
-      swap_bytes(socket, &more, &heard, 1);
-      if (!first) more = heard;
-    }
-    if (first) rates[next++] = static_cast<double>(count) * static_cast<double>(kChunk) / seconds_since(begin) * 1e-9;
+    uint64_t rounds = 0;
+    end.rounds([&](uint64_t round) {
+      rounds = round + 1;
+      if (first && last.load() == UINT64_MAX && seconds_since(begin) > seconds) last.store(round + kMore);
+      return last.load();
+    });
+    if (first) sum += static_cast<double>(rounds) * static_cast<double>(kChunk) / seconds_since(begin) * 1e-9;
   });
-  double sum = 0;
-  for (const double rate : rates) sum += rate;
   return sum / pairs;
 }
 
 /// One way, and the part of it that the sender's call takes, microseconds.
 std::pair<double, double> answer_times() {
   double us = 0, post_us = 0;
-  on_both_ends(1, [&](const Socket& socket, bool first) {
+  on_both_ends(1, [&](Socket& socket, bool first, int) {
     std::byte message[kMessage]{};
     double posting = 0;
     const auto send = [&] {
       const Clock::time_point begin = Clock::now();
-      for (size_t n = 0; n < kMessage;) n += moved(::send(socket.fd(), message + n, kMessage - n, MSG_NOSIGNAL), "send");
+      for (size_t n = 0; n < kMessage;) n += moved(::send(socket.get(), message + n, kMessage - n, MSG_NOSIGNAL), "send");
       posting += seconds_since(begin);
     };
     const auto receive = [&] {
-      for (size_t n = 0; n < kMessage;) n += moved(::recv(socket.fd(), message + n, kMessage - n, 0), "recv");
+      for (size_t n = 0; n < kMessage;) n += moved(::recv(socket.get(), message + n, kMessage - n, 0), "recv");
     };
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < kAnswers; ++i) {
@@ -193,8 +205,8 @@ NetworkRates measure_loopback(int workers, double seconds) {
   NetworkRates out;
   out.chunk_bytes = kChunk;
   out.gbs = swap_rate(1, seconds / 2);
-  const int pairs = std::max(1, workers / 2);
-  out.host_gbs = 2 * pairs * (pairs == 1 ? out.gbs : swap_rate(pairs, seconds / 2));
+  out.pairs = std::max(1, workers / 2);
+  out.host_gbs = 2 * out.pairs * (out.pairs == 1 ? out.gbs : swap_rate(out.pairs, seconds / 2));
   std::tie(out.us, out.post_us) = answer_times();
   return out;
 }

@@ -137,10 +137,10 @@ CallLoads dispatch_loads(const PlanShape& shape, const Traffic& traffic, Variant
       send_to_host(loads, shape, traffic, variant, s, h);
     }
     deliver(loads, traffic, variant, s, s, own, shape.sent_row());
-    if (quantises) loads.quantize[idx(s)] = shape.source_row() * traffic.tokens(s);
-    // What is quantised lies in a cache afterwards. A flat exchange reads a token once for all other hosts.
+    // A token is read, and quantised, once for its own host and once for each other one: a crossing row is made in its slot. A
+    // flat exchange makes it once for all other hosts. What is quantised lies in a cache afterwards.
     const double read = traffic.tokens_to(s, own) + (is_flat(variant) ? std::min(remote, traffic.tokens(s)) : remote);
-    if (!quantises) loads.copy.read[idx(s)] += shape.source_row() * read;
+    (quantises ? loads.quantize : loads.copy.read)[idx(s)] += shape.source_row() * read;
   }
   return loads;
 }

@@ -13,10 +13,10 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
-from .._arrays import Taken, code_of_rows
-from .._ffi import check, structs
-from .._names import BF16, F16, F32
-from .._repeated import NormalDispatch
+from .._abi.arrays import Taken, code_of_rows
+from .._abi.ffi import check, structs
+from .._abi.names import BF16, F16, F32
+from .._abi.repeated import NormalDispatch
 from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..group import Group

@@ -335,7 +335,7 @@ def _grouped_gemm(group, layout):
 @pytest.mark.parametrize("layout", ["expert_major", "low_latency"])
 def test_grouped_gemm(layout):
     try:
-        sy._ffi.layer_library()
+        sy._abi.ffi.layer_library()
     except sy.LibraryNotFound:
         pytest.skip("no library of the layer")
     heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="bf16", layout="expert_major", align=8, **SHAPE)

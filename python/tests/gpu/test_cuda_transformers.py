@@ -4,7 +4,7 @@ the library supports, and libraries with CUDA."""
 import pytest
 
 import switchyard as sy
-from switchyard import _ffi
+from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import pytest
 
 import oracle
 import switchyard as sy
-from switchyard import _ffi
+from switchyard._abi import ffi as _ffi
 
 EXPERTS, TOPK, HIDDEN, INTERMEDIATE, TOKENS = 5, 2, 32, 16, 6
 SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "intermediate": INTERMEDIATE}

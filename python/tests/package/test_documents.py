@@ -8,7 +8,7 @@ import pytest
 
 import switchyard as sy
 from clone import ROOT
-from switchyard import _ffi
+from switchyard._abi import ffi as _ffi
 
 PROGRAM = re.compile(r"```python\n(.*?)```", re.S)
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')

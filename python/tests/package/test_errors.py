@@ -133,7 +133,7 @@ def test_ranks_that_never_come():
 
 
 def test_a_library_that_is_none(tmp_path, monkeypatch):
-    from switchyard import _ffi
+    from switchyard._abi import ffi as _ffi
 
     nothing = tmp_path / "libswitchyard.so"
     nothing.write_text("no library")

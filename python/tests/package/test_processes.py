@@ -160,9 +160,23 @@ def test_ranks_of_several_machines_meet_over_tcp(monkeypatch):
 
 def test_a_machine_that_nobody_reaches_is_said(monkeypatch):
     monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setattr(sy.group, "_address", lambda: "")
     for error in _with_communicator(_of_two_machines):
         assert isinstance(error, sy.Unsupported) and "rank 1 is on elsewhere" in str(error) and "SWITCHYARD_STORE" in str(error)
+
+
+def test_without_such_an_address_the_store_is_at_the_name_that_all_know(monkeypatch):
+    monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
+    monkeypatch.setattr(sy.group, "_address", lambda: "")
+    monkeypatch.setattr(sy.group.socket, "gethostname", lambda: "node1")
+    for name, store in (("Node1.example.org", "tcp://Node1.example.org:2"), ("node1", "tcp://node1:2"), ("node2", ""), ("", "")):
+        monkeypatch.setenv("MASTER_ADDR", name)
+        found = sy.group._network_store()
+        assert found.startswith(store) and bool(found) == bool(store)
+    monkeypatch.setattr(sy.group.socket, "gethostname", lambda: "localhost")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert sy.group._network_store() == ""
 
 
 def test_the_address_is_no_address_of_this_machine_alone(monkeypatch):

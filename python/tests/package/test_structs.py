@@ -9,7 +9,7 @@ import pytest
 
 import switchyard as sy
 from clone import ROOT
-from switchyard import _ffi, _names, _structs
+from switchyard._abi import ffi as _ffi, names as _names, structs as _structs
 
 HEADERS = ROOT / "include"
 

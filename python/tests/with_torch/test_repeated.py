@@ -12,7 +12,7 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
-from switchyard import _ffi, _repeated  # noqa: E402  (need torch)
+from switchyard._abi import ffi as _ffi, repeated as _repeated  # noqa: E402  (need torch)
 
 SHAPE = {"experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
 KINDS = (_repeated.Dispatch, _repeated.Combine, _repeated.NormalCombine, _repeated.NormalDispatch)

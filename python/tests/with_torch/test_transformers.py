@@ -8,7 +8,8 @@ import pytest
 
 import switchyard as sy
 from clone import EXAMPLES
-from switchyard import _ffi, parallelize
+from switchyard import parallelize
+from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

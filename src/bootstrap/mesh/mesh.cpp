@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "bootstrap/rank_list.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -76,6 +77,34 @@ std::vector<int> MeshBuilder::missing() const {
   return ranks;
 }
 
+std::string MeshBuilder::describe_network() const {
+  constexpr size_t kMostNamed = 4;
+  std::vector<int> to_come;
+  std::vector<std::string> reasons;
+  for (const int r : missing()) {
+    const auto& way = ways_[static_cast<size_t>(r)];
+    if (!way) continue;
+    if (r > me_.rank) {
+      to_come.push_back(r);
+      continue;
+    }
+    const auto attempt = attempts_.find(r);
+    reasons.push_back("rank " + std::to_string(r) + " at " + describe(*way) + ": " +
+                      (attempt != attempts_.end() ? attempt->second.problem : "not tried"));
+  }
+  if (reasons.size() > kMostNamed) {
+    reasons.resize(kMostNamed);
+    reasons.push_back("and others");
+  }
+  if (!to_come.empty())
+    reasons.push_back(describe_ranks(to_come) + " did not come to " + describe(local_address(doors_.network.fd())));
+  if (reasons.empty()) return "";
+  std::string text = " (";
+  for (size_t i = 0; i < reasons.size(); ++i) text += (i > 0 ? "; " : "") + reasons[i];
+  return text +
+         "). Ranks of different hosts connect at ports that the system chooses: a firewall between them must let these through";
+}
+
 void MeshBuilder::connect_here(int rank) {
   int error = 0;
   UniqueFd fd = start_connect(
@@ -95,21 +124,19 @@ void MeshBuilder::connect_here(int rank) {
   links_[static_cast<size_t>(rank)] = std::move(connection);
 }
 
-/// A refused connection is the end of the rank; a network may come back.
-void MeshBuilder::fail_unless_later(int rank, int error, Attempt& attempt) const {
+/// A network may come back. One that refuses may be a firewall: rank 0 hears of a rank that ended and tells all.
+void MeshBuilder::try_later(int error, Attempt& attempt) const {
   if (error == EMFILE || error == ENFILE)
     throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
-  if (error == ECONNREFUSED)
-    throw PeerFailed(rank, ErrorCode::system,
-                     context() + " (" + describe(*ways_[static_cast<size_t>(rank)]) + ": " + describe_errno(error) + ")");
   attempt = Attempt{};
   attempt.until = Deadline(kUnreachableRetry);
+  attempt.problem = describe_errno(error);
 }
 
 void MeshBuilder::start(int rank, Attempt& attempt) {
   int error = 0;
   UniqueFd fd = start_connect(*ways_[static_cast<size_t>(rank)], error);
-  if (!fd || (error != 0 && error != EINPROGRESS)) return fail_unless_later(rank, error, attempt);
+  if (!fd || (error != 0 && error != EINPROGRESS)) return try_later(error, attempt);
   attempt.connection.emplace(std::move(fd), kMaxHandshakeBytes);
   attempt.until = Deadline(kHandshakeTime);
 }
@@ -124,7 +151,7 @@ void MeshBuilder::connect_there(int rank) {
   if (!attempt.connected) {
     const int error = connect_result(attempt.connection->fd());
     attempt.connected = error == 0;
-    if (error != 0 && error != EINPROGRESS) return fail_unless_later(rank, error, attempt);
+    if (error != 0 && error != EINPROGRESS) return try_later(error, attempt);
   }
   if (attempt.connected) {
     const bool open = attempt.connection->receive();
@@ -133,9 +160,9 @@ void MeshBuilder::connect_there(int rank) {
       attempts_.erase(rank);
       return;
     }
-    if (attempt.connection && (!open || !attempt.connection->error().empty())) return fail_unless_later(rank, EPIPE, attempt);
+    if (attempt.connection && (!open || !attempt.connection->error().empty())) return try_later(EPIPE, attempt);
   }
-  if (attempt.connection && attempt.until.passed()) fail_unless_later(rank, ETIMEDOUT, attempt);
+  if (attempt.connection && attempt.until.passed()) try_later(ETIMEDOUT, attempt);
 }
 
 /// What a rank of another host says to one that comes: a greeting, and once it has seen the hello a welcome.
@@ -144,7 +171,7 @@ void MeshBuilder::take_frames(int rank, Attempt& attempt) {
   if (!frame) return;
   if (!attempt.greeted) {
     const auto greeting = frame->kind == FrameKind::greeting ? decode_greeting(frame->payload) : std::nullopt;
-    if (!greeting) return fail_unless_later(rank, EPROTO, attempt);
+    if (!greeting) return try_later(EPROTO, attempt);
     MeshHello hello = {me_.rank, rank, roster_.session, {}};
     fill_random(hello.nonce);
     hello.proof = prove(hello, me_.token, greeting->nonce);
@@ -156,7 +183,7 @@ void MeshBuilder::take_frames(int rank, Attempt& attempt) {
   }
   const auto welcome = frame->kind == FrameKind::welcome ? decode_welcome(frame->payload) : std::nullopt;
   if (!welcome || !equal_in_constant_time(welcome->proof, prove(*welcome, me_.token, attempt.nonce)))
-    return fail_unless_later(rank, EPROTO, attempt);
+    return try_later(EPROTO, attempt);
   attempt.connection->set_max_payload(kMaxFrameBytes);
   links_[static_cast<size_t>(rank)] = std::move(attempt.connection);
 }

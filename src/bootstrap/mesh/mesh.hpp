@@ -32,6 +32,9 @@ class MeshBuilder final : public Party {
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
+  /// Of missing ranks of other hosts: where this one looked for them and what came of it, and where it awaits them; "" if there
+  /// are none.
+  std::string describe_network() const;
   /// Once complete: by rank, empty for this one and those that were not wanted.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }
 
@@ -47,13 +50,14 @@ class MeshBuilder final : public Party {
     bool connected = false, greeted = false;
     Nonce nonce{};
     Deadline until{Milliseconds{0}};
+    std::string problem = "no answer";  ///< of the last one that ended
   };
   bool is_missing(int rank) const { return (wanted_ >> rank & 1) != 0 && !links_[static_cast<size_t>(rank)]; }
   void connect_here(int rank);
   void connect_there(int rank);
   void start(int rank, Attempt& attempt);
   void take_frames(int rank, Attempt& attempt);
-  void fail_unless_later(int rank, int error, Attempt& attempt) const;
+  void try_later(int error, Attempt& attempt) const;
   void accept_higher(Listener& listener, bool greets);
   bool serve(Pending& pending);
   std::string context() const { return "rank " + std::to_string(me_.rank) + " connecting to its peers"; }

@@ -56,7 +56,7 @@ std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
     if (const int gone = find_gone(left); gone >= 0) throw PeerFailed(gone, ErrorCode::system, context, left);
     if (deadline.passed() || (interrupt() && interrupt()()))
       throw RendezvousError(context + ": " + describe_ranks(builder.missing()) + " did not connect within " +
-                                std::to_string(deadline.budget().count()) + " ms",
+                                std::to_string(deadline.budget().count()) + " ms" + builder.describe_network(),
                             builder.missing());
     std::vector<pollfd> polls;
     builder.prepare(polls);

@@ -3,9 +3,11 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -159,6 +161,32 @@ SocketAddress peer_address(int fd) {
   return address;
 }
 
+bool is_loopback(const SocketAddress& address) {
+  if (address.family() == AF_INET) {
+    sockaddr_in in;
+    std::memcpy(&in, &address.storage, sizeof in);
+    return ntohl(in.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  if (address.family() != AF_INET6) return false;
+  sockaddr_in6 in;
+  std::memcpy(&in, &address.storage, sizeof in);
+  return IN6_IS_ADDR_LOOPBACK(&in.sin6_addr);
+}
+
+bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses) {
+  if (endpoint.is_unix() || !std::all_of(addresses.begin(), addresses.end(), is_loopback)) return false;
+  const auto first_label = [](const std::string& name) { return name.substr(0, name.find('.')); };
+  const std::string own = first_label(this_host().name), theirs = first_label(endpoint.name);
+  return own != "localhost" && own.size() == theirs.size() && ::strcasecmp(own.c_str(), theirs.c_str()) == 0;
+}
+
+SocketAddress everywhere(const SocketAddress& address) {
+  SocketAddress all = address;
+  if (all.family() == AF_INET) reinterpret_cast<sockaddr_in*>(&all.storage)->sin_addr.s_addr = htonl(INADDR_ANY);
+  if (all.family() == AF_INET6) reinterpret_cast<sockaddr_in6*>(&all.storage)->sin6_addr = in6addr_any;
+  return all;
+}
+
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline) {
   if (endpoint.is_unix()) return {unix_address(endpoint)};
   Lookup result = look_up(endpoint.name, endpoint.port, AI_NUMERICHOST);
@@ -179,6 +207,8 @@ std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& dea
     throw RendezvousError("host '" + endpoint.name + "' of " + endpoint.text +
                           " is not known: " + (result.error == 0 ? "no address" : ::gai_strerror(result.error)));
   }
+  std::stable_partition(result.addresses.begin(), result.addresses.end(),
+                        [](const SocketAddress& address) { return !is_loopback(address); });
   return result.addresses;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -122,7 +123,8 @@ std::optional<Listener::Accepted> Listener::accept() {
 }
 
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
-  const std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
+  std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
+  if (is_own_name(endpoint, addresses)) std::transform(addresses.begin(), addresses.end(), addresses.begin(), everywhere);
   for (;;) {
     int worst = EADDRNOTAVAIL;
     for (const SocketAddress& address : addresses) {

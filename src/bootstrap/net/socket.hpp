@@ -46,8 +46,16 @@ SocketAddress numeric_address(const std::string& host, uint16_t port);
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-/// All addresses of an endpoint, in the order of preference. Throws RendezvousError if the host is unknown or the deadline
-/// passes.
+/// 127.0.0.0/8 or ::1, which only processes of this machine reach.
+bool is_loopback(const SocketAddress& address);
+/// Whether a name stands for loopback addresses here because it is this machine's own, which many systems write so in
+/// /etc/hosts: elsewhere it stands for an address that others reach.
+bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses);
+/// All addresses of this machine in the family of `address`, and its port.
+SocketAddress everywhere(const SocketAddress& address);
+
+/// All addresses of an endpoint, in the order of preference: of a name, those that other machines reach come first. Throws
+/// RendezvousError if the host is unknown or the deadline passes.
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline);
 
 /// A listening socket; a path is removed with it.
@@ -76,7 +84,8 @@ class Listener {
   uint64_t inode_ = 0;
 };
 
-/// While someone else listens there it tries again until the deadline; a socket file that no process serves is replaced.
+/// While someone else listens there it tries again until the deadline; a socket file that no process serves is replaced. At
+/// this machine's own name that stands for loopback here (is_own_name) it listens everywhere, because others know the name too.
 /// Throws RendezvousError that says what is in the way.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline);
 

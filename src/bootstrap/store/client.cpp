@@ -21,7 +21,9 @@ constexpr size_t kMostOfStrangersText = 200;
 class StoreClient final : public Store {
  public:
   StoreClient(const Member& me, const Deadline& deadline)
-      : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {}
+      : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {
+    own_name_ = is_own_name(me.store, addresses_);
+  }
 
   void prepare(std::vector<pollfd>& polls) const override {
     if (!connection_) return;
@@ -69,30 +71,33 @@ class StoreClient final : public Store {
   }
   bool finished() const override { return stage_ == Stage::done; }
 
-  void throw_timeout(const std::vector<int>& unconnected) override {
+  void throw_timeout(const std::vector<int>& unconnected, const std::string& why) override {
     const std::string prefix = "rank " + std::to_string(me_.rank) + ": ";
     const std::string waited = " within " + std::to_string(deadline_.budget().count()) + " ms";
     if (stage_ >= Stage::meeting) {
       // Without a list of its own this rank waited for the others' connections; only rank 0 knows whose.
-      const std::vector<int> ranks = unconnected.empty() ? std::vector<int>{0} : unconnected;
-      const std::string what = unconnected.empty() ? " did not report that all ranks are connected" : " did not connect";
-      give_up(ranks.front(), "rank " + std::to_string(me_.rank) + " waited in vain for it to connect");
-      throw RendezvousError(prefix + describe_ranks(ranks) + " of " + std::to_string(me_.world) + what + waited, ranks);
+      if (unconnected.empty()) {
+        tell({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
+        throw RendezvousError(
+            prefix + "rank 0 of " + std::to_string(me_.world) + " did not report that all ranks are connected" + waited, {0});
+      }
+      const std::string text = "rank " + std::to_string(me_.rank) + " has no connection with " + describe_ranks(unconnected) +
+                               " of " + std::to_string(me_.world) + waited + why;
+      tell({-1, mask_of(unconnected), text});
+      throw RendezvousError(text, unconnected);
     }
     if (stage_ == Stage::admitted) {
       const Absence absence = describe_absence(me_, progress_, deadline_);
       throw RendezvousError(prefix + absence.text, absence.ranks);
     }
     throw RendezvousError(prefix + "rank 0 of " + std::to_string(me_.world) + " did not come to " + me_.store.text + waited +
-                              " (last attempt: " + problem_ + refusal_ + ")",
+                              " (last attempt" + tried_ + ": " + problem_ + refusal_ + ")",
                           {0});
   }
 
   void give_up(int rank, const std::string& why) noexcept override {
-    if (!connection_ || stage_ < Stage::meeting) return;
     try {
-      connection_->queue(FrameKind::failure, encode(Failure{rank, 0, why}));
-      connection_->flush();
+      tell({rank, 0, why});
     } catch (const std::bad_alloc&) {  // rank 0 will see the connection end
     }
   }
@@ -108,8 +113,15 @@ class StoreClient final : public Store {
     done,
   };
 
+  void tell(const Failure& failure) {
+    if (!connection_ || stage_ < Stage::meeting) return;
+    connection_->queue(FrameKind::failure, encode(failure));
+    connection_->flush();
+  }
+
   void start() {
     const SocketAddress& address = addresses_[attempt_++ % addresses_.size()];
+    tried_ = me_.store.is_unix() ? "" : ", at " + describe(address);
     int error = 0;
     UniqueFd fd = start_connect(address, error);
     if (!fd || (error != 0 && error != EINPROGRESS)) return lose(describe_errno(error));
@@ -193,7 +205,8 @@ class StoreClient final : public Store {
     hello.host = me_.host;
     hello.mesh_name = me_.mesh_name;
     if (!me_.store.is_unix()) {
-      network_ = listen_beside(local_address(connection_->fd()));
+      const SocketAddress here = local_address(connection_->fd());
+      network_ = listen_beside(own_name_ ? everywhere(here) : here);
     } else if (!me_.host.place.empty()) {
       network_ = listen_beside(numeric_address(kLoopback, 0));
     }
@@ -242,6 +255,7 @@ class StoreClient final : public Store {
   Member me_;
   Deadline deadline_;
   std::vector<SocketAddress> addresses_;
+  bool own_name_ = false;  ///< of this machine, here: ranks of others come to addresses that this one does not know
   size_t attempt_ = 0;
   Milliseconds retry_ = kFirstRetry;
   Deadline next_step_;
@@ -251,8 +265,8 @@ class StoreClient final : public Store {
   Listener network_;
   Progress progress_;
   Roster roster_;
-  std::string problem_ = "none";
-  std::string refusal_;  // the last one that was not believed
+  std::string tried_, problem_ = "none";  // where the last attempt went, and what came of it
+  std::string refusal_;                   // the last one that was not believed
 };
 
 }  // namespace

@@ -27,7 +27,9 @@ class StoreServer final : public Store {
   StoreServer(const Member& me, const Deadline& deadline)
       : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {
     if (!me.store.is_unix()) {
-      network_ = listen_beside(local_address(listener_.fd()));
+      at_ = local_address(listener_.fd());
+      network_ = listen_beside(at_);
+      everywhere_ = numeric_host(at_) == numeric_host(everywhere(at_));
     } else if (!me.host.place.empty()) {
       network_ = listen_beside(numeric_address(kLoopback, 0));
     }
@@ -61,28 +63,19 @@ class StoreServer final : public Store {
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
-  std::vector<std::optional<SocketAddress>> ways() const override { return ways_of(roster_, 0, {}); }
+  std::vector<std::optional<SocketAddress>> ways() const override {
+    return ways_of(roster_, 0, at_.family() == AF_INET6 ? "::1" : kLoopback);
+  }
   Listener take_network() override { return std::move(network_); }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
     return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.connection.has_output(); });
   }
 
-  void throw_timeout(const std::vector<int>& unconnected) override {
-    Absence absence = describe_absence(me_, progress(), deadline_);
-    if (roster_sent_) {
-      uint64_t missing = 0;
-      for (const int r : unconnected) missing |= uint64_t{1} << r;
-      for (const auto& [rank, guest] : guests_) missing |= uint64_t{!guest.ready} << rank;
-      absence.ranks = ranks_in(missing);
-      absence.text = describe_ranks(absence.ranks) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
-                     " but did not connect to all others within " + std::to_string(deadline_.budget().count()) + " ms";
-    }
-    absence.text += describe_refusals();
-    uint64_t missing = 0;
-    for (const int r : absence.ranks) missing |= uint64_t{1} << r;
-    broadcast(FrameKind::failure, encode(Failure{-1, missing, absence.text}));
-    throw RendezvousError("rank 0: " + absence.text, absence.ranks);
+  void throw_timeout(const std::vector<int>& unconnected, const std::string& why) override {
+    if (roster_sent_) throw_unconnected(mask_of(unconnected), why);
+    const Absence absence = describe_absence(me_, progress(), deadline_);
+    fail_all(absence.text + describe_refusals(), mask_of(absence.ranks));
   }
 
   void give_up(int rank, const std::string& why) noexcept override {
@@ -99,6 +92,10 @@ class StoreServer final : public Store {
     Nonce nonce;
     Deadline deadline;
     bool refused = false;
+  };
+  struct Refused {
+    std::string who, why;
+    size_t times = 0;
   };
   struct Guest {
     Connection connection;
@@ -183,6 +180,13 @@ class StoreServer final : public Store {
     return newcomer.connection.flush();
   }
 
+  /// Where other hosts find the rank at the other end. One that came to this machine's own name by loopback is where rank 0 is.
+  std::string reach_of(int fd) const {
+    if (me_.store.is_unix()) return kLoopback;
+    const SocketAddress there = peer_address(fd);
+    return everywhere_ && is_loopback(there) ? "" : numeric_host(there);
+  }
+
   /// Moves a connection that proved itself to the guests. Always false, or what refuse() says.
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_guests();  // a rank that died may come again, and its end is here before its successor
@@ -190,7 +194,7 @@ class StoreServer final : public Store {
       return refuse(newcomer, why, hello.nonce);
     }
     Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
-    guest.reach = {me_.store.is_unix() ? kLoopback : numeric_host(peer_address(guest.connection.fd())), hello.port, 0};
+    guest.reach = {reach_of(guest.connection.fd()), hello.port, 0};
     guest.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
     guests_.emplace(hello.rank, std::move(guest));
     if (const std::string why = find_misplaced(hello); !why.empty()) fail_all(why);
@@ -207,9 +211,18 @@ class StoreServer final : public Store {
     return why;
   }
 
-  [[noreturn]] void fail_all(const std::string& why) {
-    broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));
-    throw RendezvousError("rank 0: " + why);
+  /// Nobody in particular is to blame: all ranks throw RendezvousError with these ranks missing.
+  [[noreturn]] void fail_all(const std::string& why, uint64_t missing = 0) {
+    broadcast(FrameKind::failure, encode(Failure{-1, missing, why}));
+    throw RendezvousError("rank 0: " + why, ranks_in(missing));
+  }
+
+  /// `missing`: ranks that this one has no connection with.
+  [[noreturn]] void throw_unconnected(uint64_t missing, const std::string& why) {
+    for (const auto& [rank, guest] : guests_) missing |= uint64_t{!guest.ready} << rank;
+    fail_all(describe_ranks(ranks_in(missing)) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
+                 " but did not connect to all others within " + std::to_string(deadline_.budget().count()) + " ms" + why,
+             missing);
   }
 
   /// Fills in who shares a host and how the hosts reach each other; nothing if all share one.
@@ -257,6 +270,11 @@ class StoreServer final : public Store {
     } else if (frame.kind == FrameKind::failure) {
       const auto failure = decode_failure(frame.payload);
       const bool valid = failure && failure->rank >= 0 && failure->rank < me_.world;
+      if (failure && failure->rank < 0 && roster_sent_) {  // its deadline has passed
+        const uint64_t missing = failure->missing & all_ranks(me_.world);
+        if (missing != 0) fail_all(failure->text, missing);
+        throw_unconnected(0, "; " + failure->text);
+      }
       fail(valid ? failure->rank : rank, valid ? failure->text : "it gave up");
     } else {
       fail(rank, "it broke the protocol (frame kind " + std::to_string(static_cast<int>(frame.kind)) + ")");
@@ -290,22 +308,38 @@ class StoreServer final : public Store {
     }
   }
 
+  /// Who comes again from another port is the same as before.
   void note_refusal(const std::string& who, const std::string& why) {
-    if (refusals_.size() < kMaxRefusals) refusals_.push_back(who + " (" + why + ")");
-    ++num_refusals_;
+    const std::string host = me_.store.is_unix() ? who : who.substr(0, who.rfind(':'));
+    for (Refused& refused : refusals_)
+      if (refused.who == host && refused.why == why) {
+        ++refused.times;
+        return;
+      }
+    if (refusals_.size() < kMaxRefusals)
+      refusals_.push_back({host, why, 1});
+    else
+      ++more_refusals_;
   }
 
   std::string describe_refusals() const {
-    if (refusals_.empty()) return "";
-    std::string text = "; turned away: ";
-    for (size_t i = 0; i < refusals_.size(); ++i) text += (i > 0 ? ", " : "") + refusals_[i];
-    if (num_refusals_ > refusals_.size()) text += " and " + std::to_string(num_refusals_ - refusals_.size()) + " more";
+    if (refusals_.empty() && !me_.store.is_unix())
+      return "; nobody was turned away: were they started with this store, and does a firewall let them come to " +
+             describe(at_) + "?";
+    std::string text;
+    for (const Refused& refused : refusals_) {
+      text += (text.empty() ? "; turned away: " : ", ") + refused.who + " (" + refused.why + ")";
+      if (refused.times > 1) text += ", " + std::to_string(refused.times) + " times";
+    }
+    if (more_refusals_ > 0) text += " and " + std::to_string(more_refusals_) + " more";
     return text;
   }
 
   Member me_;
   Deadline deadline_;
   Listener listener_, network_;
+  SocketAddress at_;         ///< of a listener on TCP
+  bool everywhere_ = false;  ///< it is every address of this machine
   std::list<Newcomer> newcomers_;
   std::map<int, Guest> guests_;
   uint64_t departed_ = 0;  // bit r: rank r has been here and went; stays set if it comes again
@@ -313,8 +347,8 @@ class StoreServer final : public Store {
   bool roster_sent_ = false;
   bool ready_ = false;
   bool go_sent_ = false;
-  std::vector<std::string> refusals_;
-  size_t num_refusals_ = 0;
+  std::vector<Refused> refusals_;
+  size_t more_refusals_ = 0;
 };
 
 }  // namespace
@@ -358,6 +392,12 @@ std::vector<int> ranks_in(uint64_t mask) {
     if ((mask >> r & 1) != 0) ranks.push_back(r);
   }
   return ranks;
+}
+
+uint64_t mask_of(const std::vector<int>& ranks) {
+  uint64_t mask = 0;
+  for (const int r : ranks) mask |= uint64_t{1} << r;
+  return mask;
 }
 
 uint64_t all_ranks(int world) { return world >= 64 ? ~uint64_t{0} : (uint64_t{1} << world) - 1; }

@@ -51,8 +51,8 @@ class Store : public Party {
   /// All ranks are connected to all others.
   virtual bool finished() const = 0;
   /// The deadline has passed: tells the others and throws RendezvousError naming who is missing. `unconnected` are the ranks
-  /// with which this rank has no connection yet, once there is a roster.
-  [[noreturn]] virtual void throw_timeout(const std::vector<int>& unconnected) = 0;
+  /// with which this rank has no connection yet, once there is a roster, and `why` what the mesh says of them.
+  [[noreturn]] virtual void throw_timeout(const std::vector<int>& unconnected, const std::string& why) = 0;
   /// This rank fails; tells the others why, as far as they listen. `rank` is the rank to blame.
   virtual void give_up(int rank, const std::string& why) noexcept = 0;
 };
@@ -79,6 +79,8 @@ HostMap hosts_in(const Roster& roster);
 
 /// Ranks of a bit mask, ascending.
 std::vector<int> ranks_in(uint64_t mask);
+/// The inverse.
+uint64_t mask_of(const std::vector<int>& ranks);
 /// Bits [0, world).
 uint64_t all_ranks(int world);
 

@@ -10,7 +10,7 @@
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/group/recycler.hpp"
-#include "exchange/normal/host_counts.hpp"
+#include "exchange/normal/plan/host_counts.hpp"
 #include "protocol/fused/layer.hpp"
 
 namespace switchyard::detail {

@@ -7,7 +7,7 @@
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"
-#include "exchange/normal/tables.hpp"
+#include "exchange/normal/plan/tables.hpp"
 #include "exchange/group/enum_checks.hpp"
 #include "exchange/group/make.hpp"
 #include "switchyard/status.hpp"

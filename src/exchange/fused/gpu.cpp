@@ -10,7 +10,7 @@
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/launch.hpp"
 #include "exchange/gpu/call_order.hpp"
-#include "exchange/normal/launch.hpp"
+#include "exchange/normal/plan/launch.hpp"
 #include "gemm/product_maps.hpp"
 #include "heap/gpu/device_guard.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "exchange/fused/sizes.hpp"
 #include "exchange/gpu/kernel.hpp"
-#include "exchange/normal/tables.hpp"
+#include "exchange/normal/plan/tables.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 
 namespace switchyard::detail {

@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "exchange/ledger/impl.hpp"
-#include "protocol/ledger_combine.hpp"
+#include "protocol/ledger/combine.hpp"
 
 namespace switchyard::detail {
 

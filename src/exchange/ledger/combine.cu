@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine as a kernel: protocol/ledger_combine.hpp over blocks of one multiprocessor each.
+// Ledger combine as a kernel: protocol/ledger/combine.hpp over blocks of one multiprocessor each.
 //
 // Progress: a warp returns its share of the rows before it waits, and waits for other ranks' returns only. All blocks must be
 // able to run at the same time, because a block that has not begun has returned nothing: the launcher keeps the grid to one

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on the CPU: memory, the frame of a call. The algorithm is protocol/ledger_combine.hpp.
+// Ledger combine on the CPU: memory, the frame of a call. The algorithm is protocol/ledger/combine.hpp.
 #include "exchange/ledger/impl.hpp"
-#include "protocol/ledger_combine.hpp"
+#include "protocol/ledger/combine.hpp"
 
 namespace switchyard::detail {
 

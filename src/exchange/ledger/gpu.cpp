@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on a GPU: memory, prepared ledgers, order of streams, launch. The algorithm is protocol/ledger_combine.hpp.
+// Ledger combine on a GPU: memory, prepared ledgers, order of streams, launch. The algorithm is protocol/ledger/combine.hpp.
 #include <mutex>
 #include <string>
 #include <vector>

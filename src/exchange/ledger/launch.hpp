@@ -5,7 +5,7 @@
 
 #include "exchange/gpu/kernel.hpp"
 #include "exchange/gpu/state.hpp"
-#include "protocol/ledger_combine.hpp"
+#include "protocol/ledger/combine.hpp"
 #include "switchyard/tuning.hpp"
 
 namespace switchyard::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of low-latency mode as kernels: protocol/low_latency_combine.hpp over blocks of one multiprocessor each.
+// Combine of low-latency mode as kernels: protocol/low_latency/combine.hpp over blocks of one multiprocessor each.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/known.cuh"

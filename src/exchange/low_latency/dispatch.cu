@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch of low-latency mode as kernels: protocol/low_latency_dispatch.hpp over blocks of one multiprocessor each.
+// Dispatch of low-latency mode as kernels: protocol/low_latency/dispatch.hpp over blocks of one multiprocessor each.
 //
 // Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
 // must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one

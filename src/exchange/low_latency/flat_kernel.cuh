@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as a kernel, for any function of a row: protocol/flat_exchange.hpp over blocks of one multiprocessor each.
-// Progress: as in dispatch.cu.
+// The whole exchange as a kernel, for any function of a row: protocol/low_latency/flat_exchange.hpp over blocks of one
+// multiprocessor each. Progress: as in dispatch.cu.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"

@@ -5,7 +5,7 @@
 
 #include "exchange/gpu/kernel.hpp"
 #include "exchange/gpu/state.hpp"
-#include "protocol/flat_exchange.hpp"
+#include "protocol/low_latency/flat_exchange.hpp"
 #include "switchyard/tuning.hpp"
 #include "switchyard/version.h"
 

@@ -7,7 +7,7 @@
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/gpu/frame.cuh"
 #include "exchange/low_latency/flat_launch.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/low_latency/dispatch.hpp"
 
 namespace switchyard::detail {
 

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "exchange/group/exchange_base.hpp"
-#include "protocol/flat_exchange.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/low_latency/dispatch.hpp"
+#include "protocol/low_latency/flat_exchange.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace switchyard::detail {

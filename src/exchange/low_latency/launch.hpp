@@ -4,7 +4,7 @@
 #pragma once
 
 #include "exchange/low_latency/flat_launch.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/low_latency/dispatch.hpp"
 
 namespace switchyard::detail {
 

@@ -5,7 +5,7 @@
 #include "exchange/group/enum_checks.hpp"
 #include "exchange/normal/impl.hpp"
 #include "plan/hosts.hpp"
-#include "protocol/dispatch_ring.hpp"
+#include "protocol/normal/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp,
-// combine_routes.hpp or combine_ring.hpp.
+// Combine as a kernel, over blocks of one multiprocessor each: protocol/normal/combine_pull.hpp, combine_copies.hpp,
+// combine_sums.hpp, combine_routes.hpp or combine_ring.hpp.
 //
 // Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
 // for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
@@ -9,8 +9,8 @@
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/complete.cuh"
-#include "protocol/combine_ring.hpp"
-#include "protocol/combine_routes.hpp"
+#include "protocol/normal/combine_ring.hpp"
+#include "protocol/normal/combine_routes.hpp"
 
 namespace switchyard::detail {
 

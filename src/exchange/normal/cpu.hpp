@@ -10,8 +10,8 @@
 #include "exchange/normal/hosts/links.hpp"
 #include "heap/offset_allocator.hpp"
 #include "layout/control.hpp"
-#include "protocol/chunks.hpp"
-#include "protocol/ring.hpp"
+#include "protocol/normal/chunks.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard::detail {
 

@@ -5,11 +5,11 @@
 #include <string>
 
 #include "exchange/normal/cpu.hpp"
-#include "exchange/normal/host_counts.hpp"
+#include "exchange/normal/plan/host_counts.hpp"
 #include "plan/decisions.hpp"
-#include "protocol/combine_ring.hpp"
-#include "protocol/combine_routes.hpp"
-#include "protocol/dispatch_ring.hpp"
+#include "protocol/normal/combine_ring.hpp"
+#include "protocol/normal/combine_routes.hpp"
+#include "protocol/normal/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch as a kernel, over blocks of one multiprocessor each: protocol/dispatch_direct.hpp, or protocol/dispatch_ring.hpp.
+// Dispatch as a kernel, over blocks of one multiprocessor each: protocol/normal/dispatch_direct.hpp, or
+// protocol/normal/dispatch_ring.hpp.
 //
 // Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
 // and for rows, which are announced by warps that send: those of this rank in lower blocks, or in all blocks after it has sent
@@ -12,7 +13,7 @@
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/complete.cuh"
-#include "protocol/dispatch_ring.hpp"
+#include "protocol/normal/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 

@@ -9,10 +9,10 @@
 #include "base/as_error.hpp"
 #include "exchange/group/make.hpp"
 #include "exchange/normal/impl.hpp"
-#include "exchange/normal/tables.hpp"
+#include "exchange/normal/plan/tables.hpp"
 #include "layout/control.hpp"
 #include "plan/views.hpp"
-#include "protocol/ring.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard {
 

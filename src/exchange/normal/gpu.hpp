@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on a GPU: memory, order of streams, launches, waiting for counts. The calls: calls.cpp; the algorithms: protocol/
-// and plan.cu.
+// and plan/plan.cu.
 #pragma once
 
 #include <memory>

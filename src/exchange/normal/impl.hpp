@@ -13,8 +13,8 @@
 #include "exchange/group/output_block.hpp"
 #include "layout/ring_layout.hpp"
 #include "plan/plan.hpp"
-#include "protocol/combine_pull.hpp"
-#include "protocol/dispatch_direct.hpp"
+#include "protocol/normal/combine_pull.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::detail {
@@ -40,7 +40,7 @@ inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
 /// Hash of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);
 
-/// What routing_layout_on() does, of arguments whose ranges were checked: routing_layout.cu.
+/// What routing_layout_on() does, of arguments whose ranges were checked: plan/routing_layout.cu.
 void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
 
 class NormalImpl : protected ExchangeBase {

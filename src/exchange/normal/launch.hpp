@@ -1,25 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of normal mode, as the host sees them. Every function enqueues on `stream` of the current device and returns
-// without waiting; failures of the launch throw Error(system).
+// The kernels of normal mode that move rows, as the host sees them (that of the plan: plan/launch.hpp). Every function enqueues
+// on `stream` of the current device and returns without waiting; failures of the launch throw Error(system).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "arch/gpu_runtime.hpp"
-#include "exchange/gpu/kernel.hpp"
-#include "exchange/gpu/state.hpp"
 #include "exchange/normal/launch_shape.hpp"
-#include "exchange/normal/tables.hpp"
-#include "protocol/combine_pull.hpp"
-#include "protocol/dispatch_direct.hpp"
-#include "protocol/ring.hpp"
+#include "exchange/normal/plan/launch.hpp"
+#include "exchange/normal/plan/tables.hpp"
+#include "protocol/normal/combine_pull.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard::detail {
 
-/// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
-inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
-inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 /// Multiprocessors that fill the link with stores: docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
 /// Above this many multiprocessors that send, the link gets slower: docs/design/0018-assigned-work.md.
@@ -31,36 +26,6 @@ inline constexpr int kPushSms = 28;
 inline constexpr int kPushFrom = 40;
 /// From this many multiprocessors on, some of them only send and the others only do local work (expert-major calls).
 inline constexpr int kMinSmsToSplitRoles = 16;
-
-/// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
-struct PlanParams {
-  CallContext call;  ///< all but the epoch
-  RankWords words;
-  ControlLayout control;
-  ObjectState* state = nullptr;
-  int32_t* block_counts = nullptr;  ///< scratch [blocks, W + E]
-  int32_t* totals = nullptr;        ///< scratch [W + E], zero between launches
-
-  const void* ids = nullptr;
-  bool ids64 = false;
-  int64_t tokens = 0;  ///< T, or its bound if device_tokens is given
-  const int32_t* device_tokens = nullptr;
-  const float* weights = nullptr;
-  int topk = 0;
-  ExpertMap map;
-  Layout layout = Layout::rank_major;
-  int alignment = 1;
-  int64_t capacity = 0;
-  bool fail_on_overflow = false;
-  bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
-  uint64_t signature = 0;
-  uint64_t object = 0;        ///< equal on all ranks, of this object only
-  bool offers_place = false;  ///< `place` is known already and goes out with the counts
-  Placement place{};
-  uint64_t own_rows = 0;  ///< place.rows for this rank itself
-  Tables tables;
-  SoftFault* soft = nullptr;
-};
 
 /// What a dispatch fills beyond what arrives.
 struct FillRest {
@@ -106,23 +71,6 @@ struct RingParts {
   int send_chunk = 1;
 };
 
-/// The idle state is that of the object and, behind it, the header of its tables.
-inline void set_idle(PlanParams& p, const IdleCall& idle) {
-  static_assert(kObjectStateBytes + sizeof(TablesHeader) <= IdleCall::kStateBytes);
-  p.call = idle.call;
-  p.state = static_cast<ObjectState*>(idle.state);
-  p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
-}
-
-/// Blocks of a plan of `tokens` tokens, at most `most`: each sums the counts of those before it.
-inline int plan_blocks(int64_t tokens, int most) {
-  constexpr int64_t kUsualTokens = 64, kUsualMost = 64;
-  const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
-  const int64_t wanted = std::max(std::min(of(kUsualTokens), kUsualMost), of(kMaxTokensPerPlanBlock));
-  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
-}
-/// `spans_hosts`: counts go to ranks of this host only; those of others come by their proxies.
-void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream);

@@ -13,8 +13,8 @@
 #pragma once
 
 #include "plan/hosts.hpp"
-#include "protocol/dispatch_direct.hpp"
 #include "protocol/hosts/rounds.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
 
 namespace switchyard::detail {
 

@@ -16,7 +16,7 @@
 
 #include "plan/hosts.hpp"
 #include "protocol/hosts/rounds.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/low_latency/dispatch.hpp"
 
 namespace switchyard::detail {
 

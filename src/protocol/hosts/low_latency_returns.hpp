@@ -14,7 +14,7 @@
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
-#include "protocol/low_latency_combine.hpp"
+#include "protocol/low_latency/combine.hpp"
 
 namespace switchyard::detail {
 

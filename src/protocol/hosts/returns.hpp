@@ -14,8 +14,8 @@
 // anything; then rounds, in which `outputs` of ranks of this host are waited for; `pulled` is the end.
 #pragma once
 
-#include "protocol/combine_copies.hpp"
 #include "protocol/hosts/returned_rows.hpp"
+#include "protocol/normal/combine_copies.hpp"
 
 namespace switchyard::detail {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "arch/cuda/cuda_arch.cuh"
-#include "protocol/low_latency_messages.hpp"
+#include "protocol/low_latency/messages.hpp"
 
 namespace harness {
 namespace {

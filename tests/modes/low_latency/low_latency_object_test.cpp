@@ -9,7 +9,7 @@
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 #include "modes/normal/normal_rig.hpp"
-#include "protocol/low_latency_messages.hpp"
+#include "protocol/low_latency/messages.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {

@@ -232,6 +232,14 @@ TEST(Doctor, JudgesLauncherVariables) {
   }
 }
 
+TEST(Doctor, ShowsNoTokenAndWhetherThereIsOne) {
+  for (const char* token : {"secret", ""}) {
+    setenv("SWITCHYARD_JOB_TOKEN", token, 1);
+    EXPECT_EQ(named(check_environment(), "SWITCHYARD_JOB_TOKEN").value, *token != '\0' ? "(set, not shown)" : "");
+    unsetenv("SWITCHYARD_JOB_TOKEN");
+  }
+}
+
 TEST(Doctor, UnknownVariablesOfItsOwnAreProbablySlips) {
   const auto of = [](const char* name) {
     setenv(name, "x", 1);

@@ -278,6 +278,24 @@ TEST(PlanModel, QuantisedRowsAreShorter) {
   EXPECT_NEAR(phase(p.combine, "memory"), 2 * kRows / 1e6, 1e-9) << "sums are bf16";
 }
 
+/// A crossing row is quantised in its slot, and the same token once more for the ranks of its own host.
+TEST(PlanModel, RowsThatCrossAreQuantisedAgain) {
+  PlanShape s = shape(4, 4);
+  s.quantize = ScaleKind::f32;
+  const auto quantise = [&](const std::vector<int>& hosts, const std::vector<int32_t>& experts, Variant variant) {
+    return phase(predict(cpu_topology(1), s, to_all(hosts, 4, experts), variant).dispatch, "quantise") / (kRows / 5e5);
+  };
+  // One worker does the work of the ranks of a host.
+  for (const Variant variant : {Variant::hierarchical, Variant::per_host}) {
+    EXPECT_NEAR(quantise({1}, {0, 1, 2, 3}, variant), 1, 1e-9);
+    EXPECT_NEAR(quantise({2}, {0, 1, 2, 3}, variant), 2, 1e-9) << "two ranks, and no row crosses";
+    EXPECT_NEAR(quantise({1, 1}, {0, 1, 2, 3}, variant), 2, 1e-9);
+    EXPECT_NEAR(quantise({1, 1, 1, 1}, {0, 1, 2, 3}, variant), 4, 1e-9);
+    EXPECT_NEAR(quantise({1, 1}, {0}, variant), 1, 1e-9) << "rank 1 has no row on its own host";
+  }
+  EXPECT_NEAR(quantise({1, 1, 1, 1}, {0, 1, 2, 3}, Variant::flat_per_rank), 2, 1e-9) << "once for all other hosts";
+}
+
 TEST(PlanModel, EmptyCallsBetweenMeasuredNumbersOfRanks) {
   const HostTopology host = topology().host;
   const double expected[] = {10, 20, 30, 30};

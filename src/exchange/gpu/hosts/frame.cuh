@@ -7,14 +7,19 @@
 
 namespace switchyard::detail {
 
-/// load_call_words for a kernel behind a round: asks the host's abort word, too. Who ends a round that is under way sets that
-/// before, and what such a round brought is no data.
+/// One thread of a kernel of a round or behind one: why the group has failed, or 0. Asks the host's abort word, too. Who ends a
+/// round that is under way sets that before, and what such a round brought is no data.
+__device__ inline uint64_t load_abort_words(const CallContext& call) {
+  const uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
+  if (abort != 0 || call.host_abort_word == nullptr) return abort;
+  return ptx::load_acquire<Scope::system>(call.host_abort_word);
+}
+
+/// load_call_words for a kernel behind a round.
 __device__ inline CallWords load_hosts_call_words(const CallContext& given, const EpochState* state) {
   CallWords words;
   if (threadIdx.x != 0) return words;
-  words.abort = ptx::load_acquire<Scope::system>(given.abort_word);
-  if (words.abort == 0 && given.host_abort_word != nullptr)
-    words.abort = ptx::load_acquire<Scope::system>(given.host_abort_word);
+  words.abort = load_abort_words(given);
   words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
   return words;
 }

@@ -11,6 +11,7 @@
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/check.hpp"
 #include "exchange/gpu/frame.cuh"
+#include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/gpu/hosts/gin.hpp"
 #include "protocol/wait.hpp"
 
@@ -97,8 +98,7 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
   __syncthreads();
   uint64_t abort = 0;
   if (threadIdx.x == 0) {
-    abort = ptx::load_acquire<Scope::system>(call.abort_word);
-    if (abort == 0 && call.host_abort_word != nullptr) abort = ptx::load_acquire<Scope::system>(call.host_abort_word);
+    abort = load_abort_words(call);
     if (abort != 0) report_abort(p.call, abort, call.epoch);
   }
   if (__syncthreads_or(abort != 0)) return;  // the communicator may be gone

@@ -10,8 +10,8 @@
 // Progress: `outputs` of a rank of this host come from a kernel that waits for nothing; `pulled` is the end.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
-#include "protocol/combine_sums.hpp"
 #include "protocol/hosts/returns.hpp"
+#include "protocol/normal/combine_sums.hpp"
 
 namespace switchyard::detail {
 

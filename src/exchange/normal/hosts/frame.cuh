@@ -4,19 +4,18 @@
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"
-#include "exchange/gpu/frame.cuh"
+#include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/normal/hosts/complete.cuh"
 #include "exchange/normal/hosts/launch.hpp"
 
 namespace switchyard::detail {
 
-/// All threads of a block, first thing: completes `call`, in shared memory, with the epoch. False if the group has failed. Asks
-/// the host's abort word too: who ends a round that is under way sets it before, and what that round brought is no data.
+/// All threads of a block, first thing: completes `call`, in shared memory, with the epoch. False if the group has failed, by
+/// load_abort_words.
 __device__ inline bool begin_hosts_block(const CallContext& given, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
-    abort = ptx::load_acquire<Scope::system>(given.abort_word);
-    if (abort == 0 && given.host_abort_word != nullptr) abort = ptx::load_acquire<Scope::system>(given.host_abort_word);
+    abort = load_abort_words(given);
     epoch = epoch_after(state->epoch);
   }
   const bool failed = __syncthreads_or(abort != 0);

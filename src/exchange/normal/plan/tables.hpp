@@ -8,7 +8,7 @@
 #include "base/carver.hpp"
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
-#include "protocol/chunks.hpp"
+#include "protocol/normal/chunks.hpp"
 
 namespace switchyard::detail {
 

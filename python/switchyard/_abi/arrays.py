@@ -11,7 +11,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ._names import CPU, CUDA, DTYPES, invalid, name_of
+from .names import CPU, CUDA, DTYPES, invalid, name_of
 
 #: Elements beside row types (0 to 3), for arrays of routing.
 I32, I64, U8 = 10, 11, 12

@@ -4,11 +4,11 @@
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | expert_count | each rank         | the expert's rank  | none            | system | epoch; two sets by parity of the call |
 //
-// Messages and their flags: low_latency_messages.hpp. Progress: all warps send before they wait, and what they wait for are
+// Messages and their flags: low_latency/messages.hpp. Progress: all warps send before they wait, and what they wait for are
 // remote sends; no barrier follows a wait.
 #pragma once
 
-#include "protocol/low_latency_messages.hpp"
+#include "protocol/low_latency/messages.hpp"
 
 namespace switchyard::detail {
 

@@ -13,7 +13,7 @@
 // the end.
 #pragma once
 
-#include "protocol/combine_pull.hpp"
+#include "protocol/normal/combine_pull.hpp"
 
 namespace switchyard::detail {
 

@@ -11,7 +11,7 @@
 // only. Progress: all warps send before they wait, and what they wait for are remote sends.
 #pragma once
 
-#include "protocol/low_latency_call.hpp"
+#include "protocol/low_latency/call.hpp"
 
 namespace switchyard::detail {
 

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from typing import Any, MutableMapping
 
-from ._names import invalid
+from .._abi.names import invalid
 
 #: Begins at 2, because torch.compile takes 0 and 1 for constants.
 _numbers = itertools.count(2)

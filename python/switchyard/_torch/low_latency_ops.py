@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-latency dispatch and combine as operators of torch, for torch.compile. An output is given by int64 [1] in host memory with its
-number, whose memory keeps it, as plans are in _ops.py.
+number, whose memory keeps it, as plans are in ops.py.
 
 A graph says nothing of memory that a later call overwrites, so each dispatch without an output of the caller's is lent one that no
 tensor shows any more: a compiled function that keeps nothing for long uses the same one or two again and again.
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ._names import FP8
-from ._ops import DTYPES, operator, tensor_of
-from ._registry import object_of
-from .low_latency import Received
+from .._abi.names import FP8
+from ..low_latency import Received
+from .ops import DTYPES, operator, tensor_of
+from .registry import object_of
 
 if TYPE_CHECKING:
-    from .low_latency import LowLatency
+    from ..low_latency import LowLatency
 
 _operators = torch.ops.switchyard
 

@@ -15,7 +15,7 @@
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
-#include "exchange/normal/plan_view.cuh"
+#include "exchange/normal/plan/plan_view.cuh"
 #include "plan/decisions.hpp"
 #include "protocol/counts.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "arch/cuda/cuda_arch.cuh"
-#include "exchange/normal/launch.hpp"
+#include "exchange/normal/plan/launch.hpp"
 #include "plan/decisions.hpp"
 
 namespace switchyard::detail {

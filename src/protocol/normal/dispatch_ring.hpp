@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, at the same rows
-// as with direct dispatch. Flags, reuse and progress: protocol/ring.hpp.
+// as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
-#include "protocol/dispatch_direct.hpp"
-#include "protocol/ring.hpp"
+#include "protocol/normal/dispatch_direct.hpp"
+#include "protocol/normal/ring.hpp"
 
 namespace switchyard::detail {
 

@@ -8,7 +8,7 @@ objects' business: they say so, nothing has happened, and the caller takes the w
 On GPUs the library asks the driver where addresses lie, in the first such call. A later one whose tensors are on the same GPU tells that
 their memory is known, because torch knows it, and that takes less time.
 
-Functions of the library are called without types of their arguments (:func:`._ffi.bare`), so addresses are objects of ctypes that are
+Functions of the library are called without types of their arguments (:func:`.ffi.bare`), so addresses are objects of ctypes that are
 made once and filled again. All of this happens in the lock of the group, as in every call.
 """
 from __future__ import annotations
@@ -17,9 +17,9 @@ import ctypes
 from ctypes import byref, c_void_p
 from typing import Any, Optional
 
-from ._arrays import I64, arrays_of_torch
-from ._ffi import bare, check, structs
-from ._names import CUDA, F32
+from .arrays import I64, arrays_of_torch
+from .ffi import bare, check, structs
+from .names import CUDA, F32
 
 
 class _Repeated:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces: by the operators of _ops.py.
+"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces: by the operators of ops.py.
 
 The backward pass of a dispatch is a combine, and the other way round, by the handle of the forward pass: nothing is counted again.
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import _ops
-from ._names import EXPERT_MAJOR, RANK_MAJOR, invalid
-from ._registry import object_of
-from .errors import Unsupported
-from .handle import Handle
+from .._abi.names import EXPERT_MAJOR, RANK_MAJOR, invalid
+from ..errors import Unsupported
+from ..handle import Handle
+from . import ops as _ops
+from .registry import object_of
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange import Exchange
 
 _operators = torch.ops.switchyard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, NoReturn, Union
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 BACKENDS = {"cpu": 0, "cuda": 1}
 NETWORKS = {"sockets": 0, "mpi": 1, "nccl": 2}

@@ -17,8 +17,8 @@
 
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
-#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
+#include "protocol/normal/chunks.hpp"
 #include "protocol/work_queue.hpp"
 
 namespace switchyard::detail {

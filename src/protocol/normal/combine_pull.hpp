@@ -14,8 +14,8 @@
 #pragma once
 
 #include "plan/plan.hpp"
-#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
+#include "protocol/normal/chunks.hpp"
 #include "protocol/work_queue.hpp"
 
 namespace switchyard::detail {

@@ -14,10 +14,10 @@ from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
-from . import _structs as structs
-from .errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
+from ..errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
+from . import structs
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 #: Versions of the library that this package was written for.
 _MAJOR, _MINOR = 0, 1
 

@@ -16,7 +16,7 @@
 // placements only; a warp sums chunk c after `outputs` of all ranks that push.
 #pragma once
 
-#include "protocol/combine_copies.hpp"
+#include "protocol/normal/combine_copies.hpp"
 
 namespace switchyard::detail {
 

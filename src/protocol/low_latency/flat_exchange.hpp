@@ -3,14 +3,14 @@
 // its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
 //
 // Flags: call_header and message, and sentinel rows, as in dispatch and combine of low-latency mode, of one call. Buffers:
-// messages and returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer
+// messages and returned rows of one set, see low_latency/call.hpp. Progress: all warps send before they wait; they answer
 // remote sends before they wait for answers; so answers wait for sends only, and sums for answers.
 #pragma once
 
 #include <type_traits>
 
-#include "protocol/low_latency_combine.hpp"
-#include "protocol/low_latency_messages.hpp"
+#include "protocol/low_latency/combine.hpp"
+#include "protocol/low_latency/messages.hpp"
 #include "switchyard/row_function.hpp"
 
 namespace switchyard::detail {

@@ -13,7 +13,7 @@
 // `pulled` is the end.
 #pragma once
 
-#include "protocol/combine_sums.hpp"
+#include "protocol/normal/combine_sums.hpp"
 
 namespace switchyard::detail {
 

@@ -7,10 +7,10 @@
 // A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another; behind a
 // block barrier one of them announces it: one fence a message. A receiver works on it in pieces, by warps on different
 // multiprocessors. A message of a set is read in the call that it was written in only, so it may be overwritten two calls later
-// (low_latency_call.hpp). Sending waits for nobody.
+// (low_latency/call.hpp). Sending waits for nobody.
 #pragma once
 
-#include "protocol/low_latency_call.hpp"
+#include "protocol/low_latency/call.hpp"
 
 namespace switchyard::detail {
 

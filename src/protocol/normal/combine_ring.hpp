@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine through rings: each expert rank streams its rows (or partial sums) to the tokens' owners in token order; an owner
 // sums a token as soon as all its rows have arrived. Same order of the sum, hence the same bits, as combine_pull. Flags, reuse,
-// progress: protocol/ring.hpp.
+// progress: protocol/normal/ring.hpp.
 #pragma once
 
-#include "protocol/combine_pull.hpp"
-#include "protocol/dispatch_ring.hpp"
+#include "protocol/normal/combine_pull.hpp"
+#include "protocol/normal/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 

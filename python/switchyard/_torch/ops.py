@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatch and combine of normal mode as operators of torch: what graphs are made of, with torch.compile and for gradients.
 
-Objects are given by their numbers (_registry.py). A plan, int64 [1] in host memory, stands for the routing of one dispatch: its number
+Objects are given by their numbers (registry.py). A plan, int64 [1] in host memory, stands for the routing of one dispatch: its number
 is that of a cell, which the dispatch fills, and its memory keeps the cell, so that the routing lives as long as a tensor of it. A
 dispatch whose cell is full is a cached dispatch: selective checkpointing that saves plans therefore counts nothing again.
 """
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arrays import I32, I64, U8, _Memory
-from ._names import BF16, F16, F32, FP8, PER_ROUTE, RANK_MAJOR, invalid
-from ._registry import number_of, object_of
-from .handle import Handle
+from .._abi.arrays import I32, I64, U8, _Memory
+from .._abi.names import BF16, F16, F32, FP8, PER_ROUTE, RANK_MAJOR, invalid
+from ..handle import Handle
+from .registry import number_of, object_of
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange import Exchange
 
 _library = torch.library.Library("switchyard", "FRAGMENT")
 _tags = tuple(getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_fixed_stride_order", "cudagraph_unsafe")

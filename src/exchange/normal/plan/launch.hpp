@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan kernel, as the host sees it: normal mode's, and that of the fused layer.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/kernel.hpp"
+#include "exchange/gpu/state.hpp"
+#include "exchange/normal/plan/tables.hpp"
+#include "layout/control.hpp"
+#include "plan/plan.hpp"
+
+namespace switchyard::detail {
+
+/// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
+inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
+inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
+
+/// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
+struct PlanParams {
+  CallContext call;  ///< all but the epoch
+  RankWords words;
+  ControlLayout control;
+  ObjectState* state = nullptr;
+  int32_t* block_counts = nullptr;  ///< scratch [blocks, W + E]
+  int32_t* totals = nullptr;        ///< scratch [W + E], zero between launches
+
+  const void* ids = nullptr;
+  bool ids64 = false;
+  int64_t tokens = 0;  ///< T, or its bound if device_tokens is given
+  const int32_t* device_tokens = nullptr;
+  const float* weights = nullptr;
+  int topk = 0;
+  ExpertMap map;
+  Layout layout = Layout::rank_major;
+  int alignment = 1;
+  int64_t capacity = 0;
+  bool fail_on_overflow = false;
+  bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
+  uint64_t signature = 0;
+  uint64_t object = 0;        ///< equal on all ranks, of this object only
+  bool offers_place = false;  ///< `place` is known already and goes out with the counts
+  Placement place{};
+  uint64_t own_rows = 0;  ///< place.rows for this rank itself
+  Tables tables;
+  SoftFault* soft = nullptr;
+};
+
+/// The idle state is that of the object and, behind it, the header of its tables.
+inline void set_idle(PlanParams& p, const IdleCall& idle) {
+  static_assert(kObjectStateBytes + sizeof(TablesHeader) <= IdleCall::kStateBytes);
+  p.call = idle.call;
+  p.state = static_cast<ObjectState*>(idle.state);
+  p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
+}
+
+/// Blocks of a plan of `tokens` tokens, at most `most`: each sums the counts of those before it.
+inline int plan_blocks(int64_t tokens, int most) {
+  constexpr int64_t kUsualTokens = 64, kUsualMost = 64;
+  const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
+  const int64_t wanted = std::max(std::min(of(kUsualTokens), kUsualMost), of(kMaxTokensPerPlanBlock));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
+}
+
+/// Enqueues on `stream` of the current device and returns without waiting; a failure of the launch throws Error(system).
+/// `spans_hosts`: counts go to ranks of this host only; those of others come by their proxies.
+void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
+
+}  // namespace switchyard::detail

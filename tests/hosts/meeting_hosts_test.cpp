@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of two networks meet: what the names of a machine and a firewall between the hosts do to that. Where this user may make
+// no networks the tests are skipped and say so.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "harness/outcome.hpp"
+#include "hosts/networks.hpp"
+#include "multiproc/meeting.hpp"
+
+namespace switchyard::test {
+namespace {
+
+using namespace std::chrono_literals;
+using harness::Outcome;
+using harness::outcome_of;
+
+class MeetingHosts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!Networks::get().problem().empty()) GTEST_SKIP() << Networks::get().problem();
+  }
+};
+
+GroupOptions options_of(Milliseconds rendezvous) {
+  GroupOptions options;
+  options.heap_bytes = size_t{1} << 20;
+  options.rendezvous_timeout = rendezvous;
+  return options;
+}
+
+/// Gives this process's machine a name and an /etc/hosts of its own.
+void be_called(const std::string& name, const std::string& hosts) {
+  char file[] = "/tmp/switchyard-hosts-XXXXXX";
+  const detail::UniqueFd fd(::mkstemp(file));
+  ChildRank::require(::write(fd.get(), hosts.data(), hosts.size()) == static_cast<ssize_t>(hosts.size()), "a file of names");
+  const bool made = ::unshare(CLONE_NEWNS | CLONE_NEWUTS) == 0 && ::sethostname(name.data(), name.size()) == 0 &&
+                    ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                    ::mount(file, "/etc/hosts", nullptr, MS_BIND, nullptr) == 0;
+  ::unlink(file);
+  ChildRank::require(made, std::string("names of a machine: ") + std::strerror(errno));
+}
+
+/// Machine 0 is `first` and knows itself by `own`; the other knows its address. Rank r is on machine
+/// machines[r], and says that it is at the place of letter r of `places`.
+std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
+                                  int hosts) {
+  return ForkedRanks(static_cast<int>(machines.size()),
+                     [&](ChildRank& me) {
+                       const int machine = machines[static_cast<size_t>(me.rank())];
+                       Networks::get().enter(machine);
+                       be_called(machine == 0 ? "first" : "second",
+                                 machine == 0 ? own : "127.0.0.1 localhost\n10.77.0.1 first\n");
+                       detail::JoinSpec spec = {me.rank(), me.world(), "tcp://first:4711", "token"};
+                       if (!places.empty()) spec.host = places.substr(static_cast<size_t>(me.rank()), 1);
+                       const auto link = detail::connect_processes(spec, kLong);
+                       me.require(link->host_map().hosts() == hosts, "hosts: " + link->host_map().text());
+                       exchange_rounds(*link, 1000);
+                       link->connect_rails(kLong);
+                       exchange_rounds(*link, 1000);
+                       link->leave();
+                     })
+      .finish(kLong);
+}
+
+constexpr char kOnlyLoopback[] = "127.0.0.1 localhost\n127.0.1.1 first.example.org first\n";
+constexpr char kLoopbackFirst[] = "127.0.0.1 localhost\n127.0.1.1 first\n10.77.0.1 first\n";
+
+TEST_F(MeetingHosts, AtAMachineThatKnowsItselfByLoopback) {
+  for (const char* own : {kOnlyLoopback, kLoopbackFirst}) {
+    SCOPED_TRACE(own);
+    expect_ok(meet_by_name(own, {0, 0, 1, 1}, "", 2));
+    expect_ok(meet_by_name(own, {0, 1, 0, 1}, "", 2));
+  }
+}
+
+TEST_F(MeetingHosts, SeveralHostsOfThatMachineReachEachOtherToo) {
+  expect_ok(meet_by_name(kOnlyLoopback, {0, 0, 0, 1}, "abac", 3));
+  expect_ok(meet_by_name(kOnlyLoopback, {0, 0, 0, 0}, "abab", 2));
+}
+
+TEST_F(MeetingHosts, NamesThatAreNotItsOwnStayWhereTheyAre) {
+  // Rank 0 listens on loopback, where the other machine does not reach it.
+  ForkedRanks ranks(2, [](ChildRank& me) {
+    Networks::get().enter(me.rank());
+    be_called(me.rank() == 0 ? "zeroth" : "second",
+              me.rank() == 0 ? "127.0.1.1 first\n" : "127.0.0.1 localhost\n10.77.0.1 first\n");
+    const Outcome o = outcome_of([&] { Group::connect(me.rank(), 2, "tcp://first:4711", "token", options_of(1500ms)); });
+    me.say(harness::code_name(o.code) + " " + o.text);
+  });
+  const auto ends = ranks.finish(kLong);
+  EXPECT_TRUE(said(ends[0], "does a firewall let them come to 127.0.1.1:4711?")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[1], "last attempt, at 10.77.0.1:4711: Connection refused")) << all_said(ends[1]);
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rendezvous ")) << all_said(end);
+}
+
+TEST_F(MeetingHosts, AFirewallThatLetsOnlyTheStoreThroughIsNamedOnAllRanks) {
+  const Networks& networks = Networks::get();
+  if (!networks.block_all_but(4711)) GTEST_SKIP() << "ip(8) or the kernel knows no rules by port";
+  ForkedRanks ranks(4, [](ChildRank& me) {
+    Networks::get().enter(me.rank() / 2);
+    const Outcome o = outcome_of([&] { Group::connect(me.rank(), 4, "tcp://10.77.0.1:4711", "token", options_of(1500ms)); });
+    me.say(harness::code_name(o.code) + " " + o.text);
+  });
+  const auto ends = ranks.finish(kLong);
+  networks.unblock();
+  for (const RankEnd& end : ends) {
+    EXPECT_TRUE(said(end, "rendezvous ")) << all_said(end);
+    EXPECT_TRUE(said(end, "a firewall between them must let these through")) << all_said(end);
+    EXPECT_FALSE(said(end, "is gone")) << all_said(end);
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::test
