@@ -70,9 +70,10 @@ NetworkTopology measured_network(const Topology& t, const MeasureOptions& o, Pro
   progress.finish(fmt::format("{:.2f} GB/s each way, {:.1f} us", rates.gbs, rates.us));
   methods.push_back(
       {"network",
-       fmt::format("TCP over 127.0.0.1 by the library's carrier over sockets: two threads that send and receive chunks of {} at "
-                   "the same time, three under way; host_gbs: {}, bytes sent by all",
-                   binary_size(static_cast<double>(rates.chunk_bytes)), counted(rates.pairs, "such pair"))});
+       fmt::format(
+           "TCP over 127.0.0.1 by the library's carrier over sockets: two threads that send and receive chunks of {} at "
+           "the same time, three under way; host_gbs: {}, bytes sent by all",
+           binary_size(static_cast<double>(rates.chunk_bytes)), counted(rates.pairs, "such pair"))});
   NetworkTopology n;
   n.rails = t.host.ranks;
   n.gbs = rates.gbs;
@@ -165,10 +166,10 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
       {"link",
        "rows in the cache to memory that another thread touched first, all threads at once; link_us: two threads that "
        "answer each other's flags; wake_us: a thread that slept 300 us"});
-  methods.push_back(
-      {"planning",
-       "the library's planning functions, a new handle each time, and records written among rows of 7168 bytes, less what the rows "
-       "take; in memory that no cache holds; 4096 tokens, top-8 of 256 experts, two ranks"});
+  methods.push_back({"planning",
+                     "the library's planning functions, a new handle each time, and records written among rows of 7168 bytes, "
+                     "less what the rows "
+                     "take; in memory that no cache holds; 4096 tokens, top-8 of 256 experts, two ranks"});
 }
 
 int run_measure(const MeasureOptions& o) {

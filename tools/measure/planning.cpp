@@ -72,8 +72,8 @@ class Planning {
     return seconds_since(begin);
   }
   /// What the workers of a sender write of each record, among rows that they write: a record's stores miss the caches, and wait
-  /// in one line with the rows' for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: where a destination lies is
-  /// looked up for each entry. \returns seconds by which rows with records take longer than rows
+  /// in one line with the rows' for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: where a destination
+  /// lies is looked up for each entry. \returns seconds by which rows with records take longer than rows
   double write() {
     const double rows = send(false);
     return send(true) - rows;
