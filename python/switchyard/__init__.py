@@ -30,6 +30,7 @@ from .ledger import LedgerCombine, PreparedLedger
 from .low_latency import LowLatency, Pending, Received
 from .parallelize import moe_heap_bytes, parallelize_moe
 from .routing import routing_layout
+from .row_memory import RowMemory
 from .run import run_ranks
 from .trace import Trace, TracePhase
 from .tuning import TuningValues, tuned_values
@@ -55,7 +56,7 @@ def library_path() -> str:
 
 __all__ = [
     "CallStatistics", "Counts", "Exchange", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
-    "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "Trace", "TracePhase",
+    "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "RowMemory", "Trace", "TracePhase",
     "TuningValues", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
     "routing_layout", "run_ranks", "tuned_values", *_errors,
 ]

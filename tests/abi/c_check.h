@@ -45,9 +45,10 @@ static inline sy_group_options patient_options(size_t heap_bytes) {
 /* Runs `body(rank, group)` on two threads, each a rank of one group. In c_check.c. */
 void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options);
 
-/* In c_errors.c, c_hosts.c, c_low_latency.c, c_ledger.c, c_trace.c. */
+/* In c_errors.c, c_hosts.c, c_low_latency.c, c_ledger.c, c_row_memory.c, c_trace.c. */
 void run_error_tests(void);
 void run_host_tests(void);
 void run_low_latency_tests(void);
 void run_ledger_tests(void);
+void run_row_memory_tests(void);
 void run_trace_tests(void);

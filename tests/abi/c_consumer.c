@@ -448,6 +448,7 @@ int main(void) {
   run_host_tests();
   run_low_latency_tests();
   run_ledger_tests();
+  run_row_memory_tests();
   run_trace_tests();
   bytes_of_structs();
   return check_status();

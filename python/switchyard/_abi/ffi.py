@@ -38,6 +38,7 @@ _SIGNATURES = {
     "sy_dispatched_get": "pp", "sy_dispatched_used_by": "pp", "sy_dispatched_destroy": "p",
     "sy_exchange_allocate_rows": "ppip", "sy_exchange_allocate_rows_on": "ppipp", "sy_rows_get": "pp", "sy_rows_used_by": "pp",
     "sy_exchange_make_graph_memory": "pp", "sy_exchange_use_graph_memory": "pp", "sy_graph_memory_destroy": "p",
+    "sy_row_memory_create": "pzp", "sy_row_memory_destroy": "p", "sy_row_memory_use": "p",
     "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
     "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_tokens": "pp", "sy_handle_rows": "pp",
     "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",

@@ -231,6 +231,7 @@ class NormalDispatch(_Normal):
         self._options = structs.DispatchOptions(out=ctypes.addressof(self._to), size=0)
         self._by_options = byref(self._options)
         self._nothing = c_void_p()
+        self._memory = getattr(exchange, "row_memory", None)
 
     def learn(self, x: Any) -> None:
         super().learn(x)
@@ -245,7 +246,11 @@ class NormalDispatch(_Normal):
             if not self._take(x, self._options, num_sms, stream) or self._x.rows != handle._tokens:
                 return None
             number = handle._rows_allocated
-            rows = self._rows(number, self._hidden, x)
+            if self._memory is None:
+                rows = self._rows(number, self._hidden, x)
+            else:
+                with self._memory.use():
+                    rows = self._rows(number, self._hidden, x)
             self._to.data, self._to.rows = rows.data_ptr(), number
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
             self._done(x)

@@ -8,8 +8,9 @@ replaced by a larger one, in a group of its own, because a group's symmetric mem
 """
 from __future__ import annotations
 
+import os
 import struct
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -21,6 +22,7 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..group import Group
 from ..handle import Handle
+from ..row_memory import RowMemory
 
 _PLAIN = (BF16, F16, F32)
 #: Number of ``Exchange.dispatch(size="exact")``.
@@ -34,8 +36,10 @@ _MOST_TOKENS = 65536
 class CopyingExchange(Exchange):
     """An exchange that copies what a dispatch delivers to fresh tensors and gives its memory back at once."""
 
-    def __init__(self, group: Group, **config: Any) -> None:
+    def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
+        #: Where rows are delivered as long as there is room; None: only ordinary memory of torch.
+        self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
         # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
         self.use_graph_memory(self.make_graph_memory())
@@ -58,7 +62,7 @@ class CopyingExchange(Exchange):
         functions, view, delivered = self._functions, self._view, self._out.value
         try:
             check(functions.sy_dispatched_get(delivered, self._by_view))
-            rows = self._pool_rows(view, x).clone() if out is None else out[:view.x_rows]
+            rows = self._fresh(self._pool_rows(view, x).clone) if out is None else out[:view.x_rows]
             scales = None
             if view.x_scale_kind:
                 scales = self._scales(view, self._owned, x.arrays, x.array).clone(memory_format=torch.contiguous_format)
@@ -73,7 +77,19 @@ class CopyingExchange(Exchange):
     def room_for(self, x: Any, number: int) -> Optional[Any]:
         """A fresh tensor for `number` rows, which the library fills itself, and only as far as rows come; None: rows with scales, which
         :meth:`_deliver` copies."""
-        return None if isinstance(x, tuple) else x.new_empty((min(number, self._most_rows), self.hidden))
+        return None if isinstance(x, tuple) else self._fresh(lambda: x.new_empty((min(number, self._most_rows), self.hidden)))
+
+    def _fresh(self, make: Callable[[], Any]) -> Any:
+        """The rows that `make` makes, in the memory for them."""
+        if self.row_memory is None:
+            return make()
+        with self.row_memory.use():
+            return make()
+
+    def close(self) -> None:
+        if self.row_memory is not None:
+            self.row_memory.close()
+        super().close()
 
     def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
         """The delivered rows where they lie. The pool hands the same places out again, so their tensors are kept: to make one takes
@@ -179,10 +195,18 @@ class Generations:
         pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
         config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
         heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
-        group = self._group_of(heap + (1 << 20))
-        made = Generation(group, CopyingExchange(group, **config), rows, handles, room)
+        row_bytes = self._row_bytes(shape, rows)
+        group = self._group_of(heap + row_bytes + (1 << 20))
+        made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
         self._made[shape] = made
         return made
+
+    def _row_bytes(self, shape: Shape, rows: int) -> int:
+        """Symmetric memory for delivered rows without scales: of two dispatches, as torch takes it, or as the environment says."""
+        if self._group.backend != "cuda":
+            return 0
+        given = os.environ.get("SWITCHYARD_DEEP_EP_ROW_MEMORY")
+        return _up(2 * rows * 2 * shape.hidden if given is None else int(given), 2 << 20)
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:

@@ -266,6 +266,11 @@ struct Reach {
 
 }  // namespace
 
+std::shared_ptr<void> CudaRank::ordinary_memory(size_t bytes) {
+  const auto segment = std::make_shared<MallocSegment>(device(), bytes);
+  return {segment, segment->data()};
+}
+
 std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                         std::shared_ptr<void>& mapping) {
   auto reach = std::make_shared<Reach>(device(), self_, slot);

@@ -51,6 +51,7 @@ class CudaRank final : public DeviceRank {
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
+  std::shared_ptr<void> ordinary_memory(size_t bytes) override;
   std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric memory that torch allocates tensors in."""
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from typing import Any, Optional
+
+from ._abi.ffi import Owned, bare, check, library
+from .errors import Unsupported
+from .group import Group
+
+__all__ = ["RowMemory"]
+
+
+class RowMemory:
+    """Symmetric memory of a group on GPUs for tensors of torch: rows that a dispatch writes into such a tensor arrive there, and a combine
+    reads rows there, both without a copy. Torch's caching allocator hands it out, in a pool of its own (``torch.cuda.MemPool``), so
+    tensors live as long as they are used, and ``record_stream`` works. Where the `size` bytes are taken, tensors lie in ordinary memory
+    and cost the copy.
+
+    Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. The group's memory stays until the last such tensor is
+    gone and ``torch.cuda.empty_cache()`` was called."""
+
+    def __init__(self, group: Group, size: int, device: Optional[int] = None) -> None:
+        import torch
+
+        if group.backend != "cuda":
+            raise Unsupported("RowMemory is for groups on GPUs: on the CPU rows of tensors are reached where they lie")
+        made, functions = c_void_p(), library().functions
+        with group._call:
+            check(functions.sy_row_memory_create(group.pointer, size, byref(made)))
+        self._owned = Owned(made.value, functions.sy_row_memory_destroy, group._owned, lock=group._lock)
+        self._at = made
+        # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
+        self.pool: Any = torch.cuda.MemPool(self._allocator.allocator())
+        self._in_use = _InUse(self, torch, torch.cuda.current_device() if device is None else device)
+
+    def use(self) -> "_InUse":
+        """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
+        microseconds of the host."""
+        return self._in_use
+
+    def close(self) -> None:
+        """Tensors that are there stay."""
+        self._at.value = None
+        self._owned.close()
+
+
+class _InUse:
+    """Made once for a RowMemory: what it knows never changes."""
+
+    def __init__(self, memory: RowMemory, torch: Any, device: int) -> None:
+        self._use_here, self._at, self._nothing = bare("sy_row_memory_use"), memory._at, c_void_p()
+        self._where = device, memory.pool.id
+        # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
+        self._begin, self._end, self._release = (
+            torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
+
+    def __enter__(self) -> None:
+        self._use_here(self._at)
+        self._begin(*self._where)
+
+    def __exit__(self, *_: Any) -> None:
+        self._end(*self._where)
+        self._release(*self._where)
+        self._use_here(self._nothing)

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Symmetric memory for allocators of others, whose functions carry no state: who gave what is written down here.
+#include "switchyard/row_memory.hpp"
+
+#include <map>
+#include <mutex>
+
+#include "capi/objects.hpp"
+#include "switchyard/c/row_memory.h"
+
+namespace switchyard::detail {
+
+namespace {
+
+using RowMemoryShare = std::shared_ptr<Grouped<RowMemory>>;
+
+/// What is lent, and by whom. An allocator may give memory back when the program's static objects are gone already: it has no
+/// end.
+struct Lent {
+  std::mutex mutex;
+  std::map<void*, RowMemoryShare> lender_of;
+};
+Lent& lent() {
+  static auto* const all = new Lent;
+  return *all;
+}
+
+thread_local RowMemoryShare used_here;
+
+void* lend(size_t bytes) {
+  void* const memory = used_here->object.allocate(bytes);
+  try {
+    const std::lock_guard lock(lent().mutex);
+    lent().lender_of.emplace(memory, used_here);
+  } catch (...) {
+    used_here->object.release(memory);
+    throw;
+  }
+  return memory;
+}
+
+void take_back(void* memory) {
+  RowMemoryShare lender;  // outside the lock: its group may end with it
+  {
+    const std::lock_guard lock(lent().mutex);
+    const auto found = lent().lender_of.find(memory);
+    if (found == lent().lender_of.end()) return;
+    lender = std::move(found->second);
+    lent().lender_of.erase(found);
+  }
+  lender->object.release(memory);
+}
+
+}  // namespace
+
+}  // namespace switchyard::detail
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_row_memory {
+  RowMemoryShare state;
+};
+// NOLINTEND(readability-identifier-naming)
+
+extern "C" {
+
+switchyard_code_t sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory) {
+  return create(group, "memory", memory, [&] { return std::make_shared<Grouped<RowMemory>>(group->group, bytes); });
+}
+
+switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory) {
+  delete memory;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_row_memory_use(const sy_row_memory* memory) {
+  used_here = memory ? memory->state : nullptr;
+  return SWITCHYARD_OK;
+}
+
+void* sy_row_memory_allocate(ptrdiff_t bytes, int, void*) {
+  void* memory = nullptr;
+  if (bytes > 0 && used_here) guarded([&] { memory = lend(static_cast<size_t>(bytes)); });
+  return memory;
+}
+
+void sy_row_memory_free(void* memory, ptrdiff_t, int, void*) {
+  if (memory) guarded([&] { take_back(memory); });
+}
+
+}  // extern "C"
