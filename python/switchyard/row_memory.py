@@ -22,10 +22,10 @@ class RowMemory:
     gone and ``torch.cuda.empty_cache()`` was called."""
 
     def __init__(self, group: Group, size: int, device: Optional[int] = None) -> None:
+        if group.backend != "cuda":
+            raise Unsupported("RowMemory is for tensors on GPUs, and this group is on the CPU")
         import torch
 
-        if group.backend != "cuda":
-            raise Unsupported("RowMemory is for groups on GPUs: on the CPU rows of tensors are reached where they lie")
         made, functions = c_void_p(), library().functions
         with group._call:
             check(functions.sy_row_memory_create(group.pointer, size, byref(made)))

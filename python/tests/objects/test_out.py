@@ -189,3 +189,11 @@ def test_low_latency_scales_in_any_order(ranks):
                     assert np.array_equal(received.scales[e, :count], want[1][e, :count])
 
     ranks(rank, 2)
+
+
+def test_row_memory_is_for_gpus(ranks):
+    def alone(group):
+        with pytest.raises(sy.Unsupported, match="tensors on GPUs"):
+            sy.RowMemory(group, 4096)
+
+    ranks(alone, 1)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of torch in symmetric memory: rows arrive and are read there, bit by bit as elsewhere, and torch's allocator looks after them.
+Needs a GPU that the library supports, and a library with CUDA."""
+import gc
+
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+
+torch = pytest.importorskip("torch")
+
+from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
+
+EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
+SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "dtype": "f32"}
+MOST = WORLD * TOKENS
+#: Torch takes segments of 2 MiB for small tensors.
+SEGMENT = 2 << 20
+
+
+@pytest.fixture(autouse=True)
+def gpus():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+
+def heap_of(segments):
+    return sy.Exchange.heap_bytes(WORLD, backend="cuda", **SHAPE) + segments * SEGMENT + (1 << 20)
+
+
+def inputs_of(group, seed):
+    inputs = oracle.make_inputs(WORLD, seed=seed, tokens=[29, 17], experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS)
+    given = inputs[group.rank]
+    return inputs, torch.from_numpy(given.x).cuda(), torch.from_numpy(given.ids).cuda(), torch.from_numpy(given.weights).cuda()
+
+
+def rows_in(memory, count):
+    with memory.use():
+        return torch.full((count, HIDDEN), float("nan"), device="cuda")
+
+
+def exchange_in(group, exchange, out, seed):
+    """A dispatch into `out` and a combine of what is there: exact; bytes that either copied."""
+    inputs, x, ids, weights = inputs_of(group, seed)
+    rows, handle = exchange.dispatch(x, ids, weights, out=out)
+    want = oracle.rank_major(inputs, EXPERTS, group.rank).x
+    assert rows.data_ptr() == out.data_ptr() and np.array_equal(rows[:len(want)].cpu().numpy(), want)
+    copied = exchange.last_call().copied_bytes
+    back = exchange.combine(rows, handle)
+    sums = oracle.combine_rank_major(inputs, EXPERTS, group.rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x)
+    assert np.array_equal(back.cpu().numpy(), sums)
+    return copied, exchange.last_call().copied_bytes
+
+
+def _no_copies(group):
+    exchange = sy.Exchange(group, **SHAPE)
+    memory = sy.RowMemory(group, SEGMENT)
+    there = rows_in(memory, MOST)
+    elsewhere = torch.empty((MOST, HIDDEN), device="cuda")
+    for seed in range(3):
+        assert exchange_in(group, exchange, there, seed) == (0, 0)
+        assert min(exchange_in(group, exchange, elsewhere, seed)) > 0
+    # The segment is torch's; more than it has room for lies elsewhere and is right as well.
+    large = rows_in(memory, SEGMENT // (4 * HIDDEN))
+    assert min(exchange_in(group, exchange, large, 7)) > 0
+    assert exchange_in(group, exchange, there, 8) == (0, 0)
+
+
+def test_rows_that_lie_there_are_not_copied():
+    over_gpus(WORLD, _no_copies, heap_of(1))
+
+
+def _torch_looks_after_it(group):
+    exchange = sy.Exchange(group, **SHAPE)
+    memory = sy.RowMemory(group, SEGMENT)
+    first = rows_in(memory, MOST)
+    at = first.data_ptr()
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(50_000_000)
+        kept = first.clone()
+    first.record_stream(other)
+    del first
+    second = rows_in(memory, MOST)  # the first is still read
+    assert second.data_ptr() != at
+    other.synchronize()
+    assert torch.isnan(kept).all()
+    del second
+    assert exchange_in(group, exchange, rows_in(memory, MOST), 1) == (0, 0)
+
+
+def test_streams_that_use_it_are_waited_for():
+    over_gpus(WORLD, _torch_looks_after_it, heap_of(1))
+
+
+def _outlives(outer):
+    group = outer._once_more(SEGMENT + (1 << 20), {"backend": "cuda", "device": torch.cuda.current_device()})
+    memory = sy.RowMemory(group, SEGMENT)
+    rows = rows_in(memory, 16)
+    rows.fill_(group.rank + 1)
+    group.barrier()
+    memory.close()
+    del memory
+    group.close()
+    gc.collect()
+    assert (rows == group.rank + 1).all()
+    del rows
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def test_tensors_outlive_the_group():
+    over_gpus(WORLD, _outlives, 1 << 20)
