@@ -20,7 +20,7 @@ class RowMemoryState;
 /// Movable. It ends before its group does, and when all memory that it gave is released.
 class RowMemory {
  public:
-  RowMemory() = default;
+  RowMemory() noexcept;
   /// Collective; takes `bytes` of the heap, the same number on all ranks. \throws Error(heap_exhausted), Error(mismatch), as the
   /// construction of an exchange
   RowMemory(Group& group, size_t bytes);

@@ -195,18 +195,18 @@ class Generations:
         pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
         config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
         heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
-        row_bytes = self._row_bytes(shape, rows)
+        row_bytes = self._row_bytes()
         group = self._group_of(heap + row_bytes + (1 << 20))
         made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
         self._made[shape] = made
         return made
 
-    def _row_bytes(self, shape: Shape, rows: int) -> int:
-        """Symmetric memory for delivered rows without scales: of two dispatches, as torch takes it, or as the environment says."""
-        if self._group.backend != "cuda":
-            return 0
-        given = os.environ.get("SWITCHYARD_DEEP_EP_ROW_MEMORY")
-        return _up(2 * rows * 2 * shape.hidden if given is None else int(given), 2 << 20)
+    def _row_bytes(self) -> int:
+        """Symmetric memory in which torch allocates delivered rows: as the environment says, by default none."""
+        given = os.environ.get("SWITCHYARD_DEEP_EP_ROW_MEMORY", "0")
+        if not given.isdecimal():
+            raise InvalidArgument(f"SWITCHYARD_DEEP_EP_ROW_MEMORY = {given!r}: must be a number of bytes, the same on all ranks")
+        return _up(int(given), 2 << 20) if self._group.backend == "cuda" else 0
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:

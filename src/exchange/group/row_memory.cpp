@@ -74,6 +74,7 @@ class RowMemoryState final : public ExchangeBase {
 }  // namespace detail
 
 RowMemory::RowMemory(Group& group, size_t bytes) : state_(std::make_unique<detail::RowMemoryState>(group, bytes)) {}
+RowMemory::RowMemory() noexcept = default;
 RowMemory::RowMemory(RowMemory&&) noexcept = default;
 RowMemory& RowMemory::operator=(RowMemory&&) noexcept = default;
 RowMemory::~RowMemory() = default;

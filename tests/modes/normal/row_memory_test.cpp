@@ -55,14 +55,13 @@ void exchange_at(NormalExchange& exchange, const Case& c, Group& group, void* to
   data.check_dispatched(d, f);
   const bool copies = c.scenario.problem.layout == Layout::rank_major && !there;
   const auto check_copies = [&](const char* name) {
-    if (c.scenario.problem.layout == Layout::rank_major)
-      f.equal(copies, exchange.last_call().copied_bytes > 0, std::string(name) + " copies rows");
+    if (c.scenario.problem.layout == Layout::rank_major) f.equal(copies, exchange.last_call().copied_bytes > 0, name);
   };
-  check_copies("dispatch");
+  check_copies("dispatch copies rows");
   data.fill_outputs(d.x);
   exchange.combine(d.x, d.handle, data.out(), data.combine_options(), data.out_weights());
   data.check_combined(f);
-  check_copies("combine");
+  check_copies("combine copies rows");
 }
 
 TEST(RowMemory, RowsArriveAndAreReadThere) {
@@ -105,11 +104,11 @@ TEST(RowMemory, ItsSizeIsThatOfAllRanks) {
                     try {
                       const RowMemory made(group, bytes);
                     } catch (const switchyard::Error& error) {
-                      return error.code();
+                      return static_cast<int>(error.code());
                     }
-                    return ErrorCode::ok;
+                    return static_cast<int>(ErrorCode::ok);
                   };
-                  f.equal(ErrorCode::mismatch, code_of(group.rank() == 1 ? 8192 : 4096), "other sizes");
+                  f.equal(static_cast<int>(ErrorCode::mismatch), code_of(group.rank() == 1 ? 8192 : 4096), "other sizes");
                 }),
             "");
 }
@@ -122,13 +121,13 @@ TEST(RowMemory, WhatIsNotThereIsSaid) {
                     try {
                       const RowMemory made(group, bytes);
                     } catch (const switchyard::Error& error) {
-                      return error.code();
+                      return static_cast<int>(error.code());
                     }
-                    return ErrorCode::ok;
+                    return static_cast<int>(ErrorCode::ok);
                   };
-                  f.equal(ErrorCode::invalid_argument, code_of(0), "no bytes");
-                  f.equal(ErrorCode::heap_exhausted, code_of(size_t{1} << 40), "more than the heap has");
-                  f.equal(ErrorCode::ok, code_of(4096), "the group goes on");
+                  f.equal(static_cast<int>(ErrorCode::invalid_argument), code_of(0), "no bytes");
+                  f.equal(static_cast<int>(ErrorCode::heap_exhausted), code_of(size_t{1} << 40), "more than the heap has");
+                  f.equal(static_cast<int>(ErrorCode::ok), code_of(4096), "the group goes on");
                   f.equal(size_t{0}, group.heap_used(), "heap in use at the end");
                 }),
             "");
