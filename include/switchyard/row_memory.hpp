@@ -16,13 +16,13 @@ class RowMemoryState;
 
 /// A block of the group's symmetric heap for allocators of others, as torch's. Rows that a dispatch is to write there
 /// (DispatchOptions::out) arrive there, and a combine reads rows there, both without a copy. Where it has no room left it gives
-/// ordinary memory of the rank, which costs that copy and is right all the same, so that an allocator over it never fails early.
-/// Movable. It ends before its group does, and when all memory that it gave is released.
+/// ordinary memory of the rank, which costs that copy and is right all the same, so that an allocator over it never fails
+/// early. Movable. It ends before its group does, and when all memory that it gave is released.
 class RowMemory {
  public:
   RowMemory() noexcept;
-  /// Collective; takes `bytes` of the heap, the same number on all ranks. \throws Error(heap_exhausted), Error(mismatch), as the
-  /// construction of an exchange
+  /// Collective; takes `bytes` of the heap, the same number on all ranks. \throws Error(heap_exhausted), Error(mismatch), as
+  /// the construction of an exchange
   RowMemory(Group& group, size_t bytes);
   RowMemory(RowMemory&&) noexcept;
   RowMemory& operator=(RowMemory&&) noexcept;

@@ -38,8 +38,8 @@ class DeviceRank {
   /// A copy for kernels, until the slot gets another; they reach the slot from now on, until its mapping ends. `distances` has
   /// an entry per rank.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
-  /// Memory of the GPU that peers do not see, until the last share of it is gone; both may wait for the GPU. Throws Error(system)
-  /// where there is none.
+  /// Memory of the GPU that peers do not see, until the last share of it is gone; both may wait for the GPU. Throws
+  /// Error(system) where there is none.
   virtual std::shared_ptr<void> ordinary_memory(size_t bytes) = 0;
   /// Kernels launched from now on record, up to `capacity` spans for each of blocks * warps tracks.
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;

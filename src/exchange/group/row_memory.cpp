@@ -60,7 +60,8 @@ class RowMemoryState final : public ExchangeBase {
 
   static std::shared_ptr<void> memory_of_host(size_t bytes) {
     void* const memory = ::operator new(bytes, std::align_val_t(kAlignment), std::nothrow);
-    if (memory == nullptr) throw Error(ErrorCode::system, "RowMemory: no " + std::to_string(bytes) + " bytes of ordinary memory");
+    if (memory == nullptr)
+      throw Error(ErrorCode::system, "RowMemory: no " + std::to_string(bytes) + " bytes of ordinary memory");
     return {memory, [](void* given) { ::operator delete(given, std::align_val_t(kAlignment)); }};
   }
 
