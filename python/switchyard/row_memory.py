@@ -6,7 +6,7 @@ from ctypes import byref, c_void_p
 from typing import Any, Optional
 
 from ._abi.ffi import Owned, bare, check, library
-from .errors import Unsupported
+from .errors import InvalidArgument, Unsupported
 from .group import Group
 
 __all__ = ["RowMemory"]
@@ -39,6 +39,8 @@ class RowMemory:
     def use(self) -> "_InUse":
         """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
         microseconds of the host."""
+        if not self._owned.pointer:
+            raise InvalidArgument("this RowMemory is closed")
         return self._in_use
 
     def close(self) -> None:
@@ -58,8 +60,8 @@ class _InUse:
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
 
     def __enter__(self) -> None:
-        self._use_here(self._at)
         self._begin(*self._where)
+        self._use_here(self._at)
 
     def __exit__(self, *_: Any) -> None:
         self._end(*self._where)

@@ -24,7 +24,8 @@ switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
 /// which costs a dispatch one copy of its rows and a combine one of its. NULL: without memory of either kind, or where nothing
 /// is used. `device` and `stream` are not looked at.
 void* sy_row_memory_allocate(ptrdiff_t bytes, int device, void* stream);
-/// Gives back what sy_row_memory_allocate returned, whose users are done with it. Any thread. May wait for the GPU.
+/// Gives back what sy_row_memory_allocate returned, whose users are done with it. Any thread. May wait for
+/// the GPU; with the last of a group that was destroyed before, the group ends here.
 void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream);
 
 #ifdef __cplusplus

@@ -64,6 +64,16 @@ void exchange_at(NormalExchange& exchange, const Case& c, Group& group, void* to
   check_copies("combine copies rows");
 }
 
+/// How a construction with so many bytes ends.
+int code_of(Group& group, size_t bytes) {
+  try {
+    const RowMemory made(group, bytes);
+  } catch (const switchyard::Error& error) {
+    return static_cast<int>(error.code());
+  }
+  return static_cast<int>(ErrorCode::ok);
+}
+
 TEST(RowMemory, RowsArriveAndAreReadThere) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(base(layout));
@@ -100,15 +110,8 @@ TEST(RowMemory, ItsSizeIsThatOfAllRanks) {
   const auto c = make_case(base(Layout::rank_major));
   EXPECT_EQ(run(c, 1 << 20,
                 [&](Group& group, Failures& f) {
-                  const auto code_of = [&](size_t bytes) {
-                    try {
-                      const RowMemory made(group, bytes);
-                    } catch (const switchyard::Error& error) {
-                      return static_cast<int>(error.code());
-                    }
-                    return static_cast<int>(ErrorCode::ok);
-                  };
-                  f.equal(static_cast<int>(ErrorCode::mismatch), code_of(group.rank() == 1 ? 8192 : 4096), "other sizes");
+                  f.equal(static_cast<int>(ErrorCode::mismatch), code_of(group, group.rank() == 1 ? 8192 : 4096),
+                          "other sizes");
                 }),
             "");
 }
@@ -117,17 +120,10 @@ TEST(RowMemory, WhatIsNotThereIsSaid) {
   const auto c = make_case(base(Layout::rank_major));
   EXPECT_EQ(run(c, 1 << 20,
                 [&](Group& group, Failures& f) {
-                  const auto code_of = [&](size_t bytes) {
-                    try {
-                      const RowMemory made(group, bytes);
-                    } catch (const switchyard::Error& error) {
-                      return static_cast<int>(error.code());
-                    }
-                    return static_cast<int>(ErrorCode::ok);
-                  };
-                  f.equal(static_cast<int>(ErrorCode::invalid_argument), code_of(0), "no bytes");
-                  f.equal(static_cast<int>(ErrorCode::heap_exhausted), code_of(size_t{1} << 40), "more than the heap has");
-                  f.equal(static_cast<int>(ErrorCode::ok), code_of(4096), "the group goes on");
+                  f.equal(static_cast<int>(ErrorCode::invalid_argument), code_of(group, 0), "no bytes");
+                  f.equal(static_cast<int>(ErrorCode::heap_exhausted), code_of(group, size_t{1} << 40),
+                          "more than the heap has");
+                  f.equal(static_cast<int>(ErrorCode::ok), code_of(group, 4096), "the group goes on");
                   f.equal(size_t{0}, group.heap_used(), "heap in use at the end");
                 }),
             "");
