@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import byref, c_void_p
-from typing import Any, Optional
+from typing import Any, Optional, Set
 
 from ._abi.ffi import Owned, bare, check, library
 from .errors import InvalidArgument, Unsupported
@@ -18,10 +18,12 @@ class RowMemory:
     tensors live as long as they are used, and ``record_stream`` works. Where the `size` bytes are taken, tensors lie in ordinary memory
     and cost the copy.
 
-    Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. The group's memory stays until the last such tensor is
-    gone and ``torch.cuda.empty_cache()`` was called."""
+    Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. `segment`: what torch
+    takes of it at once for each stream, in bytes, when a tensor is first made there on that stream, so that tensors of any smaller size find
+    room in it in turn; 0: as much as a tensor needs, and room that was taken for a small tensor is none for a larger one. The group's memory
+    stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
 
-    def __init__(self, group: Group, size: int, device: Optional[int] = None) -> None:
+    def __init__(self, group: Group, size: int, device: Optional[int] = None, segment: int = 0) -> None:
         if group.backend != "cuda":
             raise Unsupported("RowMemory is for tensors on GPUs, and this group is on the CPU")
         import torch
@@ -34,7 +36,7 @@ class RowMemory:
         # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
         self.pool: Any = torch.cuda.MemPool(self._allocator.allocator())
-        self._in_use = _InUse(self, torch, torch.cuda.current_device() if device is None else device)
+        self._in_use = _InUse(self, torch, torch.cuda.current_device() if device is None else device, segment)
 
     def use(self) -> "_InUse":
         """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
@@ -52,16 +54,31 @@ class RowMemory:
 class _InUse:
     """Made once for a RowMemory: what it knows never changes."""
 
-    def __init__(self, memory: RowMemory, torch: Any, device: int) -> None:
+    def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int) -> None:
         self._use_here, self._at, self._nothing = bare("sy_row_memory_use"), memory._at, c_void_p()
         self._where = device, memory.pool.id
         # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
+        self._torch, self._segment, self._raw_stream = torch, segment, torch._C._cuda_getCurrentRawStream
+        self._streams: Set[int] = set()  # that have theirs
 
     def __enter__(self) -> None:
         self._begin(*self._where)
         self._use_here(self._at)
+        if self._segment and self._raw_stream(self._where[0]) not in self._streams:
+            self._take_segment()
+
+    def _take_segment(self) -> None:
+        """For the current stream. Torch keeps what a tensor that is gone lay in, and makes smaller ones of it."""
+        if self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
+            return
+        self._streams.add(self._raw_stream(self._where[0]))
+        try:
+            self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._where[0])
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: Any) -> None:
         self._end(*self._where)

@@ -29,6 +29,10 @@ _PLAIN = (BF16, F16, F32)
 _EXACT = 0
 #: Handles that a pool has room for at first.
 _HANDLES = 64
+#: How much symmetric memory torch may allocate delivered rows in.
+_ROW_MEMORY = "SWITCHYARD_DEEP_EP_ROW_MEMORY"
+#: Torch takes memory for tensors in multiples of this.
+_SEGMENT = 2 << 20
 #: Most tokens of a rank: an exchange keeps the tables of a handle of that many in reserve.
 _MOST_TOKENS = 65536
 
@@ -39,7 +43,7 @@ class CopyingExchange(Exchange):
     def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
         #: Where rows are delivered as long as there is room; None: only ordinary memory of torch.
-        self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device) if row_bytes else None
+        self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, row_bytes // 2) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
         # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
         self.use_graph_memory(self.make_graph_memory())
@@ -195,18 +199,22 @@ class Generations:
         pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
         config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
         heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
-        row_bytes = self._row_bytes()
+        row_bytes = self._row_bytes(shape, rows)
         group = self._group_of(heap + row_bytes + (1 << 20))
         made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
         self._made[shape] = made
         return made
 
-    def _row_bytes(self) -> int:
-        """Symmetric memory in which torch allocates delivered rows: as the environment says, by default none."""
-        given = os.environ.get("SWITCHYARD_DEEP_EP_ROW_MEMORY", "0")
+    def _row_bytes(self, shape: Shape, rows: int) -> int:
+        """Symmetric memory in which torch allocates delivered rows: as the environment says, by default for two calls of `rows` rows."""
+        if self._group.backend != "cuda":
+            return 0
+        given = os.environ.get(_ROW_MEMORY)
+        if given is None:
+            return 2 * _up(2 * shape.hidden * rows, _SEGMENT)
         if not given.isdecimal():
-            raise InvalidArgument(f"SWITCHYARD_DEEP_EP_ROW_MEMORY = {given!r}: must be a number of bytes, the same on all ranks")
-        return _up(int(given), 2 << 20) if self._group.backend == "cuda" else 0
+            raise InvalidArgument(f"{_ROW_MEMORY} = {given!r}: must be a number of bytes, the same on all ranks; 0: none")
+        return _up(int(given), 2 * _SEGMENT)
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:
@@ -215,8 +223,10 @@ class Generations:
         return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
 
     def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
-        """Rows that a pool of `size` bytes has room for."""
+        """Rows for which `size` bytes are enough, those of row memory included."""
         per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
+        if self._group.backend == "cuda" and os.environ.get(_ROW_MEMORY) is None:
+            per_row += 4 * shape.hidden
         return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
 
     def _group_of(self, heap: int) -> Group:

@@ -114,6 +114,30 @@ def test_every_way(default_stream, previous, asynchronous, on_comm):
     on_two(_every_way, default_stream, previous, asynchronous, on_comm)
 
 
+def _rows_arrive(buffer, row_memory):
+    """Rows that a dispatch by a handle delivers, and that a combine reads, are copied or not: as much as there is memory for them."""
+    everybody, x, ids, weights = inputs(buffer)
+    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
+    os.environ.update({} if row_memory is None else {"SWITCHYARD_DEEP_EP_ROW_MEMORY": row_memory})
+    try:
+        *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    finally:
+        os.environ.pop("SWITCHYARD_DEEP_EP_ROW_MEMORY", None)
+    copied = lambda: handle.exchange.last_call().copied_bytes > 0
+    rows, *_ = buffer.dispatch(x, handle=handle)
+    found = [copied()]
+    for y in (rows, rows.clone()):
+        out, _, _ = buffer.combine(y, handle)
+        assert calc_diff(out, summed(x, ids, buffer.group_size)) < 5e-6
+        found.append(copied())
+    assert same(rows, want) and found == ([False, False, True] if row_memory is None else [True, True, True])
+
+
+@pytest.mark.parametrize("row_memory", [None, "0"])
+def test_rows_arrive_where_they_are_kept(row_memory):
+    on_two(_rows_arrive, row_memory)
+
+
 def _mixed(buffer):
     """Calls on several streams and in several ways, none of which the caller orders but by the events that he is given."""
     everybody, x, ids, weights = inputs(buffer)

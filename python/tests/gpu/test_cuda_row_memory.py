@@ -72,6 +72,27 @@ def test_rows_that_lie_there_are_not_copied():
     over_gpus(WORLD, _no_copies, heap_of(1))
 
 
+LARGE = 32 << 20
+
+
+def _sizes_in_turn(group):
+    """Tensors of growing sizes, one after the other: of a segment that was taken for them, and of one for each size."""
+    exchange = sy.Exchange(group, **SHAPE)
+    shared, apart = sy.RowMemory(group, 2 * LARGE, segment=LARGE), sy.RowMemory(group, 2 * LARGE)
+    found = {}
+    for memory in (shared, apart):
+        found[memory] = []
+        for size in (20 << 20, 24 << 20, 30 << 20):
+            rows = rows_in(memory, size // (4 * HIDDEN))
+            found[memory].append(exchange_in(group, exchange, rows, 3) == (0, 0))
+            del rows
+    assert found == {shared: [True, True, True], apart: [True, True, False]}
+
+
+def test_a_segment_serves_tensors_of_many_sizes():
+    over_gpus(WORLD, _sizes_in_turn, heap_of(64))
+
+
 def _torch_looks_after_it(group):
     exchange = sy.Exchange(group, **SHAPE)
     memory = sy.RowMemory(group, SEGMENT)
