@@ -45,9 +45,12 @@ function(switchyard_layer folder)
 
   add_library(${target} OBJECT ${sources})
   target_include_directories(${target} PRIVATE ${view} ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
-  target_link_libraries(${target} PRIVATE switchyard_flags Threads::Threads ${arg_LINK})
+  # Sources that both kinds of builds have are compiled alike in both: CUDA's headers are for the others.
+  list(TRANSFORM arg_LINK REPLACE "^(CUDA::.*)$" "$<LINK_ONLY:\\1>" OUTPUT_VARIABLE links)
+  target_link_libraries(${target} PRIVATE switchyard_flags Threads::Threads ${links})
   if(SWITCHYARD_CUDA AND arg_CUDA_SOURCES)
-    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND "-isystem" OUTPUT_VARIABLE cuda_headers)
+    set_property(SOURCE ${arg_CUDA_SOURCES} APPEND PROPERTY COMPILE_OPTIONS ${cuda_headers})
   endif()
   # Diagnostics and debug information name the real file.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${view}/=${PROJECT_SOURCE_DIR}/src/>)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the device code of every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100.
-# Needs nvcc 12.9 or later, no GPU, and a configured build/cuda (its generated header). Nothing runs this code: it is hardly optimised, and
+# Needs nvcc 12.9 or later, no GPU, and a configured build folder, by default build/cuda (its generated header). Nothing runs this code: it is hardly optimised, and
 # kernels that trace are left out, whose ops are those of the others and of sm_90a; what an architecture lacks is an error all the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
-generated=build/cuda/include
+generated=${1:-build/cuda}/include
 # Paths of files that are not compiled here, each with its reason: wgmma is of sm_90a alone.
 exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn,fp8,fp8_many}.cu src/gemm/gradients/weight_gradient_{bf16,f16}.cu
   src/exchange/fused/layer{,_fp8}.cu)
@@ -14,7 +14,8 @@ exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn,fp8,fp8_many}.cu
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 # One file needs NCCL's headers, where CMake found them.
-nccl=$(sed -n 's/^SWITCHYARD_NCCL_HEADERS:INTERNAL=//p' build/cuda/CMakeCache.txt)
+nccl=build/nccl/include  # of ./dev setup nccl
+[ -e "$nccl/nccl_device.h" ] || nccl=$(sed -n 's/^SWITCHYARD_NCCL_HEADERS:INTERNAL=//p' "${generated%/include}/CMakeCache.txt")
 [ -n "$nccl" ] || exceptions+=(src/exchange/gpu/hosts/gin.cu)
 
 mapfile -t sources < <(find src -name '*.cu' | LC_ALL=C sort)

@@ -56,7 +56,7 @@ def internal_jobs(build):
             inner = any(path.is_relative_to(ROOT / "src" / other) for _, other in layers if len(other) > len(folder))
             if name.endswith("-inl.hpp") or inner:  # compiled once per instruction set, with macros of its own; or of a sub-layer
                 continue
-            command = [compiler, "-xc++", "-std=c++20", "-DHWY_SHARED_DEFINE", "-Wall", "-Wextra", "-Werror",
+            command = [compiler, "-xc++", "-std=c++20", "-DHWY_SHARED_DEFINE", "-DSWITCHYARD_HAS_GPU_CODE=0", "-Wall", "-Wextra", "-Werror",
                        f"-I{build / 'view' / view}", *include]
             yield name, command, f'#include "{name}"\n'
 

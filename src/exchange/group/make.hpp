@@ -9,11 +9,10 @@
 namespace switchyard::detail {
 
 /// Builds without a GPU toolkit have no gpu.cpp of a mode. They have no groups with a device either.
-#ifdef SWITCHYARD_HAS_GPU_CODE
-inline constexpr bool kHasGpuCode = true;
-#else
-inline constexpr bool kHasGpuCode = false;
+#ifndef SWITCHYARD_HAS_GPU_CODE
+#error "src/exchange/CMakeLists.txt says for which sources this is known"
 #endif
+inline constexpr bool kHasGpuCode = SWITCHYARD_HAS_GPU_CODE != 0;
 
 /// Collective: the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an arch, in
 /// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`, if any: the object
