@@ -65,8 +65,8 @@ def measure_by_tool(given, world, *options):
         path = os.path.join(folder, "tool.json")
         shape = {"ranks": world, "hidden": given.hidden, "experts": given.experts, "topk": given.topk}
         words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-        subprocess.run([given.tool, "bench", "--backend", "cuda", *words, *options, "--json", path], env=environment, check=True,
-                       stdout=subprocess.DEVNULL)
+        command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]  # ranks are processes here, too
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         with open(path, encoding="utf-8") as file:
             return json.load(file)["runs"][0]
 
@@ -275,9 +275,8 @@ class Bench:
             begin.record()
             pair()
             end.record()
-        for _ in range(self.given.repetitions + 5):
-            self.synchronize()
-            dist.barrier()
+        dist.barrier()
+        for _ in range(4 * self.given.repetitions + 5):  # one behind the other, as the tool's: a GPU that hosts keep waiting sleeps
             graph.replay()
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) * 1e3)

@@ -145,7 +145,7 @@ def _events(buffer):
 @pytest.mark.parametrize("world", [1, 2, 4])
 @places
 def test_normal(where, world):
-    if (where, world) == ("cuda", 4):
+    if where == "cuda" and world > max(2, torch.cuda.device_count()):
         pytest.skip("four ranks would share GPUs, which takes long and shows no more than two")
     over_ranks(where, world, _normal)
 

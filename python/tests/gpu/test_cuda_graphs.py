@@ -106,6 +106,48 @@ def test_whole(layout, size):
     over_ranks(_whole, heap_of(config), config, layout, size)
 
 
+def _training_step(group, config, layout):
+    """Forward, backward and a step of gradient descent, captured whole: bit by bit what as many eager steps make."""
+    exchange = sy.Exchange(group, **config)
+    x, ids, weights = on_gpu(inputs_of(8)[group.rank])
+    begun, target = (x.clone(), weights.clone()), torch.linspace(-1, 1, x.numel(), device="cuda").view_as(x)
+    x.requires_grad_(), weights.requires_grad_()
+
+    def step():
+        x.grad = weights.grad = None
+        rows, handle = exchange.dispatch(x, ids, weights)
+        if layout == "expert_major":
+            out = exchange.combine(rows * 2, handle, order="per_route")
+        else:
+            of_row = torch.where(handle.topk_ids >= 0, handle.topk_weights, 0).sum(1, keepdim=True)
+            out = exchange.combine(rows * 2 * of_row, handle)
+        loss = (out - target).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            for each in (x, weights):
+                each.sub_(each.grad, alpha=1e-3)
+        return loss.detach()
+
+    losses = [step().item() for _ in range(4)]
+    ended = x.detach().clone(), weights.detach().clone()
+    with torch.no_grad():
+        x.copy_(begun[0]), weights.copy_(begun[1])
+    graph, loss = capture(group, step)
+    for want in losses:
+        graph.replay()
+        assert loss.item() == want
+        together(group)
+    assert torch.equal(x, ended[0]) and torch.equal(weights, ended[1]) and losses[-1] < losses[0]
+    del graph
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_step(layout):
+    config = dict(LAYOUTS[layout], routing_gradients=True)
+    config["pool_bytes"] = 4 * sy.Exchange.memory_required(WORLD, backend="cuda", **config).pool_bytes
+    over_ranks(_training_step, heap_of(config), config, layout)
+
+
 def _by_handle(group, config, layout):
     """The handle of an eager dispatch, and sums in a tensor that was there before."""
     exchange = sy.Exchange(group, **config)
