@@ -9,7 +9,8 @@
 # Makes the static library switchyard_tool_<folder>, which brings those of the rooms that it sees. A room is compiled against a
 # folder of links to exactly what it may see, as the layers of src are.
 
-# Headers that most rooms include, compiled once for all of them. No source may rely on that: the preset tsan goes without.
+# Headers that most rooms include, compiled once for all of them. No source may rely on that: a build with
+# CMAKE_DISABLE_PRECOMPILE_HEADERS goes without.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tool_headers.cpp CONTENT "")
 add_library(switchyard_tool_headers STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/tool_headers.cpp)
 target_link_libraries(switchyard_tool_headers PRIVATE switchyard_flags fmt::fmt nlohmann_json::nlohmann_json)

@@ -21,19 +21,22 @@ find_package(GTest REQUIRED)
 find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
 add_custom_target(switchyard_tests)
 
-# Test code is not what a sanitizer is to speed through: without optimisation it compiles in about half the time. The library and what
-# tests share (harness, oracle) are optimised as the preset says.
-set(switchyard_test_options)
-if(NOT SWITCHYARD_SANITIZE STREQUAL "none")
-  set(switchyard_test_options -O0)
+# Test code is compiled quickly: with less optimisation than the library, and what tests share (harness, oracle). Under AddressSanitizer
+# UndefinedBehaviorSanitizer looks at these alone, and at test programs that say so.
+add_library(switchyard_test_flags INTERFACE)  # behind switchyard_flags
+if(SWITCHYARD_SANITIZE STREQUAL "thread")
+  target_compile_options(switchyard_test_flags INTERFACE -O0)
+elseif(SWITCHYARD_SANITIZE STREQUAL "address")
+  target_compile_options(switchyard_test_flags INTERFACE -O0 -fno-sanitize=undefined)
+else()
+  target_compile_options(switchyard_test_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-O1>)
 endif()
 
-# Headers that most tests include, compiled once for all of them. No source may rely on that: the preset tsan goes without, as CUDA
-# files do.
+# Headers that most tests include, compiled once for all of them. No source may rely on that: CUDA files go without, and so does a build
+# with CMAKE_DISABLE_PRECOMPILE_HEADERS.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
 add_executable(switchyard_test_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cpp)
-target_link_libraries(switchyard_test_headers PRIVATE switchyard_flags GTest::gtest)
-target_compile_options(switchyard_test_headers PRIVATE ${switchyard_test_options})
+target_link_libraries(switchyard_test_headers PRIVATE switchyard_flags switchyard_test_flags GTest::gtest)
 target_precompile_headers(switchyard_test_headers PRIVATE <gtest/gtest.h> <algorithm> <atomic> <chrono> <cmath> <cstring> <functional> <map>
   <memory> <mutex> <set> <string> <thread> <vector>)
 
@@ -88,8 +91,7 @@ function(switchyard_test_program name)
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE ${arg_DEFINES} SWITCHYARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_compile_options(${name} PRIVATE ${switchyard_test_options})
-  target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_oracle GTest::gtest ${arg_LINK})
+  target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_test_flags switchyard_oracle GTest::gtest ${arg_LINK})
   target_precompile_headers(${name} REUSE_FROM switchyard_test_headers)
   if(NOT arg_OWN_MAIN)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
