@@ -143,8 +143,7 @@ def _training_step(group, config, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_training_step(layout):
-    config = dict(LAYOUTS[layout], routing_gradients=True)
-    config["pool_bytes"] = 4 * sy.Exchange.memory_required(WORLD, backend="cuda", **config).pool_bytes
+    config = dict(pool_of(layout, 4), routing_gradients=True)
     over_ranks(_training_step, heap_of(config), config, layout)
 
 
