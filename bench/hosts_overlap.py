@@ -95,7 +95,7 @@ def run(rank, given, store, told):
             for r, each in enumerate(everybody):
                 print("{}, rank {}: {us:.0f} us; rounds under way {rounds_us:.0f}, beside other kernels {beside_us:.0f}".format(name, r, **each[name]))
         about = {"device": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__,
-                 "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": vars(given), "environment": NETWORK}
+                 "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}, "environment": NETWORK}
         with open(told, "w", encoding="utf-8") as file:
             json.dump({**about, "ranks": everybody}, file)
             file.write("\n")

@@ -340,7 +340,7 @@ def run(rank, world, store, given):
         {"host": bench.host, "graph": bench.graph, "normal": bench.normal}[part]()
     if bench.rank == 0 and given.json:
         about = {"device": torch.cuda.get_device_name() if bench.cuda else "cpu", "ranks": bench.world, "torch": torch.__version__,
-                 "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": vars(given)}
+                 "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}}
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump({**about, "figures": bench.figures}, file, indent=1)
             file.write("\n")

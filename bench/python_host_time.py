@@ -384,7 +384,7 @@ def main():
         dist.destroy_process_group()
     if given.json:
         about = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "library": sy.library_version(),
-                 "date": time.strftime("%Y-%m-%d"), "config": vars(given)}
+                 "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}}
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump({**about, "figures": figures}, file, indent=1)
             file.write("\n")

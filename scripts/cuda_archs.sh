@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the device code of every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100.
-# Needs nvcc 12.9 or later, no GPU, and a configured build folder, by default build/cuda (its generated header). Nothing runs this code: it is hardly optimised, and
-# kernels that trace are left out, whose ops are those of the others and of sm_90a; what an architecture lacks is an error all the same.
+# cuda_archs.sh [BUILD_DIR]: a configured build folder, for its generated header (build/cuda). Needs nvcc 12.9 or later, no GPU.
+# Nothing runs this code: it is hardly optimised, and kernels that trace are left out, whose ops are those of the others and
+# of sm_90a; what an architecture lacks is an error all the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")

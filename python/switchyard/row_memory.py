@@ -20,8 +20,8 @@ class RowMemory:
 
     Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. `segment`: what torch
     takes of it at once for each stream, in bytes, when a tensor is first made there on that stream, so that tensors of any smaller size find
-    room in it in turn; 0: as much as a tensor needs, and room that was taken for a small tensor is none for a larger one. The group's memory
-    stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
+    room in it in turn, as long as there is one left; 0: as much as a tensor needs, and room that was taken for a small tensor is none for a
+    larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
 
     def __init__(self, group: Group, size: int, device: Optional[int] = None, segment: int = 0) -> None:
         if group.backend != "cuda":
@@ -36,7 +36,8 @@ class RowMemory:
         # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
         self.pool: Any = torch.cuda.MemPool(self._allocator.allocator())
-        self._in_use = _InUse(self, torch, torch.cuda.current_device() if device is None else device, segment)
+        here = torch.cuda.current_device() if device is None else device
+        self._in_use = _InUse(self, torch, here, segment, size // segment if segment else 0)
 
     def use(self) -> "_InUse":
         """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
@@ -52,21 +53,22 @@ class RowMemory:
 
 
 class _InUse:
-    """Made once for a RowMemory: what it knows never changes."""
+    """Made once for a RowMemory."""
 
-    def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int) -> None:
+    def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
         self._use_here, self._at, self._nothing = bare("sy_row_memory_use"), memory._at, c_void_p()
         self._where = device, memory.pool.id
         # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
-        self._torch, self._segment, self._raw_stream = torch, segment, torch._C._cuda_getCurrentRawStream
+        self._torch, self._segment, self._segments_left = torch, segment, segments
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
         self._streams: Set[int] = set()  # that have theirs
 
     def __enter__(self) -> None:
         self._begin(*self._where)
         self._use_here(self._at)
-        if self._segment and self._raw_stream(self._where[0]) not in self._streams:
+        if self._segments_left and self._raw_stream(self._where[0]) not in self._streams:
             self._take_segment()
 
     def _take_segment(self) -> None:
@@ -74,6 +76,7 @@ class _InUse:
         if self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
             return
         self._streams.add(self._raw_stream(self._where[0]))
+        self._segments_left -= 1
         try:
             self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._where[0])
         except BaseException:

@@ -34,17 +34,20 @@ inline bool all_workers_wanted() {
   return text != nullptr && std::string(text) == "all";
 }
 
-/// Whether the n-th of the worlds below has this kind of workers. Sanitizer builds have up to four ranks, more of which are in
-/// their random calls: half of the time would be for the two larger worlds.
-constexpr bool is_chosen(int n, int kind) {
+/// Whether the n-th of the worlds below has this kind of workers: two kinds per world, in sanitizer builds one; there, if
+/// `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and nothing has more.
+constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   if (!kSanitizer) return kind % 3 == n % 3;
-  constexpr int kLast[] = {1, 5, 2, 3, -1, -1};
-  return kind == kLast[n] || (n < 2 && kind == kLast[n] - 1);
+  if (!more_at_random) return kind % 3 == n % 3 && (kind >= 3) == (n % 2 == 1);
+  constexpr int kWorldOf[] = {0, 0, 2, 3, 1, 1};
+  return n == kWorldOf[kind];
 }
 
 /// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, immediate and deferred copies: some of these six
-/// kinds per world, so that all six and all worlds occur. CUDA: 1, 2 or 3 multiprocessors, or what SWITCHYARD_TEST_SMS says.
-inline std::vector<Where> everywhere() {
+/// kinds per world, so that all six and all worlds occur. `more_at_random`: the mode has random calls, too, of up to 8 ranks,
+/// which stand for its larger worlds in sanitizer builds, where these would take half of the time. CUDA: 1, 2 or 3
+/// multiprocessors, or what SWITCHYARD_TEST_SMS says.
+inline std::vector<Where> everywhere(bool more_at_random = false) {
   std::vector<Where> all;
   int n = 0;
   for (const int world : {1, 2, 3, 4, 5, 8}) {
@@ -52,10 +55,8 @@ inline std::vector<Where> everywhere() {
       all.push_back({world, {2, world % 3 + 1, false}});
       continue;
     }
-    for (int kind = 0; kind < 6; ++kind) {
-      const bool deferred = kind >= 3;
-      if (is_chosen(n, kind) || all_workers_wanted()) all.push_back({world, {2, kind % 3 + 1, deferred}});
-    }
+    for (int kind = 0; kind < 6; ++kind)
+      if (is_chosen(n, kind, more_at_random) || all_workers_wanted()) all.push_back({world, {2, kind % 3 + 1, kind >= 3}});
     ++n;
   }
   return all;

@@ -87,6 +87,15 @@ def _sizes_in_turn(group):
             found[memory].append(exchange_in(group, exchange, rows, 3) == (0, 0))
             del rows
     assert found == {shared: [True, True, True], apart: [True, True, False]}
+    # The second stream takes the other segment; more streams take what their tensors need, of ordinary memory.
+    for _ in range(3):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            rows = rows_in(shared, MOST)
+            taken = torch.cuda.memory_reserved()
+            del rows
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rows = rows_in(shared, MOST)
+    assert torch.cuda.memory_reserved() - taken < LARGE
 
 
 def test_a_segment_serves_tensors_of_many_sizes():

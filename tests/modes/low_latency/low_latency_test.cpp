@@ -284,7 +284,7 @@ TEST_P(LowLatency, C12_OutputsInMemoryOfTheCaller) {
   expect_exact(scripts);
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatency, testing::ValuesIn(everywhere()), where_name);
+INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatency, testing::ValuesIn(everywhere(true)), where_name);
 
 class Large : public LowLatency {};
 

@@ -334,13 +334,13 @@ TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {
 }
 
 std::vector<Where> one_rank() {
-  std::vector<Where> all = everywhere();
+  std::vector<Where> all = everywhere(true);
   std::erase_if(all, [](const Where& w) { return w.world != 1; });
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Normal, BigOffsets, testing::ValuesIn(one_rank()), where_name);
 
-INSTANTIATE_TEST_SUITE_P(Normal, A, testing::ValuesIn(everywhere()), where_name);
+INSTANTIATE_TEST_SUITE_P(Normal, A, testing::ValuesIn(everywhere(true)), where_name);
 
 }  // namespace
 }  // namespace harness

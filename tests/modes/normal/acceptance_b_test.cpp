@@ -354,7 +354,7 @@ TEST_P(B, C02_OnlineQuantisation) {
   expect_exact(all);
 }
 
-INSTANTIATE_TEST_SUITE_P(Normal, B, testing::ValuesIn(everywhere()), where_name);
+INSTANTIATE_TEST_SUITE_P(Normal, B, testing::ValuesIn(everywhere(true)), where_name);
 
 }  // namespace
 }  // namespace harness

@@ -103,7 +103,7 @@ TEST_P(D, NoTokensAndCapacities) {
   expect_exact(all);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, D, testing::ValuesIn(everywhere()), where_name);
+INSTANTIATE_TEST_SUITE_P(All, D, testing::ValuesIn(everywhere(true)), where_name);
 
 // ---- Rules, on the CPU ----
 
