@@ -5,7 +5,7 @@
 
 #include "harness/everywhere.hpp"
 #include "harness/suite_hosts.hpp"
-#include "modes/normal/scenario.hpp"
+#include "modes/normal/scenario_calls.hpp"
 
 namespace harness {
 
@@ -45,9 +45,8 @@ class Acceptance : public testing::TestWithParam<Where> {
     }
     EXPECT_EQ(run_cases(ranks_of_suite(), GetParam().workers, cases), "");
   }
-  /// Runs a body that needs more than scenarios.
+  /// Runs a body that makes calls in an order of its own.
   void expect_clean(size_t heap, const RankBody& body) const {
-    if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory";
     EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet_of(world(), GetParam().workers, heap), body)), "");
   }
 };

@@ -48,21 +48,28 @@ TEST_P(B, B02_CombineOfDispatchedRows) {
   expect_exact(all);
 }
 
-/// No oracle: identity experts on small integers give exactly (ranks reached) * x, or (valid routes) * x per route.
+/// Besides the oracle: identity experts on small integers give exactly (ranks reached) * x, or (valid routes) * x per route.
 TEST_P(B, B02_ClosedForm) {
   for (const Layout layout : kLayouts) {
     Scenario s = base("B02 closed form", 9, 3, 23, layout);
     s.x_pattern = Pattern::small_integers;
+    s.identity = true;
+    s.output_memory = OutputMemory::in_place;
+    s.order = layout == Layout::rank_major ? CombineOrder::per_rank : CombineOrder::per_route;
+    s.apply_weights = false;
     s.drop_percent = 15;
     s.weights = false;
     const auto c = make_case(s);
     expect_clean(heap_bytes({c}), [&](switchyard::Group& group, Failures& f) {
       NormalExchange exchange(group, make_config(*c));
       RankData data(*c, group.rank(), 0);
-      const Dispatched d = exchange.dispatch(data.x(), data.ids(), nullptr);
-      switchyard::CombineOptions options;
-      options.order = layout == Layout::rank_major ? CombineOrder::per_rank : CombineOrder::per_route;
-      exchange.combine(d.x, d.handle, data.out(), options);
+      const RankData rows(*c, group.rank(), 0);
+      ScenarioCalls calls(group, exchange, *c, f);
+      calls.at("dispatch");
+      Dispatched d = calls.dispatch(data);
+      const switchyard::Handle handle = d.handle;
+      calls.at("combine");
+      calls.combine(data, std::move(d), handle);
       const auto& view = c->expected.ranks[static_cast<size_t>(group.rank())];
       for (int64_t t = 0; t < c->problem.tokens(group.rank()); ++t) {
         int64_t terms = static_cast<int64_t>(view.sends[static_cast<size_t>(t)].size());
@@ -71,7 +78,7 @@ TEST_P(B, B02_ClosedForm) {
           for (int k = 0; k < 3; ++k) terms += view.kept_ids[static_cast<size_t>(t * 3 + k)] >= 0;
         }
         for (int64_t column = 0; column < s.hidden; ++column) {
-          const float x = oracle::load(DType::bf16, data.x().data, t * s.hidden + column);
+          const float x = oracle::load(DType::bf16, rows.x().data, t * s.hidden + column);
           if (!f.equal(static_cast<float>(terms) * x, oracle::load(DType::bf16, data.out(), t * s.hidden + column), "out"))
             return;
         }
@@ -227,39 +234,33 @@ TEST_P(B, B11_HandlesAreReusable) {
       config.pool_bytes *= 2;
       NormalExchange exchange(group, config);
       RankData a(*first, group.rank(), 0), b(*second, group.rank(), 0), c(*first, group.rank(), 7);
-      const Dispatched da = exchange.dispatch(a.x(), a.ids(), a.weights());
-      const Dispatched db = exchange.dispatch(b.x(), b.ids(), b.weights());
+      ScenarioCalls firsts(group, exchange, *first, f), seconds(group, exchange, *second, f);
+      firsts.at("dispatch");
+      const Dispatched da = firsts.dispatch(a);
+      seconds.at("dispatch");
+      const Dispatched db = seconds.dispatch(b);
       const auto bytes = da.handle.serialize();
-      auto combine = [&](RankData& data, const switchyard::Handle& handle, const std::string& step) {
-        f.set_context("B11 " + step);
-        const switchyard::RowBuffer y = exchange.allocate_rows(handle, DType::bf16);
-        data.fill_outputs(y.rows());
-        exchange.combine(y.rows(), handle, data.out(), data.combine_options(), data.out_weights());
-        data.check_combined(f);
+      auto combine = [&](ScenarioCalls& calls, RankData& data, const Dispatched& d, const switchyard::Handle& handle,
+                         const std::string& step) {
+        calls.at(step);
+        calls.combine(data, d, handle);
       };
-      a.check_dispatched(da, f);
-      b.check_dispatched(db, f);
-      combine(b, db.handle, "second first");
-      combine(a, da.handle, "first later");
-      combine(a, da.handle, "first again");
+      combine(seconds, b, db, db.handle, "second first");
+      combine(firsts, a, da, da.handle, "first later");
+      combine(firsts, a, da, da.handle, "first again");
+      const switchyard::Handle from_bytes = switchyard::Handle::deserialize(bytes);
       if (group.hosts() > 1) {  // bytes do not say what crossed
-        f.set_context("B11 from bytes");
-        group.barrier();
-        try {
-          (void)exchange.dispatch(c.x(), switchyard::Handle::deserialize(bytes));
-          f.add("a handle from bytes was accepted");
-        } catch (const switchyard::PeerFailed& e) {
-          f.equal(static_cast<int>(switchyard::ErrorCode::unsupported), static_cast<int>(e.reason()), "reason of the peer");
-        } catch (const switchyard::Error& e) {
-          f.equal(static_cast<int>(switchyard::ErrorCode::unsupported), static_cast<int>(e.code()), e.what());
-        }
+        firsts.at("cached from bytes");
+        const Outcome o = outcome_of([&] { (void)firsts.dispatch(c, &from_bytes); });
+        const switchyard::ErrorCode code = o.code == switchyard::ErrorCode::peer_failed ? o.reason : o.code;
+        f.equal(static_cast<int>(switchyard::ErrorCode::unsupported), static_cast<int>(code), o.text);
         return;
       }
-      combine(a, switchyard::Handle::deserialize(bytes), "first from bytes");
-      const Dispatched dc = exchange.dispatch(c.x(), switchyard::Handle::deserialize(bytes));
-      c.check_dispatched(dc, f);
-      combine(c, dc.handle, "cached from bytes");
-      combine(b, db.handle, "second again");
+      combine(firsts, a, da, from_bytes, "first from bytes");
+      firsts.at("cached from bytes");
+      const Dispatched dc = firsts.dispatch(c, &from_bytes);
+      combine(firsts, c, dc, dc.handle, "cached from bytes");
+      combine(seconds, b, db, db.handle, "second again");
     });
   }
 }
@@ -275,16 +276,29 @@ TEST_P(B, B12_PeersCriterion) {
   expect_clean(heap_bytes({c}), [&](switchyard::Group& group, Failures& f) {
     NormalExchange exchange(group, make_config(*c));
     RankData data(*c, group.rank(), 0);
-    const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
+    const RankData rows(*c, group.rank(), 0);
+    ScenarioCalls calls(group, exchange, *c, f);
+    calls.at("dispatch");
+    const Dispatched d = calls.dispatch(data);
+    calls.at("combine of rows and weights as they came");
+    const auto tokens = static_cast<size_t>(c->problem.tokens(group.rank()));
+    RankMemory& memory = rank_memory(group);
+    void* const out = memory.lend(data.out(), tokens * static_cast<size_t>(s.hidden) * 2);
+    auto* const out_weights = static_cast<float*>(memory.lend(data.out_weights(), tokens * 4 * sizeof(float)));
     switchyard::CombineOptions options;
     options.weights = d.topk_weights.data();
-    exchange.combine(d.x, d.handle, data.out(), options, data.out_weights());
+    options.stream = memory.stream();
+    options.num_sms = make_dispatch_options(*c, group.rank()).num_sms;
+    exchange.combine(d.x, d.handle, out, options, out_weights);
+    memory.read(data.out(), out, tokens * static_cast<size_t>(s.hidden) * 2);
+    memory.read(data.out_weights(), out_weights, tokens * 4 * sizeof(float));
+    memory.release();
     const auto& view = c->expected.ranks[static_cast<size_t>(group.rank())];
     double xx = 0, yy = 0, xy = 0, weight_error = 0;
     for (int64_t t = 0; t < c->problem.tokens(group.rank()); ++t) {
       const auto ranks = static_cast<double>(view.sends[static_cast<size_t>(t)].size());
       for (int64_t column = 0; column < s.hidden; ++column) {
-        const double x = ranks * double{oracle::load(DType::bf16, data.x().data, t * s.hidden + column)};
+        const double x = ranks * double{oracle::load(DType::bf16, rows.x().data, t * s.hidden + column)};
         const double y = oracle::load(DType::bf16, data.out(), t * s.hidden + column);
         xx += x * x;
         yy += y * y;
