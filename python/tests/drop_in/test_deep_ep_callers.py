@@ -113,26 +113,32 @@ def _sglang(group):
 # ---- Megatron-LM: autograd functions around both calls ----
 
 
+def _after_this_stream(asynchronous):
+    """Keywords of a call behind all that the current stream has been given so far."""
+    from deep_ep.utils import EventHandle, EventOverlap
+
+    previous = EventOverlap(EventHandle()) if asynchronous else None
+    return {"previous_event": previous, "async_finish": asynchronous, "allocate_on_comm_stream": asynchronous}
+
+
 class FusedDispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, ids, probs, buffer, asynchronous):
-        from deep_ep.utils import EventHandle, EventOverlap
-
-        previous = EventOverlap(EventHandle()) if asynchronous else None
-        keywords = {"previous_event": previous, "async_finish": asynchronous, "allocate_on_comm_stream": asynchronous}
+        keywords = _after_this_stream(asynchronous)
         per_rank, per_rdma, per_expert, where, event = buffer.get_dispatch_layout(ids, EXPERTS, **keywords)
         received, its_ids, its_probs, counts, handle, after = buffer.dispatch(
             x, topk_idx=ids, topk_weights=probs, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma,
             is_token_in_rank=where, num_tokens_per_expert=per_expert, **keywords)
         if asynchronous:
             after.current_stream_wait()
-        ctx.buffer, ctx.handle, ctx.keywords = buffer, handle, keywords
+        ctx.buffer, ctx.handle, ctx.asynchronous = buffer, handle, asynchronous
         return received, its_ids, its_probs, torch.tensor(counts), handle
 
     @staticmethod
     def backward(ctx, grad, grad_ids, grad_probs, grad_counts, grad_handle):
-        grad_x, grad_weights, after = ctx.buffer.combine(grad.contiguous(), ctx.handle, topk_weights=grad_probs.float(), **ctx.keywords)
-        if ctx.keywords["async_finish"]:
+        grad, grad_probs = grad.contiguous(), grad_probs.float()
+        grad_x, grad_weights, after = ctx.buffer.combine(grad, ctx.handle, topk_weights=grad_probs, **_after_this_stream(ctx.asynchronous))
+        if ctx.asynchronous:
             after.current_stream_wait()
         return grad_x, None, grad_weights, None, None
 
