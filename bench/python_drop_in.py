@@ -84,6 +84,7 @@ class Bench:
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.figures = []
+        self.meeting_places = []
         self.flushed = torch.empty(64 << 20, dtype=torch.float32, device=self.device) if self.cuda else None
 
     def buffer(self, group, most):
@@ -252,18 +253,34 @@ class Bench:
             self.tell("graph", name + ", eager", self.gpu_time(pair, pair))
             dist.barrier()
             del graph
-            self.pair_beside_tool(name, pair, self.aligned(buffer), fp8)
+            tool = None
+            for before, meeting in (("a call", self.aligned(buffer)), ("a barrier", self.barrier())):
+                if meeting is not None:
+                    tool = self.pair_beside_tool(f"{name}, one, cold, behind {before}", pair, meeting, fp8, tool)
         self.synchronize()
         buffer.destroy()
 
-    def pair_beside_tool(self, name, pair, align, fp8):
-        """A pair as the tool measures it: by events inside a graph, behind a cold L2 cache and a meeting."""
+    def barrier(self):
+        """A meeting of all ranks by one small kernel, as the tool's; None: this torch has none."""
+        try:
+            from torch.distributed import _symmetric_memory
+            there = _symmetric_memory.rendezvous(_symmetric_memory.empty(1024, dtype=torch.uint8, device=self.device), dist.group.WORLD)
+        except (ImportError, RuntimeError) as error:
+            if self.rank == 0:
+                print(f"graph    no barrier: {error}", flush=True)
+            return None
+        self.meeting_places.append(there)  # graphs may run longer than their function
+        return lambda: there.barrier(channel=0)
+
+    def pair_beside_tool(self, name, pair, align, fp8, tool):
+        """A pair as the tool measures it: by events inside a graph, behind a cold L2 cache and a meeting. `tool`: what that measured, None: not
+        yet; returns it."""
         try:
             begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         except TypeError:
             if self.rank == 0:
-                print(f"graph    {name}, one, cold: this torch has no events inside graphs", flush=True)
-            return
+                print(f"graph    {name}: this torch has no events inside graphs", flush=True)
+            return tool
         graph, taken = torch.cuda.CUDAGraph(), []
         align()
         align()  # both results of its shape
@@ -283,8 +300,9 @@ class Bench:
         dist.barrier()
         del graph
         rows = ("--quantize", "f32", "--scale-order", "column_major") if fp8 else ()
-        tool = self.by_tool("--mode", "low_latency", "--tokens", str(self.given.decode_tokens), *rows)
-        self.tell_beside("graph", name + ", one, cold", self.slowest(taken[5:]), tool and tool["both_per_route"]["p50_us"], PAIR_BAR)
+        tool = tool or self.by_tool("--mode", "low_latency", "--tokens", str(self.given.decode_tokens), *rows)
+        self.tell_beside("graph", name, self.slowest(taken[5:]), tool and tool["both_per_route"]["p50_us"], PAIR_BAR)
+        return tool
 
     def normal(self):
         tokens, experts, world = self.given.tokens, self.given.experts, self.world
@@ -308,7 +326,6 @@ class Bench:
             "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
             "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
             "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=most, **keywords)),
-            "dispatch, exact, with its wait for the host": ("dispatch", lambda: buffer.dispatch(x, **keywords)),
         }
         taken = {}
         for name, (there, call) in calls.items():
@@ -318,6 +335,8 @@ class Bench:
         for name in ("dispatch(handle=...)", "dispatch(num_worst_tokens=...)"):
             both, in_cpp = zip(taken[name], taken["combine"])
             self.tell_beside("normal", name + " + combine", sum(both), tool and sum(in_cpp), NORMAL_BAR)
+        exact = self.gpu_time(align, lambda: buffer.dispatch(x, **keywords))
+        self.tell("normal", "dispatch, exact, with its wait for the host", exact, **{"C++": tool and round(tool["dispatch"]["p50_us"], 2)})
         self.tell("normal", "get_dispatch_layout", self.gpu_time(align, lambda: buffer.get_dispatch_layout(ids, experts)))
         self.tell("normal", "copy of the received rows, part of dispatch", self.gpu_time(align, rows.clone))
         del rows, handle
@@ -350,6 +369,7 @@ def run(rank, world, store, given):
 
 def main():
     given = arguments()
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # ranks meet by ordinary flags
     if "RANK" in os.environ:
         run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None, given)
         return

@@ -2,8 +2,9 @@
 """Symmetric memory that torch allocates tensors in."""
 from __future__ import annotations
 
+import threading
 from ctypes import byref, c_void_p
-from typing import Any, Optional, Set
+from typing import Any, Dict, Optional
 
 from ._abi.ffi import Owned, bare, check, library
 from .errors import InvalidArgument, Unsupported
@@ -19,9 +20,9 @@ class RowMemory:
     and cost the copy.
 
     Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. `segment`: what torch
-    takes of it at once for each stream, in bytes, when a tensor is first made there on that stream, so that tensors of any smaller size find
-    room in it in turn, as long as there is one left; 0: as much as a tensor needs, and room that was taken for a small tensor is none for a
-    larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
+    takes of it at once for each stream, in bytes, when a tensor is first made there on that stream, and once more at the second one, as long
+    as there is one left: tensors of any smaller size find room in these in turn. 0: as much as a tensor needs, and room that was taken for a
+    small tensor is none for a larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
 
     def __init__(self, group: Group, size: int, device: Optional[int] = None, segment: int = 0) -> None:
         if group.backend != "cuda":
@@ -52,38 +53,57 @@ class RowMemory:
         self._owned.close()
 
 
+_BOTH = -1
+
+
+class _OfThread(threading.local):
+    """What the library was told that this thread's tensors are made in."""
+
+    told: Any = None
+
+
 class _InUse:
     """Made once for a RowMemory."""
 
+    _here = _OfThread()
+
     def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
-        self._use_here, self._at, self._nothing = bare("sy_row_memory_use"), memory._at, c_void_p()
+        self._use_here, self._at = bare("sy_row_memory_use"), memory._at
         self._where = device, memory.pool.id
         # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
         self._torch, self._segment, self._segments_left = torch, segment, segments
         self._raw_stream = torch._C._cuda_getCurrentRawStream
-        self._streams: Set[int] = set()  # that have theirs
+        self._first: Dict[int, int] = {}  # where the first segment of a stream is, until it has both
 
     def __enter__(self) -> None:
         self._begin(*self._where)
-        self._use_here(self._at)
-        if self._segments_left and self._raw_stream(self._where[0]) not in self._streams:
+        if self._here.told is not self:  # said once: torch asks for this memory nowhere else
+            self._use_here(self._at)
+            self._here.told = self
+        if self._segments_left:
             self._take_segment()
 
     def _take_segment(self) -> None:
-        """For the current stream. Torch keeps what a tensor that is gone lay in, and makes smaller ones of it."""
-        if self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
+        """For the current stream, if it has less than two. Torch keeps what a tensor that is gone lay in, and makes smaller ones of it."""
+        stream = self._raw_stream(self._where[0])
+        first = self._first.get(stream)
+        if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
             return
-        self._streams.add(self._raw_stream(self._where[0]))
-        self._segments_left -= 1
         try:
-            self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._where[0])
+            segment = self._new_segment()
+            if first is not None and segment.data_ptr() == first:  # nothing lies there now, so torch gave it again
+                self._new_segment()
+            self._first[stream] = segment.data_ptr() if first is None else _BOTH
+            self._segments_left -= 1
         except BaseException:
             self.__exit__()
             raise
 
+    def _new_segment(self) -> Any:
+        return self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._where[0])
+
     def __exit__(self, *_: Any) -> None:
         self._end(*self._where)
         self._release(*self._where)
-        self._use_here(self._nothing)

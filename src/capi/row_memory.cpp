@@ -3,6 +3,7 @@
 #include "switchyard/row_memory.hpp"
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "capi/objects.hpp"
@@ -25,15 +26,15 @@ Lent& lent() {
   return *all;
 }
 
-thread_local RowMemoryShare used_here;
+thread_local std::weak_ptr<Grouped<RowMemory>> used_here;
 
-void* lend(size_t bytes) {
-  void* const memory = used_here->object.allocate(bytes);
+void* lend(const RowMemoryShare& lender, size_t bytes) {
+  void* const memory = lender->object.allocate(bytes);
   try {
     const std::lock_guard lock(lent().mutex);
-    lent().lender_of.emplace(memory, used_here);
+    lent().lender_of.emplace(memory, lender);
   } catch (...) {
-    used_here->object.release(memory);
+    lender->object.release(memory);
     throw;
   }
   return memory;
@@ -76,13 +77,14 @@ switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory) {
 }
 
 switchyard_code_t sy_row_memory_use(const sy_row_memory* memory) {
-  used_here = memory ? memory->state : nullptr;
+  used_here = memory ? memory->state : RowMemoryShare();
   return SWITCHYARD_OK;
 }
 
 void* sy_row_memory_allocate(ptrdiff_t bytes, int, void*) {
   void* memory = nullptr;
-  if (bytes > 0 && used_here) guarded([&] { memory = lend(static_cast<size_t>(bytes)); });
+  const RowMemoryShare lender = used_here.lock();
+  if (bytes > 0 && lender) guarded([&] { memory = lend(lender, static_cast<size_t>(bytes)); });
   return memory;
 }
 

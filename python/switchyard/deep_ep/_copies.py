@@ -33,6 +33,8 @@ _HANDLES = 64
 _ROW_MEMORY = "SWITCHYARD_DEEP_EP_ROW_MEMORY"
 #: Torch takes memory for tensors in multiples of this.
 _SEGMENT = 2 << 20
+#: What it takes for rows of less than half of that, on each of two streams.
+_SMALL_ROWS = 2 * _SEGMENT
 #: Most tokens of a rank: an exchange keeps the tables of a handle of that many in reserve.
 _MOST_TOKENS = 65536
 
@@ -43,7 +45,7 @@ class CopyingExchange(Exchange):
     def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
         #: Where rows are delivered as long as there is room; None: only ordinary memory of torch.
-        self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, row_bytes // 2) if row_bytes else None
+        self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, (row_bytes - _SMALL_ROWS) // 2) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
         # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
         self.use_graph_memory(self.make_graph_memory())
@@ -205,16 +207,20 @@ class Generations:
         self._made[shape] = made
         return made
 
+    @property
+    def _row_memory_given(self) -> Optional[str]:
+        return os.environ.get(_ROW_MEMORY)
+
     def _row_bytes(self, shape: Shape, rows: int) -> int:
         """Symmetric memory in which torch allocates delivered rows: as the environment says, by default for two calls of `rows` rows."""
         if self._group.backend != "cuda":
             return 0
-        given = os.environ.get(_ROW_MEMORY)
+        given = self._row_memory_given
         if given is None:
-            return 2 * _up(2 * shape.hidden * rows, _SEGMENT)
+            return 2 * _up(2 * shape.hidden * rows, _SEGMENT) + _SMALL_ROWS
         if not given.isdecimal():
             raise InvalidArgument(f"{_ROW_MEMORY} = {given!r}: must be a number of bytes, the same on all ranks; 0: none")
-        return _up(int(given), 2 * _SEGMENT)
+        return _up(int(given), 2 * _SEGMENT) + _SMALL_ROWS if int(given) else 0
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:
@@ -225,8 +231,9 @@ class Generations:
     def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
         """Rows for which `size` bytes are enough, those of row memory included."""
         per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
-        if self._group.backend == "cuda" and os.environ.get(_ROW_MEMORY) is None:
+        if self._group.backend == "cuda" and self._row_memory_given is None:
             per_row += 4 * shape.hidden
+            size -= _SMALL_ROWS
         return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
 
     def _group_of(self, heap: int) -> Group:

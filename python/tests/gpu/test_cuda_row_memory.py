@@ -87,19 +87,36 @@ def _sizes_in_turn(group):
             found[memory].append(exchange_in(group, exchange, rows, 3) == (0, 0))
             del rows
     assert found == {shared: [True, True, True], apart: [True, True, False]}
-    # The second stream takes the other segment; more streams take what their tensors need, of ordinary memory.
+    # The stream has taken both segments by now: what lies in one leaves room for as much as the other has.
+    held = rows_in(shared, (20 << 20) // (4 * HIDDEN))
+    large = rows_in(shared, (30 << 20) // (4 * HIDDEN))
+    assert exchange_in(group, exchange, held, 4) == exchange_in(group, exchange, large, 5) == (0, 0)
+
+
+def test_segments_serve_tensors_of_many_sizes():
+    over_gpus(WORLD, _sizes_in_turn, heap_of(64))
+
+
+def _streams_in_turn(group):
+    """A second stream takes the other segment; more streams take what their tensors need, of ordinary memory."""
+    exchange = sy.Exchange(group, **SHAPE)
+    memory = sy.RowMemory(group, 2 * LARGE, segment=LARGE)
+    count = SEGMENT // (2 * HIDDEN)  # torch has other segments for what is smaller than 1 MiB
+    rows = rows_in(memory, count)
+    assert exchange_in(group, exchange, rows, 1) == (0, 0)
+    reserved = [torch.cuda.memory_reserved()]
     for _ in range(3):
         with torch.cuda.stream(torch.cuda.Stream()):
-            rows = rows_in(shared, MOST)
-            taken = torch.cuda.memory_reserved()
-            del rows
-    with torch.cuda.stream(torch.cuda.Stream()):
-        rows = rows_in(shared, MOST)
-    assert torch.cuda.memory_reserved() - taken < LARGE
+            there = rows_in(memory, count)
+            assert (exchange_in(group, exchange, there, 2) == (0, 0)) == (len(reserved) == 1)
+            reserved.append(torch.cuda.memory_reserved())
+            del there
+    taken = [after - before for before, after in zip(reserved, reserved[1:])]
+    assert taken[0] >= LARGE > max(taken[1:])
 
 
-def test_a_segment_serves_tensors_of_many_sizes():
-    over_gpus(WORLD, _sizes_in_turn, heap_of(64))
+def test_segments_are_of_streams():
+    over_gpus(WORLD, _streams_in_turn, heap_of(32))
 
 
 def _torch_looks_after_it(group):

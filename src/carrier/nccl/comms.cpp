@@ -2,14 +2,42 @@
 #include "carrier/nccl/comms.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
 
+namespace {
+
+/// Threads of this process that end communicators.
+struct Endings {
+  std::mutex mutex;
+  std::condition_variable ended;
+  int under_way = 0;
+};
+Endings& endings() {
+  static auto* const all = new Endings;  // threads that nobody joins use it to their end
+  return *all;
+}
+
+constexpr std::chrono::seconds kMostForEndings{5};
+
+/// Waits for them, within `most` and until `stop` says so.
+void await_endings(std::chrono::milliseconds most, const std::function<bool()>& stop) {
+  const auto until = std::chrono::steady_clock::now() + most;
+  std::unique_lock lock(endings().mutex);
+  while (endings().under_way > 0 && !stop() && std::chrono::steady_clock::now() < until)
+    endings().ended.wait_for(lock, std::chrono::milliseconds(5));
+}
+
+}  // namespace
+
 NcclComms::NcclComms(const NcclApi& api, NcclCarrierSpec spec) : api_(api), spec_(std::move(spec)) {
+  await_endings(std::min<std::chrono::milliseconds>(spec_.deadline / 4, kMostForEndings), spec_.interrupted);
   try {
     for (size_t rail = 0; rail < spec_.rails.size(); ++rail) connect(static_cast<int>(rail));
   } catch (...) {
@@ -59,11 +87,29 @@ void NcclComms::connect(int rail) {
   require(rail, result, "the communicator of", " cannot be made: ");
 }
 
+void end_in_thread(std::function<void()> end) {
+  const auto count = [](int by) {
+    const std::lock_guard lock(endings().mutex);
+    endings().under_way += by;
+    endings().ended.notify_all();
+  };
+  count(1);
+  try {
+    std::thread([end = std::move(end), count] {
+      end();
+      count(-1);
+    }).detach();
+  } catch (...) {
+    count(-1);
+    throw;
+  }
+}
+
 void end_elsewhere(const NcclApi& api, std::vector<NcclComm> comms) noexcept try {
   if (comms.empty()) return;
-  std::thread([abort = api.abort, held = std::move(comms)] {
+  end_in_thread([abort = api.abort, held = std::move(comms)] {
     for (const NcclComm comm : held) (void)abort(comm);
-  }).detach();
+  });
 } catch (const std::exception&) {
   // The communicators stay, and rounds under way too.
 }

@@ -75,13 +75,13 @@ void leave_behind(std::unique_ptr<Remains> remains) {
 void end_remains(const NcclApi& api, Remains remains) noexcept try {
   if (remains.comms.empty()) return;
   Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread all of it stays
-  std::thread([held, abort = api.abort, release = api.gin.release] {
+  end_in_thread([held, abort = api.abort, release = api.gin.release] {
     std::unique_ptr<Remains> mine(held);
     if (!mine->wait(Clock::now() + kEndTime)) return leave_behind(std::move(mine));
     for (const NcclComm comm : mine->comms) (void)abort(comm);
     for (const auto& rail : mine->rails)
       if (rail->memory != nullptr) (void)release(rail->memory);
-  }).detach();
+  });
 } catch (const std::exception&) {
   // Left behind.
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "carrier/nccl/api.hpp"
@@ -62,6 +63,7 @@ int ncclCommDestroy(void* comm) {
   return 0;
 }
 int ncclCommAbort(void* comm) {
+  std::this_thread::sleep_for(fake().abort_takes);
   fake().tell("abort " + name(comm));
   fake().end_one();
   return 0;

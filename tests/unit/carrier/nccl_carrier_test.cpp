@@ -194,6 +194,23 @@ TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
   EXPECT_EQ(told_until("abort c0"), (Told{"finalize c0", "abort c0"}));
 }
 
+TEST_F(NcclCarrierTest, ANewOneWaitsForThoseThatEnd) {
+  auto carrier = make(spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  fake_->abort_takes = milliseconds(100);
+  carrier->abort();
+  carrier = make(spec_of(0, {"a", "b"}));
+  EXPECT_EQ(fake_->take_told(), (Told{"abort c0", "init c1: rank 0 of 2, id i, version 21900, blocking 0"}));
+
+  fake_->abort_takes = milliseconds(400);  // but not for good
+  carrier->abort();
+  NcclCarrierSpec spec = spec_of(0, {"a", "b"});
+  spec.deadline = milliseconds(80);
+  carrier = make(std::move(spec));
+  EXPECT_EQ(fake_->take_told(), Told{"init c2: rank 0 of 2, id i, version 21900, blocking 0"});
+  carrier.reset();
+}
+
 TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
   fake_->init_result = 5;
   try {
