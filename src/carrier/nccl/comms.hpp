@@ -50,9 +50,9 @@ class NcclComms {
   using Clock = std::chrono::steady_clock;
 
   /// Makes them, with the rank's GPU current: collective over the ranks of each rail. Waits for threads of end_in_thread()
-  /// first, up to a quarter of the deadline and 5 s: while NCCL frees memory of a GPU there, no thread of the process can enqueue
-  /// anything before that GPU has come to rest, and calls of ranks that share it would wait for each other. \throws Error(rendezvous) at the deadline
-  /// or when it was interrupted, Error(system) with NCCL's own words. `api` outlives this.
+  /// first, up to a quarter of the deadline and 5 s: while NCCL frees memory of a GPU there, no thread of the process can
+  /// enqueue anything before that GPU has come to rest, and calls of ranks that share it would wait for each other. \throws
+  /// Error(rendezvous) at the deadline or when it was interrupted, Error(system) with NCCL's own words. `api` outlives this.
   NcclComms(const NcclApi& api, NcclCarrierSpec spec);
   /// Ends those that are left, as end_elsewhere().
   ~NcclComms();
@@ -97,7 +97,8 @@ class NcclComms {
   std::vector<NcclComm> comms_;
 };
 
-/// Runs `end`, which ends communicators and throws nothing, in a thread of its own. \throws std::exception if there can be none.
+/// Runs `end`, which ends communicators and throws nothing, in a thread of its own. \throws std::exception if there can be
+/// none.
 void end_in_thread(std::function<void()> end);
 /// Ends communicators in a thread of its own, because NCCL may wait for the GPU. Where no thread can be made they stay.
 void end_elsewhere(const NcclApi& api, std::vector<NcclComm> comms) noexcept;

@@ -294,7 +294,8 @@ TEST_P(A, A13_StaleHandles) {
     ScenarioCalls other_calls(group, other, *other_shape, f);
     other_calls.at("dispatch by a handle of another shape");
     group.barrier();  // an error ends what others have not ended
-    const Outcome o = outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // all ranks alike: nobody waits for anybody
+    const Outcome o =
+        outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // all ranks alike: nobody waits for anybody
     const ErrorCode code = o.code == ErrorCode::peer_failed ? o.reason : o.code;
     f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(code), "code: " + o.text);
   });
