@@ -299,8 +299,8 @@ template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
   const bool copies = p.shape.layout == Layout::rank_major;
-  // Warps that do not send wait for as long as it takes to send a chunk.
-  if (!wait_rows<A>(w, p, c, p.work.send_blocks > 0 ? Wait::long_with_many : Wait::brief)) return false;
+  // Warps that do not send wait for as long as it takes to send half of the rows.
+  if (!wait_rows<A>(w, p, c, copies && p.work.send_blocks > 0 ? Wait::long_with_many : Wait::brief)) return false;
   const CallContext& call = p.call;
   const int earlier = c - told_together(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
