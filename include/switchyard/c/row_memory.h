@@ -18,7 +18,7 @@ typedef struct sy_row_memory sy_row_memory;  ///< sy_row_memory_destroy
 switchyard_code_t sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory);
 /// The group, and its heap with it, stay until what sy_row_memory_allocate gave is freed.
 switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory);
-/// Local. What sy_row_memory_allocate takes from in this thread from now on, until `memory` is destroyed; NULL: nothing.
+/// Local. What sy_row_memory_allocate takes from in this thread from now on; NULL: nothing. It does not keep `memory` alive.
 switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
 /// At least `bytes` at a multiple of 512 of what this thread uses; where that has no room left, ordinary memory of its rank,
 /// which costs a dispatch one copy of its rows and a combine one of its. NULL: without memory of either kind, or where nothing
