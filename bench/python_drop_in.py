@@ -84,7 +84,7 @@ class Bench:
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.figures = []
-        self.meeting_places = []
+        self.meeting = None  # memory of all ranks where they meet, and its handle
         self.flushed = torch.empty(64 << 20, dtype=torch.float32, device=self.device) if self.cuda else None
 
     def buffer(self, group, most):
@@ -262,15 +262,16 @@ class Bench:
 
     def barrier(self):
         """A meeting of all ranks by one small kernel, as the tool's; None: this torch has none."""
-        try:
-            from torch.distributed import _symmetric_memory
-            there = _symmetric_memory.rendezvous(_symmetric_memory.empty(1024, dtype=torch.uint8, device=self.device), dist.group.WORLD)
-        except (ImportError, RuntimeError) as error:
-            if self.rank == 0:
-                print(f"graph    no barrier: {error}", flush=True)
-            return None
-        self.meeting_places.append(there)  # graphs may run longer than their function
-        return lambda: there.barrier(channel=0)
+        if self.meeting is None:
+            try:
+                from torch.distributed import _symmetric_memory
+                place = _symmetric_memory.empty(1024, dtype=torch.uint8, device=self.device)
+                self.meeting = place, _symmetric_memory.rendezvous(place, dist.group.WORLD)
+            except (ImportError, RuntimeError) as error:
+                if self.rank == 0:
+                    print(f"graph    no barrier: {error}", flush=True)
+                return None
+        return lambda: self.meeting[1].barrier(channel=0)
 
     def pair_beside_tool(self, name, pair, align, fp8, tool):
         """A pair as the tool measures it: by events inside a graph, behind a cold L2 cache and a meeting. `tool`: what that measured, None: not

@@ -268,9 +268,9 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 /// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
 template <class A, class Flag, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>* span = nullptr,
-                              const Strayed& strayed = {}) {
+                              Wait wait = Wait::brief, const Strayed& strayed = {}) {
   return wait_for<A>(
-      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);
+      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, wait, strayed);
 }
 
 /// Counts the warps of this rank, `warps` of them, that have finished a phase. True for the last one: it is then ordered after

@@ -38,6 +38,11 @@ inline Outcome outcome_of(const std::function<void()>& call) {
   return o;
 }
 
+/// The error of the call that all ranks made wrong, whoever noticed first.
+inline switchyard::ErrorCode cause_of(const Outcome& o) {
+  return o.code == switchyard::ErrorCode::peer_failed ? o.reason : o.code;
+}
+
 /// For messages.
 inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
 

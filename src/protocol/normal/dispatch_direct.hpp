@@ -266,9 +266,8 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
 template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c, Wait wait = Wait::brief) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
-  return wait_for<A>(
-      w, p.call, p.call.world(), [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, p.call.word(),
-      Site::rows, [](int r) { return r; }, &span, wait);
+  return wait_ranks<A>(
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span, wait);
 }
 
 /// Records that a warp has to do with when they have come, in the order in which they come: by chunk, then source.

@@ -41,19 +41,21 @@ void ScenarioCalls::run() {
   for (int repetition = 0; repetition < c_.scenario.repeats; ++repetition) {
     const std::string number = " " + std::to_string(repetition);
     RankData data(c_, group_.rank(), repetition);
-    at("dispatch" + number);
-    Dispatched d = dispatch(data);
-    if (repetition == 0) check_handle(d.handle);
-    const switchyard::Handle handle = d.handle;
-    at("combine" + number);
-    combine(data, std::move(d), handle);
+    const switchyard::Handle handle = round(data, number);
+    if (repetition == 0) check_handle(handle);
     if (!c_.scenario.cached) continue;
     RankData again(c_, group_.rank(), repetition + 1000);
-    at("cached dispatch" + number);
-    Dispatched e = dispatch(again, &handle);
-    at("combine after cached dispatch" + number);
-    combine(again, std::move(e), handle);
+    (void)round(again, " by a handle" + number, &handle);
   }
+}
+
+switchyard::Handle ScenarioCalls::round(RankData& data, const std::string& of, const switchyard::Handle* handle) {
+  at("dispatch" + of);
+  Dispatched d = dispatch(data, handle);
+  const switchyard::Handle made = d.handle;
+  at("combine" + of);
+  combine(data, std::move(d), made);
+  return made;
 }
 
 void ScenarioCalls::at(const std::string& step) {

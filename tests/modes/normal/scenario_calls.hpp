@@ -2,6 +2,10 @@
 // One rank's calls of a scenario, for suites that make them in an order of their own.
 #pragma once
 
+#include <span>
+#include <string>
+#include <vector>
+
 #include "harness/outcome.hpp"
 #include "harness/rank_steps.hpp"
 #include "modes/normal/scenario.hpp"
@@ -10,7 +14,7 @@ namespace harness {
 
 /// Calls of a case on an exchange object whose config fits it: inputs and results are where the backend wants them, and
 /// everything that comes back is compared. Those of several cases may take turns on one object. `c` outlives this. All
-/// functions but options are collective.
+/// functions are collective.
 class ScenarioCalls : RankSteps {
  public:
   ScenarioCalls(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
@@ -24,6 +28,8 @@ class ScenarioCalls : RankSteps {
   switchyard::Dispatched dispatch(RankData& data, const switchyard::Handle* handle = nullptr);
   /// How a dispatch ends for which this rank's options say another capacity, on a GPU once its kernels are done.
   Outcome dispatch_at_capacity(RankData& data, int64_t capacity);
+  /// A dispatch and a combine, each with at(); `of` ends its names. \returns the handle
+  switchyard::Handle round(RankData& data, const std::string& of = "", const switchyard::Handle* handle = nullptr);
   /// What the experts make of `d`, whose handle is `handle` or equal to it.
   void combine(RankData& data, switchyard::Dispatched d, const switchyard::Handle& handle);
 

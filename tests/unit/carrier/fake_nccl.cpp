@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "unit/carrier/fake_nccl.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -63,7 +64,7 @@ int ncclCommDestroy(void* comm) {
   return 0;
 }
 int ncclCommAbort(void* comm) {
-  std::this_thread::sleep_for(fake().abort_takes);
+  while (fake().holds_aborts) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   fake().tell("abort " + name(comm));
   fake().end_one();
   return 0;

@@ -2,7 +2,7 @@
 // A library with NCCL's functions that carries nothing: it writes down what it is told and answers what it is told to.
 #pragma once
 
-#include <chrono>
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -16,8 +16,8 @@ struct FakeNccl {
   int comms = 0, ended = 0;       ///< made so far, and destroyed or aborted
   int in_progress = 0;            ///< so many questions for a state are answered "in progress"
   int init_result = 7, group_end_result = 7, send_result = 0;
-  int state = 0;  ///< of all communicators, otherwise
-  std::chrono::milliseconds abort_takes{0};
+  int state = 0;                           ///< of all communicators, otherwise
+  std::atomic<bool> holds_aborts = false;  ///< they return when it is false
   // From version 2.30.7 on.
   bool device_api = true, has_window = true;
   int gin_type = 3, railed_gin_type = 3, lsa_teams = 2;
@@ -30,7 +30,7 @@ struct FakeNccl {
     told.clear();
     comms = ended = in_progress = send_result = state = allocated = 0;
     init_result = group_end_result = window_result = device_comm_result = 7;
-    abort_takes = {};
+    holds_aborts = false;
     device_api = has_window = true;
     gin_type = railed_gin_type = 3;
     lsa_teams = ranks_of_comm = 2;

@@ -197,18 +197,43 @@ TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
 TEST_F(NcclCarrierTest, ANewOneWaitsForThoseThatEnd) {
   auto carrier = make(spec_of(0, {"a", "b"}));
   fake_->take_told();
-  fake_->abort_takes = milliseconds(100);
+  fake_->holds_aborts = true;
+  carrier->abort();
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    fake_->holds_aborts = false;
+  });
+  NcclCarrierSpec patient = spec_of(0, {"a", "b"});
+  patient.deadline = std::chrono::hours(1);
+  carrier = make(std::move(patient));
+  other.join();
+  EXPECT_EQ(fake_->take_told(), (Told{"abort c0", "init c1: rank 0 of 2, id i, version 21900, blocking 0"}));
+}
+
+TEST_F(NcclCarrierTest, ANewOneWaitsForAQuarterOfItsDeadline) {
+  auto carrier = make(spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  fake_->holds_aborts = true;
   carrier->abort();
   carrier = make(spec_of(0, {"a", "b"}));
-  EXPECT_EQ(fake_->take_told(), (Told{"abort c0", "init c1: rank 0 of 2, id i, version 21900, blocking 0"}));
+  EXPECT_EQ(fake_->take_told(), Told{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
+  fake_->holds_aborts = false;
+}
 
-  fake_->abort_takes = milliseconds(400);  // but not for good
+TEST_F(NcclCarrierTest, ANewOneThatIsInterruptedWaitsForNobody) {
+  auto carrier = make(spec_of(0, {"a", "b"}));
+  fake_->take_told();
+  fake_->holds_aborts = true;
   carrier->abort();
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
-  spec.deadline = milliseconds(80);
+  spec.deadline = std::chrono::hours(1);
+  int asked = 0;
+  spec.interrupted = [&] { return ++asked > 1; };
+  fake_->init_result = 0;
   carrier = make(std::move(spec));
-  EXPECT_EQ(fake_->take_told(), Told{"init c2: rank 0 of 2, id i, version 21900, blocking 0"});
-  carrier.reset();
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(fake_->take_told(), Told{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
+  fake_->holds_aborts = false;
 }
 
 TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
