@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: what a call costs the host, a low-latency pair in a CUDA graph, and
-normal mode at the size of a prefill. Ranks are processes, of torchrun or started by this program, one for each GPU.
+"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at the size of a
+prefill. Ranks are processes, of torchrun or started by this program, one for each GPU. What calls cost the host is measured by
+bench/python_host_time.py.
 
     PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
-    PYTHONPATH=python python3 bench/python_drop_in.py --parts graph,normal --tool build/cuda/bin/switchyard
+    PYTHONPATH=python python3 bench/python_drop_in.py --tool build/cuda/bin/switchyard
 
 With --tool the same calls are measured by `switchyard bench` in the same run, on the same GPUs, and stand beside the figures, with the
 ratio and how large it may be.
 
-Host times are medians of single calls of one rank that has a group to itself and one token, between two looks at the clock; the GPU is
-waited for every few calls, so that a full launch queue is not measured. GPU times are between CUDA events, the slowest rank's of each
-repetition, median of all; before each the L2 cache is overwritten, the GPU is kept busy for a millisecond, so that the call is enqueued by
-then, and a call of one token lets the ranks begin together. What calls
+Times are between CUDA events, the slowest rank's of each repetition, median of all; before each the L2 cache is overwritten, the GPU is
+kept busy for a millisecond, so that the call is enqueued by then, and a call of one token lets the ranks begin together. What calls
 compute is checked before it is timed. A pair beside which the tool's stands is measured as the tool measures: in a graph, by events
 inside it, behind a cold L2 cache and a meeting of the ranks.
 """
@@ -40,7 +39,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=0, help="processes that are started; 0: one for each GPU (ignored under torchrun)")
     parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda", help="cpu: shows that the program runs; its times mean little")
-    parser.add_argument("--parts", default="host,graph,normal", help="which of host, graph (GPUs only) and normal, with commas between them")
+    parser.add_argument("--parts", default="graph,normal", help="which of graph (GPUs only) and normal, with a comma between them")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank in normal mode (4096)")
     parser.add_argument("--decode-tokens", type=int, default=128, help="tokens of a rank in low-latency mode (128)")
     parser.add_argument("--hidden", type=int, default=7168, help="columns of a row, bf16 (7168)")
@@ -48,7 +47,7 @@ def arguments():
     parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
     parser.add_argument("--num-sms", type=int, default=0, help="multiprocessors of a call of normal mode; 0: nobody names a number (0)")
     parser.add_argument("--tool", metavar="FILE", help="the command line tool, which measures the same beside")
-    parser.add_argument("--repetitions", type=int, default=50, help="of each GPU time; host times take 20 times as many (50)")
+    parser.add_argument("--repetitions", type=int, default=50, help="of each time (50)")
     parser.add_argument("--json", metavar="FILE", help="where rank 0 writes the figures and what they were taken on")
     return parser.parse_args()
 
@@ -126,73 +125,6 @@ class Bench:
         if self.rank == 0:
             rest = "  ".join(f"{key} {value}" for key, value in more.items())
             print(f"{part:8} {name:44} {microseconds:9.2f} us  {rest}", flush=True)
-
-    # ---- Host ----
-
-    def host_time(self, name, call, bar=None):
-        """Median time of a call on the host."""
-        for _ in range(50):
-            call()
-        taken = []
-        for _ in range(self.given.repetitions):
-            self.synchronize()
-            for _ in range(20):
-                begin = time.perf_counter_ns()
-                call()
-                taken.append(time.perf_counter_ns() - begin)
-        self.synchronize()
-        self.tell("host", name, statistics.median(taken) / 1e3, **({} if bar is None else {"bar": bar}))
-
-    def host(self):
-        """Only rank 0, in a group of its own."""
-        alone = [dist.new_group([r], backend="gloo") for r in range(self.world)][self.rank]
-        if self.rank == 0:
-            buffer = self.buffer(alone, 16)
-            self.host_of_drop_in(buffer)
-            self.synchronize()
-            buffer.destroy()
-            self.host_of_package(alone)
-        dist.barrier()
-
-    def host_of_drop_in(self, buffer):
-        x, ids, weights = self.inputs(1)
-        config = self.config()
-        counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, self.given.experts)))
-        rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, config=config, **counted)
-        self.host_time("dispatch(handle=...)", lambda: buffer.dispatch(x, handle=handle, config=config), 15)
-        self.host_time("combine", lambda: buffer.combine(rows, handle, config=config), 12)
-        self.host_time("get_dispatch_layout", lambda: buffer.get_dispatch_layout(ids, self.given.experts))
-        self.host_time("dispatch(num_worst_tokens=...)", lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_worst_tokens=16,
-                                                                               config=config, **counted))
-        self.host_time("dispatch, exact", lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights, config=config, **counted))
-        *_, handle, _, _ = buffer.low_latency_dispatch(x, ids, 16, self.given.experts, use_fp8=True)
-        self.host_time("low_latency_dispatch", lambda: buffer.low_latency_dispatch(x, ids, 16, self.given.experts, use_fp8=True), 12)
-        y = buffer.get_next_low_latency_combine_buffer(handle)
-        self.host_time("low_latency_combine", lambda: buffer.low_latency_combine(y, ids, weights, handle), 12)
-        self.host_time("low_latency_dispatch and hook", lambda: buffer.low_latency_dispatch(
-            x, ids, 16, self.given.experts, use_fp8=True, return_recv_hook=True)[4]())
-
-    def host_of_package(self, alone):
-        """The same calls of the package itself."""
-        shape = {"hidden": self.given.hidden, "experts": self.given.experts, "topk": self.given.topk, "max_tokens": 16}
-        fast = {**shape, "dtype": "bf16", "scales": "f32", "scale_order": "column_major"}
-        heap = sy.Exchange.heap_bytes(1, backend=self.given.backend, dtype="bf16", **shape) + sy.LowLatency.heap_bytes(1, **fast)
-        x, ids, weights = self.inputs(1)
-        with sy.Group.from_process_group(alone, heap, backend=self.given.backend) as group:
-            exchange, ll = sy.Exchange(group, dtype="bf16", **shape), sy.LowLatency(group, **fast)
-            rows, handle = exchange.dispatch(x, ids, weights)
-            received = ll.dispatch(x, ids, weights)
-            y = ll.make_rows(received)
-            del rows
-            self.host_time("Exchange.dispatch(handle=...)", lambda: exchange.dispatch(x, handle=handle), 15)
-            rows, _ = exchange.dispatch(x, handle=handle)
-            self.host_time("Exchange.combine", lambda: exchange.combine(rows, handle), 12)
-            self.host_time("LowLatency.dispatch", lambda: ll.dispatch(x, ids, weights), 12)
-            self.host_time("LowLatency.combine", lambda: ll.combine(y, received), 12)
-            self.synchronize()
-            del rows, handle, received, y
-
-    # ---- GPU ----
 
     def slowest(self, taken):
         """Medians over repetitions of the slowest rank's times."""
@@ -357,7 +289,7 @@ def run(rank, world, store, given):
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     bench = Bench(given)
     for part in given.parts.split(","):
-        {"host": bench.host, "graph": bench.graph, "normal": bench.normal}[part]()
+        {"graph": bench.graph, "normal": bench.normal}[part]()
     if bench.rank == 0 and given.json:
         about = {"device": torch.cuda.get_device_name() if bench.cuda else "cpu", "ranks": bench.world, "torch": torch.__version__,
                  "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}}

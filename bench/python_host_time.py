@@ -6,7 +6,7 @@ but torch.
     PYTHONPATH=python python3 bench/python_host_time.py --json host_time.json
     PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; the rest is work there
 
-For each call, in microseconds, medians of single calls between two looks at the clock:
+For each call, in microseconds, of single calls between two looks at the clock:
 
     whole    the call
     Python   the call with a C function in place of the library's that returns at once: Python, torch, ctypes
@@ -16,8 +16,13 @@ For each call, in microseconds, medians of single calls between two looks at the
 Then what these functions take by themselves, on this machine, from the driver (names with cu), the runtime (cuda) and torch; ctypes' own
 part is taken off. The GPU is waited for every few calls, so that a full launch queue is not measured. Everything is measured on torch's
 default stream, and again on a stream of its own.
+
+A host that is shared with others is slow for seconds at a time. So everything takes turns: a round measures 20 calls of each, and a figure is
+the median over rounds of the rounds' medians; the least and the most of these are told beside it, and how long Python takes for a hundred
+additions, which says how fast the host was.
 """
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -30,6 +35,7 @@ import torch.distributed as dist
 
 import switchyard as sy
 from switchyard import deep_ep
+from switchyard._abi.arrays import arrays_of_torch
 from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
@@ -54,7 +60,7 @@ def arguments():
     parser.add_argument("--hidden", type=int, default=7168, help="columns of a row, bf16 (7168)")
     parser.add_argument("--experts", type=int, default=256, help="experts in all (256)")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
-    parser.add_argument("--repetitions", type=int, default=50, help="times 20 calls (50)")
+    parser.add_argument("--rounds", type=int, default=50, help="times 20 calls (50)")
     parser.add_argument("--json", metavar="FILE", help="where the figures are written")
     return parser.parse_args()
 
@@ -63,6 +69,7 @@ class Function:
     """A function of the library as everybody in this process calls it: each object of ctypes has an address, which is changed."""
 
     def __init__(self, name):
+        self.name = name
         typed = getattr(library().functions, name)
         self.prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *typed.argtypes)
         self._addresses = [ctypes.c_void_p.from_address(ctypes.addressof(each)) for each in (typed, bare(name))]
@@ -92,36 +99,55 @@ class Function:
         return given, kept
 
 
-class Clock:
-    """Medians of host times, in microseconds."""
+class Figure:
+    """Host time of `call` by rounds, less that of `nothing`, in microseconds. `before` is called ahead of the calls of a round, `after` behind
+    each of them, `behind` at the end; they do not count."""
 
-    def __init__(self, repetitions, cuda):
-        self.repetitions, self.cuda = repetitions, cuda
+    def __init__(self, call, nothing=None, before=None, after=None, behind=None):
+        self.call, self.nothing, self.before, self.after, self.behind = call, nothing, before, after, behind
+        self.rounds = []
 
-    def synchronize(self):
-        if self.cuda:
-            torch.cuda.synchronize()
+    def take(self, synchronize):
+        if self.before:
+            self.before()
+        try:
+            taken = self._batch(self.call, synchronize)
+        finally:
+            if self.behind:
+                self.behind()
+        self.rounds.append(taken - self._batch(self.nothing, synchronize) if self.nothing else taken)
 
-    def median(self, call, after=None):
-        for _ in range(20):
-            call()
-            if after:
-                after()
+    def _batch(self, call, synchronize):
         taken = []
-        for _ in range(self.repetitions):
-            self.synchronize()
-            for _ in range(20):
-                begin = time.perf_counter_ns()
-                call()
-                taken.append(time.perf_counter_ns() - begin)
-                if after:
-                    after()
-        self.synchronize()
+        synchronize()
+        for _ in range(20):
+            begin = time.perf_counter_ns()
+            call()
+            taken.append(time.perf_counter_ns() - begin)
+            if self.after:
+                self.after()
         return statistics.median(taken) / 1e3
 
-    def beyond(self, call, nothing, after=None):
-        """How much longer `call` takes than `nothing`."""
-        return max(self.median(call, after) - self.median(nothing), 0.0)
+    def told(self):
+        """What is written down of it."""
+        return {"us": round(max(statistics.median(self.rounds), 0.0), 3), "least": round(max(min(self.rounds), 0.0), 3),
+                "most": round(max(self.rounds), 3)}
+
+
+def take_turns(figures, rounds, synchronize):
+    """The first round is not counted."""
+    for number in range(rounds + 1):
+        for figure in figures:
+            figure.take(synchronize)
+            if number == 0:
+                figure.rounds.clear()
+
+
+def hundred_additions():
+    total = 0
+    for number in range(100):
+        total += number
+    return total
 
 
 # What an enqueue calls of CUDA, by the names of Units.
@@ -139,8 +165,8 @@ CALLS_OF = {
 class Units:
     """Host times of single functions of CUDA and torch."""
 
-    def __init__(self, clock, stream, x):
-        self.clock, self.stream, self.x, self.taken = clock, ctypes.c_void_p(stream), x, {}
+    def __init__(self, stream, x):
+        self.stream, self.x, self.figures = ctypes.c_void_p(stream), x, {}
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.runtime = self._find_runtime()
         self.room = ctypes.create_string_buffer(4096)
@@ -177,7 +203,7 @@ class Units:
             for function, given in stands_in:
                 function(*given)
 
-        self.taken[name] = self.clock.beyond(unit, nothing)
+        self.figures[name] = Figure(unit, nothing)
 
     def function(self, where, name):
         return getattr(where, name, None) if where is not None else None
@@ -193,7 +219,7 @@ class Units:
         self.events()
         self.launches()
         self.torch()
-        return self.taken
+        return self.figures
 
     def capture_info(self):
         for name in ("cudaStreamGetCaptureInfo_v3", "cudaStreamGetCaptureInfo_v2", "cudaStreamGetCaptureInfo"):
@@ -220,7 +246,6 @@ class Units:
             self.measure("cuPointerGetAttribute, kind" + where, [(self.driver.cuPointerGetAttribute, (at, 2, p))])
             self.measure("cuPointerGetAttribute, index" + where, [(self.driver.cuPointerGetAttribute, (at, 9, p))])
             self.measure("cuMemGetAddressRange" + where, [(self.driver.cuMemGetAddressRange_v2, (at, beyond[0], p))])
-        self.do(self.driver.cuMemFreeAsync(pool, None), "cuMemFreeAsync")
 
     def events(self):
         event = ctypes.c_void_p()
@@ -255,11 +280,12 @@ class Units:
                     self.measure(name + ", and cuEventRecord", [launch, record])
 
     def torch(self):
-        x, raw = self.x, torch._C._cuda_getCurrentRawStream
+        x, raw, fresh = self.x, torch._C._cuda_getCurrentRawStream, arrays_of_torch().rows
         for name, call in {"torch: new_empty of a row": lambda: x.new_empty((1, x.shape[1])),
+                           "a fresh row, as calls make it": lambda: fresh(1, x.shape[1], x),
                            "torch: current raw stream": lambda: raw(0),
                            "torch: data_ptr": x.data_ptr, "torch: is_cuda, is_contiguous": lambda: (x.is_cuda, x.is_contiguous())}.items():
-            self.taken[name] = self.clock.beyond(call, lambda: None)
+            self.figures[name] = Figure(call, lambda: None)
 
 
 class Calls:
@@ -273,97 +299,130 @@ class Calls:
         self.ids = torch.arange(given.topk).reshape(1, given.topk).to(self.device)
         self.weights = torch.rand((1, given.topk), generator=generator).to(self.device)
 
-    def of_drop_in(self):
+    def of_drop_in(self, until):
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
         buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
+        until.callback(buffer.destroy)
         if not self.cuda:  # by the code that GPUs take
             buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
-        yield "drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", (), lambda: buffer.dispatch(x, handle=handle)
-        yield "drop-in: combine", 12, "sy_exchange_combine", (), lambda: buffer.combine(rows, handle)
-        del rows, handle
-        for fp8 in (True, False):
-            def dispatch():
-                return buffer.low_latency_dispatch(x, ids, 16, given.experts, use_fp8=fp8)
+        given_ids = {"topk_idx": ids, "topk_weights": weights, **counted}
+        return [("drop-in: dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", (), lambda: buffer.dispatch(x, handle=handle)),
+                ("drop-in: combine", 12, "sy_exchange_combine", (), lambda: buffer.combine(rows, handle)),
+                *self.of_low_latency(buffer, True), *self.of_low_latency(buffer, False),
+                ("drop-in: get_dispatch_layout", None, None, (), lambda: buffer.get_dispatch_layout(ids, given.experts)),
+                ("drop-in: dispatch(num_worst_tokens=...)", None, None, (), lambda: buffer.dispatch(x, num_worst_tokens=16, **given_ids)),
+                ("drop-in: dispatch, waits for the counts", None, None, (), lambda: buffer.dispatch(x, **given_ids))]
 
-            fast = dispatch()[2]
-            y = buffer.get_next_low_latency_combine_buffer(fast)
-            word = "fp8" if fp8 else "bf16"
-            yield f"drop-in: low_latency_dispatch, {word}", 12, "sy_low_latency_dispatch", (), dispatch
-            yield f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (), lambda: buffer.low_latency_combine(
-                y, ids, weights, fast)
-            del fast, y
-        buffer.destroy()
+    def of_low_latency(self, buffer, fp8):
+        x, ids, weights, experts = self.x, self.ids, self.weights, self.given.experts
+
+        def dispatch():
+            return buffer.low_latency_dispatch(x, ids, 16, experts, use_fp8=fp8)
+
+        handle, word = dispatch()[2], "fp8" if fp8 else "bf16"
+        y = buffer.get_next_low_latency_combine_buffer(handle)
+        return [(f"drop-in: low_latency_dispatch, {word}", 12, "sy_low_latency_dispatch", (), dispatch),
+                (f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (),
+                 lambda: buffer.low_latency_combine(y, ids, weights, handle))]
 
     #: What a dispatch of an exchange calls besides, if it delivers in the library's memory.
     DELIVERS = ("sy_dispatched_get", "sy_dispatched_destroy")
 
-    def of_package(self):
+    def of_package(self, until):
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
         normal = {**shape, "pool_bytes": 16 << 20}  # several outputs are there at a time
         heap = sy.Exchange.heap_bytes(1, backend=given.backend, **normal) + sy.LowLatency.heap_bytes(1, **shape)
-        with sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend) as group:
-            exchange, fast = sy.Exchange(group, **normal), sy.LowLatency(group, **shape)
-            rows, handle = exchange.dispatch(x, ids, weights)
-            yield "Exchange.dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS, lambda: exchange.dispatch(
-                x, handle=handle)
-            yield "Exchange.combine", 12, "sy_exchange_combine", (), lambda: exchange.combine(rows, handle)
-            received = fast.dispatch(x, ids, weights)
-            y = fast.make_rows(received)
-            yield "LowLatency.dispatch", 12, "sy_low_latency_dispatch", (), lambda: fast.dispatch(x, ids, weights)
-            yield "LowLatency.combine", 12, "sy_low_latency_combine", (), lambda: fast.combine(y, received)
-            if self.cuda:
-                torch.cuda.synchronize()
-            del rows, handle, received, y
+        group = until.enter_context(sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend))
+        exchange, fast = sy.Exchange(group, **normal), sy.LowLatency(group, **shape)
+        rows, handle = exchange.dispatch(x, ids, weights)
+        received = fast.dispatch(x, ids, weights)
+        y = fast.make_rows(received)
+        out = torch.empty_like(rows)
+        return [("Exchange.dispatch(handle=..., out=...)", 15, "sy_exchange_dispatch_cached", (),
+                 lambda: exchange.dispatch(x, handle=handle, out=out)),
+                ("Exchange.dispatch(handle=...)", 15, "sy_exchange_dispatch_cached", self.DELIVERS,
+                 lambda: exchange.dispatch(x, handle=handle)),
+                ("Exchange.combine", 12, "sy_exchange_combine", (), lambda: exchange.combine(rows, handle)),
+                ("LowLatency.dispatch", 12, "sy_low_latency_dispatch", (), lambda: fast.dispatch(x, ids, weights)),
+                ("LowLatency.combine", 12, "sy_low_latency_combine", (), lambda: fast.combine(y, received))]
 
 
-def measure_call(clock, name, others, call):
-    """Whole, Python's part, the library's."""
-    function, rest = Function(name), [Function(other) for other in others]
-    whole = clock.median(call)
-    given, kept = function.arguments_of(call)
-    delivers = name == "sy_exchange_dispatch_cached" and given[4]
-    destroy = library().functions.sy_dispatched_destroy
+class Measured:
+    """A call, and the figures of it and its parts. Without a `function` of the library that it calls nothing is known of its parts."""
 
-    def give_back():
-        destroy(ctypes.c_void_p.from_address(given[4]).value)
+    def __init__(self, name, bar, function, others, call):
+        self.name, self.bar, self.call, self.others, self.whole, self.function = name, bar, call, others, Figure(call), None
+        if function is None:
+            return
+        self.function, self.rest, self.functions = Function(function), [Function(other) for other in others], CALLS_OF[function]
+        self.given, self.kept = self.function.arguments_of(call)
+        enqueue, nothing = self.function.prototype(self.function.address), self.function.prototype(NOTHING)
+        self.in_python = Figure(call, before=self.replace, behind=self.restore)
+        self.in_c = Figure(lambda: enqueue(*self.given), before=self.know, after=self.give_back)
+        self.by_ctypes = Figure(lambda: nothing(*self.given))
 
-    enqueue, nothing = function.prototype(function.address), function.prototype(NOTHING)
-    in_c = clock.beyond(lambda: enqueue(*given), lambda: nothing(*given), give_back if delivers else None)
-    kept = call()  # leaves results that are there while nothing is called
-    for each in (function, *rest):
-        each.replace(NOTHING)
-    try:
-        in_python = clock.median(call)
-    finally:
-        for each in (function, *rest):
+    def know(self):
+        """Arguments, which point to what stays only as long as nothing else is called."""
+        self.given, self.kept = self.function.arguments_of(self.call)
+
+    def give_back(self):
+        """What a dispatch delivered in the library's memory."""
+        if self.function.name == "sy_exchange_dispatch_cached" and self.given[4]:
+            library().functions.sy_dispatched_destroy(ctypes.c_void_p.from_address(self.given[4]).value)
+
+    def replace(self):
+        self.kept = self.call()  # leaves results that are there while nothing is called
+        for each in (self.function, *self.rest):
+            each.replace(NOTHING)
+
+    def restore(self):
+        for each in (self.function, *self.rest):
             each.restore()
-    del kept
-    return whole, in_python, in_c
+
+    def figures(self):
+        return [self.whole, *((self.in_python, self.in_c, self.by_ctypes) if self.function else ())]
+
+    def told(self, units, stream, where):
+        found = {"stream": where, "name": self.name, **self.whole.told(), **({} if self.bar is None else {"bar": self.bar})}
+        if self.function is None:
+            return found
+        functions = {**self.functions, **(SIDE if stream else {}), **(POOL if self.others else {})} if units else {}
+        driver = sum(units[unit].told()["us"] * number for unit, number in functions.items() if unit in units)
+        c = max(self.in_c.told()["us"] - self.by_ctypes.told()["us"], 0.0)
+        return {**found, "python": self.in_python.told()["us"], "c": round(c, 3), "driver": round(driver, 3), "functions": functions}
 
 
-def measure_all(given, calls, clock, stream, where):
-    """Prints and returns the figures of one stream."""
-    units = Units(clock, stream, calls.x).all() if calls.cuda else {}
-    figures = []
-    print(f"\n{where:40} {'whole':>7} {'bar':>4} {'Python':>7} {'C':>7} {'driver':>7}")
-    for source in (calls.of_drop_in(), calls.of_package()):
-        for name, bar, function, others, call in source:
-            whole, in_python, in_c = measure_call(clock, function, others, call)
-            functions = {**CALLS_OF[function], **(SIDE if stream else {}), **(POOL if others else {})}
-            driver = sum(units.get(unit, 0.0) * number for unit, number in functions.items()) if calls.cuda else 0.0
-            print(f"{name:40} {whole:7.2f} {bar:4} {in_python:7.2f} {in_c:7.2f} {driver:7.2f}", flush=True)
-            figures.append({"stream": where, "name": name, "us": round(whole, 2), "bar": bar, "python": round(in_python, 2),
-                            "c": round(in_c, 2), "driver": round(driver, 2), "functions": functions})
-    if units:
-        print(f"\n{where}: functions by themselves")
-    for name, taken in units.items():
-        print(f"  {name:50} {taken:7.2f}")
-        figures.append({"stream": where, "unit": name, "us": round(taken, 3)})
-    return figures
+def tell(where, told):
+    """Prints figures of one stream."""
+    columns = ("us", "least", "most", "bar", "python", "c", "driver")
+    print(f"\n{where:42}" + "".join(f" {name:>7}" for name in ("whole", *columns[1:])))
+    for each in told:
+        if "name" in each:
+            print(f"{each['name']:42}" + "".join(f" {each[column]:7.2f}" if column in each else 8 * " " for column in columns))
+    print(f"\n{where}: functions by themselves")
+    for each in told:
+        if "unit" in each:
+            print("  {unit:50} {us:7.2f} {least:7.2f} {most:7.2f}".format(**each))
+
+
+def measure_all(given, calls, stream, where):
+    """The figures of one stream, which are printed."""
+    synchronize = torch.cuda.synchronize if calls.cuda else lambda: None
+    with contextlib.ExitStack() as until_measured:
+        measured = [Measured(*each) for each in (*calls.of_drop_in(until_measured), *calls.of_package(until_measured))]
+        units, host = Units(stream, calls.x).all() if calls.cuda else {}, Figure(hundred_additions)
+        take_turns([host, *(figure for each in measured for figure in each.figures()), *units.values()], given.rounds, synchronize)
+        told = [each.told(units, stream, where) for each in measured]
+        synchronize()
+        measured.clear()  # before their objects end
+    told.append({"stream": where, "unit": "Python: a hundred additions", **host.told()})
+    told += [{"stream": where, "unit": name, **figure.told()} for name, figure in units.items()]
+    tell(where, told)
+    return told
 
 
 def main():
@@ -374,17 +433,17 @@ def main():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=0, world_size=1)
-        calls, clock = Calls(given), Clock(given.repetitions, cuda)
-        figures = measure_all(given, calls, clock, 0, "default stream")
+        calls = Calls(given)
+        figures = measure_all(given, calls, 0, "default stream")
         if cuda:
             own = torch.cuda.Stream()
             torch.cuda.synchronize()
             with torch.cuda.stream(own):
-                figures += measure_all(given, calls, clock, own.cuda_stream, "stream of its own")
+                figures += measure_all(given, calls, own.cuda_stream, "stream of its own")
         dist.destroy_process_group()
     if given.json:
         about = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "library": sy.library_version(),
-                 "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}}
+                 "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name != "json"}}
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump({**about, "figures": figures}, file, indent=1)
             file.write("\n")

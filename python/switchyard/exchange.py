@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 import numpy as np
 
 from ._abi import arrays as _arrays, names as _names, repeated as _repeated
-from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
+from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take
 from ._abi.ffi import Owned, byref, check, library, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._torch.registry import number_of
@@ -23,6 +23,8 @@ __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 _GROUP = 128
 _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
+#: Numbers of quantize, size, overflow, padding and capacity as they are by default.
+_PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
 
@@ -133,7 +135,7 @@ class Exchange:
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options name a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
-        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # of exchanges that deliver to memory of torch
+        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # of those that have delivered to memory of torch
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
@@ -195,7 +197,7 @@ class Exchange:
         then copied out of the pool, so that any number of layers may keep them. What is returned with `out` is its first R rows.
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero":
-            options = (0, 3, 0, 0, 0, num_sms)
+            options = (*_PLAIN_DISPATCH, num_sms)
         else:
             options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
                        value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
@@ -215,9 +217,14 @@ class Exchange:
             invalid(f"capacity = {capacity}: goes with size = 'capacity', not {size!r}")
         return value_of(_names.SIZES, "size", size)
 
-    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (0, 3, 0, 0, 0, 0),
+    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
+        plain = out is not None and handle is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH
+        if plain and self._dispatch_again is not None:
+            rows = self._dispatch_again(x, handle, options[5], None, out)
+            if rows is not None:
+                return rows, None, handle
         by_x, by_ids, by_options, _, by_out = self._by
         with self._call:
             exchange = self.pointer
@@ -233,6 +240,9 @@ class Exchange:
                 check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
             else:
                 check(self._functions.sy_exchange_dispatch_cached(exchange, by_x, handle.pointer, by_options, by_out))
+                if plain and is_tensor(x):
+                    self._dispatch_again = self._dispatch_again or _repeated.NormalDispatch(self)
+                    self._dispatch_again.learn(x)
             return self._deliver(taken, handle, out)
 
     def _take_out(self, out: Rows, x: Taken) -> int:
@@ -451,7 +461,7 @@ def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
     groups = -(-hidden // group)
     if scales.shape[1] != -(-groups // 4):
         return scales
-    if _arrays.is_tensor(scales):
+    if is_tensor(scales):
         torch = _arrays.sys.modules["torch"]
         return scales.contiguous().view(torch.uint8)[:, :groups]
     return np.ascontiguousarray(scales).view(np.uint8)[:, :groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from ctypes import byref, c_void_p
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ._abi.ffi import Owned, bare, check, library
 from .errors import InvalidArgument, Unsupported
@@ -69,7 +69,7 @@ class _InUse:
 
     def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
         self._use_here, self._at = bare("sy_row_memory_use"), memory._at
-        self._where = device, memory.pool.id
+        self._device, self._pool = device, memory.pool.id
         # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
@@ -78,7 +78,30 @@ class _InUse:
         self._first: Dict[int, int] = {}  # where the first segment of a stream is, until it has both
 
     def __enter__(self) -> None:
-        self._begin(*self._where)
+        self._begin(self._device, self._pool)
+        try:
+            self._prepare()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        self._end(self._device, self._pool)
+        self._release(self._device, self._pool)
+
+    def rows(self, rows: Callable[[int, int, Any], Any], number: int, columns: int, like: Any) -> Any:
+        """What `rows` makes of the rest, inside: the same as by a ``with``, and shorter."""
+        device, pool = self._device, self._pool
+        self._begin(device, pool)
+        try:
+            if self._segments_left or self._here.told is not self:
+                self._prepare()
+            return rows(number, columns, like)
+        finally:
+            self._end(device, pool)
+            self._release(device, pool)
+
+    def _prepare(self) -> None:
         if self._here.told is not self:  # said once: torch asks for this memory nowhere else
             self._use_here(self._at)
             self._here.told = self
@@ -87,23 +110,15 @@ class _InUse:
 
     def _take_segment(self) -> None:
         """For the current stream, if it has less than two. Torch keeps what a tensor that is gone lay in, and makes smaller ones of it."""
-        stream = self._raw_stream(self._where[0])
+        stream = self._raw_stream(self._device)
         first = self._first.get(stream)
         if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
             return
-        try:
-            segment = self._new_segment()
-            if first is not None and segment.data_ptr() == first:  # nothing lies there now, so torch gave it again
-                self._new_segment()
-            self._first[stream] = segment.data_ptr() if first is None else _BOTH
-            self._segments_left -= 1
-        except BaseException:
-            self.__exit__()
-            raise
+        segment = self._new_segment()
+        if first is not None and segment.data_ptr() == first:  # nothing lies there now, so torch gave it again
+            self._new_segment()
+        self._first[stream] = segment.data_ptr() if first is None else _BOTH
+        self._segments_left -= 1
 
     def _new_segment(self) -> Any:
-        return self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._where[0])
-
-    def __exit__(self, *_: Any) -> None:
-        self._end(*self._where)
-        self._release(*self._where)
+        return self._torch.empty(self._segment, dtype=self._torch.uint8, device=self._device)

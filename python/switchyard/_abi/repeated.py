@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_void_p
+from functools import partial
 from typing import Any, Optional
 
 from .arrays import I64, arrays_of_torch
@@ -223,7 +224,7 @@ class NormalCombine(_Normal):
 
 
 class NormalDispatch(_Normal):
-    """A dispatch by a handle into a new tensor, of which nothing else is wanted."""
+    """A dispatch by a handle into a tensor, new or the caller's, of which nothing else is wanted."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_exchange_dispatch_cached")
@@ -231,14 +232,21 @@ class NormalDispatch(_Normal):
         self._options = structs.DispatchOptions(out=ctypes.addressof(self._to), size=0)
         self._by_options = byref(self._options)
         self._nothing = c_void_p()
-        self._memory = getattr(exchange, "row_memory", None)
+        memory = getattr(exchange, "row_memory", None)
+        self._fresh = self._rows if memory is None else partial(memory.use().rows, self._rows)
 
     def learn(self, x: Any) -> None:
         super().learn(x)
         self._to.dtype = self._x.dtype
 
-    def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
-        """The rows, or None: this is not for it."""
+    def _fits(self, out: Any, x: Any, number: int) -> bool:
+        """Whether so many rows like x's can be delivered there."""
+        shape = out.shape
+        return (out.dtype is x.dtype and len(shape) == 2 and shape[0] >= number and shape[1] == self._hidden and out.is_contiguous()
+                and (out.get_device() == x.get_device() if self._cuda else out.is_cpu))
+
+    def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None, out: Any = None) -> Any:
+        """The rows, the first of `out` if it is given, or None: this is not for it."""
         if type(x) is not self._Tensor or handle._at is None:
             return None
         self._acquire()
@@ -246,11 +254,12 @@ class NormalDispatch(_Normal):
             if not self._take(x, self._options, num_sms, stream) or self._x.rows != handle._tokens:
                 return None
             number = handle._rows_allocated
-            if self._memory is None:
-                rows = self._rows(number, self._hidden, x)
+            if out is None:
+                rows = self._fresh(number, self._hidden, x)
+            elif type(out) is self._Tensor and self._fits(out, x, number):
+                rows = out if out.shape[0] == number else out[:number]
             else:
-                with self._memory.use():
-                    rows = self._rows(number, self._hidden, x)
+                return None
             self._to.data, self._to.rows = rows.data_ptr(), number
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
             self._done(x)

@@ -223,21 +223,34 @@ def test_shared_memory():
 # ---- What captured calls of the drop-in are made of ----
 
 
-def nodes_of(graph):
-    """Kinds of its nodes, as the driver numbers them: 0 is a kernel."""
+class KernelNode(ctypes.Structure):
+    """The driver's CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("shape", ctypes.c_uint * 7), ("given", ctypes.c_void_p), ("extra", ctypes.c_void_p),
+                ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p)]
+
+
+def kernels_of(graph):
+    """Names of its kernels, as the compiler writes them. Other nodes fail."""
     driver, raw, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
     assert driver.cuGraphGetNodes(raw, None, ctypes.byref(number)) == 0
-    nodes, kinds = (ctypes.c_void_p * number.value)(), []
+    nodes, names = (ctypes.c_void_p * number.value)(), []
     assert driver.cuGraphGetNodes(raw, nodes, ctypes.byref(number)) == 0
     for node in nodes:
-        kind = ctypes.c_int(-1)
+        kind, params, name = ctypes.c_int(-1), KernelNode(), ctypes.c_char_p()
         assert driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)) == 0
-        kinds.append(kind.value)
-    return kinds
+        assert kind.value == 0, f"node {len(names)} is no kernel but of kind {kind.value}"
+        assert driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(params)) == 0
+        if params.function:
+            assert driver.cuFuncGetName(ctypes.byref(name), ctypes.c_void_p(params.function)) == 0
+        else:
+            assert driver.cuKernelGetName(ctypes.byref(name), ctypes.c_void_p(params.kernel)) == 0
+        names.append(name.value.decode())
+    return names
 
 
 def _kernels(buffer, low_latency, fp8):
-    """A dispatch and a combine are two kernels, and nothing of torch."""
+    """A dispatch and a combine are two kernels, and nothing of torch; those of low latency are compiled for such calls, not for any."""
     x, ids, weights = tensors(few_inputs(buffer.group_size, repeats=False)[buffer.rank])
 
     def pair():
@@ -257,7 +270,10 @@ def _kernels(buffer, low_latency, fp8):
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         pair()
-    assert nodes_of(graph) == [0, 0]
+    names = kernels_of(graph)
+    assert len(names) == 2, names
+    if low_latency:
+        assert "KnownDispatch" in names[0] and "KnownCombine" in names[1], names
     buffer.runtime.barrier()
     del graph
 

@@ -112,6 +112,54 @@ def test_combine(ranks, taken):
     assert taken[_repeated.NormalCombine] > 200
 
 
+@pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
+def test_dispatch_to_memory_of_the_caller(ranks, taken, layout):
+    def rank(group):
+        exchange = sy.Exchange(group, dtype="f32", layout=layout, **SHAPE)
+        for x, ids, weights, given in _variants(3):
+            x = x.detach()
+            rows, handle = exchange.dispatch(x, ids, weights)
+            want, count = 2 * rows, len(rows)
+            for more in (0, 2, 0):
+                out = torch.full((count + more, SHAPE["hidden"]), torch.nan)
+                got, same = exchange.dispatch(2 * x, handle=handle, out=out)
+                assert same is handle and got.shape == want.shape and torch.equal(got, want) and out[count:].isnan().all()
+                assert count == 0 or got.data_ptr() == out.data_ptr()
+            if count:
+                assert torch.equal(exchange.combine(got, handle), 2 * exchange.combine(rows, handle))
+            assert torch.equal(exchange.dispatch(2 * x, handle=handle)[0], want)
+            as_fp8, _ = exchange.dispatch(x, handle=handle, quantize="f32")
+            assert as_fp8[0].dtype == torch.float8_e4m3fn
+
+    ranks(rank, 1)
+    assert taken[_repeated.NormalDispatch] > 100
+
+
+@pytest.mark.parametrize("wrong, text", [
+    (lambda x, out: {"out": out.double()}, "out is torch.float64"),
+    (lambda x, out: {"out": out[:, :8].contiguous()}, r"out has the shape \[\d+, 8\]"),
+    (lambda x, out: {"out": out.t().contiguous().t()}, "out is not dense"),
+    (lambda x, out: {"out": out[:1]}, r"out->rows = 1"),
+    (lambda x, out: {"out": out.to("meta")}, "must be in host memory"),
+    (lambda x, out: {"out": (out, out)}, "out: fp8 rows, and only these"),
+    (lambda x, out: {"x": x[:3]}, "x.* 3"),
+    (lambda x, out: {"x": x.half()}, "out is torch.float32: must be f16"),
+])
+def test_what_is_wrong_in_a_dispatch_is_found(ranks, wrong, text):
+    def rank(group):
+        exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+        x, ids, _, _ = inputs_of(5, 5)
+        rows, handle = exchange.dispatch(x, ids)
+        out = torch.empty_like(rows)
+        for _ in range(3):
+            exchange.dispatch(x, handle=handle, out=out)
+        given = {"x": x, "out": out, **wrong(x, out)}
+        with pytest.raises(sy.InvalidArgument, match=text):
+            exchange.dispatch(given["x"], handle=handle, out=given["out"])
+
+    ranks(rank, 1)
+
+
 def test_gradients_take_the_long_way(ranks, taken):
     def rank(group):
         exchange = sy.Exchange(group, dtype="f32", **SHAPE)
@@ -184,12 +232,14 @@ def test_closed(ranks):
         ll, exchange = sy.LowLatency(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
         x, ids, _, _ = inputs_of(6, 5)
         rows, handle = exchange.dispatch(x, ids)
-        received = ll.dispatch(x, ids)
+        received, out = ll.dispatch(x, ids), torch.empty_like(rows)
         y = ll.make_rows(received)
-        for _ in range(2):
-            exchange.combine(rows, handle), ll.dispatch(x, ids), ll.combine(y, received)
+        calls = (lambda: exchange.dispatch(x, handle=handle, out=out), lambda: exchange.combine(rows, handle), lambda: ll.dispatch(x, ids),
+                 lambda: ll.combine(y, received))
+        for call in calls + calls:
+            call()
         exchange.close(), ll.close()
-        for call in (lambda: exchange.combine(rows, handle), lambda: ll.dispatch(x, ids), lambda: ll.combine(y, received)):
+        for call in calls:
             with pytest.raises(sy.InvalidArgument, match="is closed"):
                 call()
 
@@ -311,3 +361,8 @@ def test_known_memory(kind, told):
         call(it, 1, 0, 3)
         call(it, 0, 1, 3)
         assert calls == [(0, 101), (0, 100)]
+    if kind is _repeated.NormalDispatch:
+        calls.clear()
+        x, handle = Tensor(1, (3, 8)), types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
+        assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # whoever looks at all of it refuses it
+        assert it(x, handle, 0, None, Tensor(1, (3, 8))) is not None and calls == [(1, 101)]

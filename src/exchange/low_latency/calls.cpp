@@ -39,9 +39,9 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
 
 ScalePlace scale_place(const LowLatencyConfig& c, int world) {
   ScalePlace s;
-  s.column_major = c.scale_order == ScaleOrder::column_major;
   s.rows_per_expert = c.max_tokens * world;
-  if (c.scales == ScaleKind::none) return s;
+  if (c.scales == ScaleKind::none) return s;  // in no order: kernels of rows without scales are for rows
+  s.column_major = c.scale_order == ScaleOrder::column_major;
   s.element_bytes = static_cast<int>(element_bytes_of_scale(c.scales));
   s.groups = num_scales(c.hidden, c.scale_group);
   s.row_bytes = static_cast<int64_t>(scale_row_bytes(c.hidden, c.scales, c.scale_group));
@@ -135,7 +135,7 @@ LowLatencyOutput LowLatencyImpl::make_output(const Rows* given) {
   const LowLatencyTables& t = block->tables;
   LowLatencyOutput o;
   o.rows_per_expert = layout_.rows_per_expert();
-  o.scale_rows = scales_.column_major ? scales_.column_rows() : o.rows_per_expert;
+  o.scale_rows = config.scale_order == ScaleOrder::column_major ? scales_.column_rows() : o.rows_per_expert;
   o.scale_order = config.scale_order;
   o.scale_group = config.scale_group;
   const bool scaled = config.scales != ScaleKind::none;
