@@ -58,6 +58,14 @@ struct MoveCounter {
 /// The i-th of n places, i in [0, n), from `first` in [0, n] on and around.
 SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
 
+/// Whether warp `index` of a launch of `total`, which waits, asks host memory the `look`-th time that it looks around. They
+/// take turns: a GPU reads the host's memory word by word, a microsecond each, so two thousand warps that ask at the same time
+/// wait for milliseconds, whatever they wait for (docs/design/0057). Few warps ask once in 32 looks.
+SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) {
+  const int turns = total > 32 ? total : 32;
+  return look % turns == index % turns;
+}
+
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
 struct CallContext {
   HeapView heap;
@@ -65,8 +73,8 @@ struct CallContext {
   uint64_t timeout_ns = 0;
   Operation operation = Operation::none;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
-  /// CUDA: the same in host memory, polled less often, because a host can't reach the one in device memory. CPU: null, there is
-  /// only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
+  /// CUDA: the same in host memory, polled less often (asks_host), because a host can't reach the one in device memory. CPU:
+  /// null, there is only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
   /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU.

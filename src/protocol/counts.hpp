@@ -57,7 +57,7 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
                           static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))), r);
   };
   return wait_ranks<A>(
-      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, Wait::brief, strayed);
+      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
 }
 
 /// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts`.

@@ -106,11 +106,9 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
 /// whether that rank has made another call. True: the wait goes on. False: the wait polls once more and ends (EndWait).
 template <class A>
 struct DeadlineCheck {
-  static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
-
-  SWITCHYARD_FN bool operator()(typename A::Warp&, const CallContext* call, int awaited, uint64_t start, int polls) const {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
     const uint64_t waited = A::now_ns() - start;
-    return find_end<A>(call, awaited, !call->host_abort_word || polls % kHostPolls == 0) == 0 &&
+    return find_end<A>(call, awaited, !call->host_abort_word || asks_host(looks, w.index(), w.total())) == 0 &&
            static_cast<int64_t>(waited - call->timeout_ns) < 0 && !called_otherwise<A>(*call, awaited);
   }
 };
@@ -206,7 +204,7 @@ class WaitClock {
     if (!looks_around()) return true;
     if ((polls_ & kEnding) == 0) {
       if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
-      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
+      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_ / 16)) polls_ |= kEnding;
       return true;
     }
     polls_ &= ~kEnding;
@@ -268,9 +266,9 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 /// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
 template <class A, class Flag, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>* span = nullptr,
-                              Wait wait = Wait::brief, const Strayed& strayed = {}) {
+                              const Strayed& strayed = {}) {
   return wait_for<A>(
-      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, wait, strayed);
+      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);
 }
 
 /// Counts the warps of this rank, `warps` of them, that have finished a phase. True for the last one: it is then ordered after

@@ -135,6 +135,12 @@ class Bench(unittest.TestCase):
                 self.assertGreater(one["dispatch"]["p50_us"], 0)
                 self.assertGreater(one["combine"]["p50_us"], 0)
 
+    @unittest.skipIf(BACKEND == "cpu", "ranks are late on GPUs only")
+    def test_a_late_rank(self):
+        for one in self.measured(*self.NORMAL, "--sweep", "late-us=0,100"):
+            self.assertGreater(one["dispatch"]["min_us"], 0, "negative: rank 0 was not late")
+            self.assertGreater(one["combine"]["min_us"], 0, "negative: rank 0 was not late")
+
     def test_low_latency(self):
         runs = self.measured("--mode", "low_latency", "--quantize", "f32", "--sweep", "tokens=1,16", "--compute", "20")
         self.assertEqual(len(runs), 2)

@@ -169,7 +169,7 @@ class RankBench {
     return y;
   }
   std::vector<double> timed(const std::function<void()>& call) {
-    return clock_->time(call, s_.options.warmup, s_.options.iterations);
+    return time_entered_late(*clock_, rank_, s_.options.late_us, call, s_.options.warmup, s_.options.iterations);
   }
   std::vector<double> plan_times() {
     std::vector<double> us;
@@ -281,6 +281,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
         fmt::print("  {} ranks, {} tokens: {}\n", r.options.ranks, r.options.tokens,
                    hosts_line(r.network, static_cast<double>(sent_row_bytes(r.options))));
     print_tail_of_table();
+    print_late(any());
     print_failures();
   }
 
@@ -340,6 +341,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
                   {"order", o.order},
                   {"routing", o.routing},
                   {"seed", o.seed},
+                  {"late_us", o.late_us},
                   {"iterations", o.iterations},
                   {"cold_l2", true},
                   {"statistic", "slowest rank"}}},

@@ -89,11 +89,4 @@ double most_remote_bytes(const std::vector<json>& ranks) {
   return most;
 }
 
-void print_late(const BenchOptions& any) {
-  const bool swept = std::find(any.swept.begin(), any.swept.end(), "late-us") != any.swept.end();
-  if (!swept && any.late_us == 0) return;
-  fmt::print("  Rank 0 entered {} after the others; times count from then, also of ranks that waited.\n",
-             swept ? "so many microseconds" : fmt::format("{} us", any.late_us));
-}
-
 }  // namespace switchyard::tool

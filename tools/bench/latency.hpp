@@ -33,8 +33,6 @@ size_t symmetric_bytes(const LatencyPoint& point);
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
 /// The largest "remote_bytes" of the results of all ranks.
 double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
-/// Says so below the table, if rank 0 entered late.
-void print_late(const BenchOptions& any);
 
 /// A measured point of decode-sized calls.
 struct LatencyRun : MeasuredPoint {

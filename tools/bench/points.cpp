@@ -156,7 +156,8 @@ Places places_of(const BenchOptions& o) {
       .aligned = {around_normal, around, "; it belongs to --mode normal, and to --mode layer with --exchange normal"},
       .decode = {!around_normal, around,
                  "; it belongs to --mode low_latency and flat, and to --mode layer with --exchange low_latency"},
-      .late = {!mode.has_layouts && !mode.has_experts, named, "; it belongs to --mode low_latency and flat"},
+      .late = {!mode.has_experts && (!mode.has_layouts || cuda), mode.has_layouts ? named + " --backend cpu" : named,
+               "; it belongs to --mode low_latency and flat, and to --mode normal on GPUs"},
       .layer = {mode.has_experts, named, "; it belongs to --mode layer"},
       .low_latency = {&mode == &kLowLatency, named, "; it belongs to --mode low_latency"},
       .scaled = {&exchange_of(o) == &kLowLatency, around,
@@ -294,6 +295,13 @@ std::string common(const BenchOptions& point, const std::string& name) {
 
 void print_tail(const BenchOptions& any) {
   if (any.iterations < 100) fmt::print("  max: of {} iterations; p99 needs 100 or more.\n", any.iterations);
+}
+
+void print_late(const BenchOptions& any) {
+  const bool swept = std::find(any.swept.begin(), any.swept.end(), "late-us") != any.swept.end();
+  if (!swept && any.late_us == 0) return;
+  fmt::print("  Rank 0 entered {} after the others; times count from then, also of ranks that waited.\n",
+             swept ? "so many microseconds" : fmt::format("{} us", any.late_us));
 }
 
 PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)

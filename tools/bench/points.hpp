@@ -36,6 +36,8 @@ std::string common(const BenchOptions& point, const std::string& name);
 
 /// If a table has `max` where it could have p99: why.
 void print_tail(const BenchOptions& any);
+/// If rank 0 entered late: says so below the table.
+void print_late(const BenchOptions& any);
 
 /// A table of results. What is swept and not among `shown`, the quantities that `header` has, gets a column in front.
 class PointTable {

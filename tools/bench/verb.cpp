@@ -45,7 +45,8 @@ void add_decode(Options& add, BenchOptions& o) {
       "--pieces", o.pieces, 1, 16,
       "low_latency, flat, layer: parts of a row that are placed and returned on their own; auto: the library's default");
   add.integer("--late-us", o.late_us, 0, kMostLateUs,
-              "low_latency, flat: rank 0 enters every timed call so many microseconds after the others; times count from then");
+              "low_latency, flat; normal mode on GPUs: rank 0 enters every timed call so many microseconds after the others; "
+              "times count from then");
   add.integer("--compute", o.compute, 0, 1'000'000,
               "low_latency: also time calls in two halves with so many microseconds of arithmetic between them, and say how "
               "much of the exchange that hides; 0: do not");

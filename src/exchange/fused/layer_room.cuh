@@ -207,7 +207,10 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
     }
     if ((polls & 63) != 0) continue;
     const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
-    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) {
+    const auto warps = static_cast<int>(blockDim.x >> 5), warp = static_cast<int>(threadIdx.x >> 5);
+    const bool ask = asks_host(static_cast<int>(polls >> 6), static_cast<int>(blockIdx.x) * warps + warp,
+                               static_cast<int>(gridDim.x) * warps);
+    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, ask))) {
       charge();
       return false;
     }

@@ -264,10 +264,10 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
 
 /// Waits until chunk c of all sources has come.
 template <class A>
-SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c, Wait wait = Wait::brief) {
+SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
   return wait_ranks<A>(
-      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span, wait);
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
 /// Records that a warp has to do with when they have come, in the order in which they come: by chunk, then source.
@@ -297,10 +297,9 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
-  const bool copies = p.shape.layout == Layout::rank_major;
-  // Warps that do not send wait for as long as it takes to send half of the rows.
-  if (!wait_rows<A>(w, p, c, copies && p.work.send_blocks > 0 ? Wait::long_with_many : Wait::brief)) return false;
+  if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
+  const bool copies = p.shape.layout == Layout::rank_major;
   const int earlier = c - told_together(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;

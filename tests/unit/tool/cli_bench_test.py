@@ -363,7 +363,7 @@ class Bench(unittest.TestCase):
                 self.assertLess(result["runs"][1][section]["p50_us"], late)
         code, out, err = run("bench", *QUICK, "--late-us", "5")
         self.assertEqual((code, out), (2, ""), err)
-        self.assertIn("--late-us: given with --mode normal; it belongs to --mode low_latency and flat", err)
+        self.assertIn("--late-us: given with --mode normal --backend cpu; it belongs to --mode low_latency and flat", err)
 
     def test_flat(self):
         result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")
