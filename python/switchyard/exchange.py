@@ -220,8 +220,8 @@ class Exchange:
     def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
-        plain = out is not None and handle is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH
-        if plain and self._dispatch_again is not None:
+        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH
+        if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
             if rows is not None:
                 return rows, None, handle
