@@ -120,9 +120,10 @@ measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}
 measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
 # What a call costs once all ranks are there, if one is late.
-readonly late=(--sweep "late-us=0,5,20,100")
+readonly late=(--sweep "late-us=0,5,20,100,1000,5000")
 measure low_latency_late --mode low_latency --quantize f32 --tokens 128 "${late[@]}"
 measure flat_late --mode flat --tokens 128 "${late[@]}"
+measure normal_late --tokens 4096 --sweep late-us=0,1000,5000
 measure flat_contest --mode flat --contest
 # ledger NAME verify-ledger-options...: the published fixture.
 ledger() {

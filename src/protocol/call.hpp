@@ -61,10 +61,7 @@ SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n 
 /// Whether warp `index` of a launch of `total`, which waits, asks host memory the `look`-th time that it looks around. They
 /// take turns: a GPU reads the host's memory word by word, a microsecond each, so two thousand warps that ask at the same time
 /// wait for milliseconds, whatever they wait for (docs/design/0057). Few warps ask once in 32 looks.
-SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) {
-  const int turns = total > 32 ? total : 32;
-  return look % turns == index % turns;
-}
+SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) { return look % (total > 32 ? total : 32) == index; }
 
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
 struct CallContext {

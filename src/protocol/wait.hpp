@@ -171,8 +171,7 @@ class LastWait {
 /// How long a wait is expected to be.
 enum class Wait : uint8_t {
   brief,
-  long_with_many,  ///< for many warps at once: two thousand warps that poll one line keep rows from coming in through its slice
-                   ///< of the cache, so they sleep between polls
+  long_with_many,  ///< for many warps at once, which sleep between polls from the first on (docs/design/0004)
 };
 
 /// Progress of a wait that did not succeed at once. Not for reuse.
@@ -204,7 +203,7 @@ class WaitClock {
     if (!looks_around()) return true;
     if ((polls_ & kEnding) == 0) {
       if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
-      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_ / 16)) polls_ |= kEnding;
+      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_ / kPollsPerLook)) polls_ |= kEnding;
       return true;
     }
     polls_ &= ~kEnding;
@@ -215,12 +214,13 @@ class WaitClock {
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
   /// Ask after keep_waiting(): true when that has looked at more than the poll, once in sixteen.
-  SWITCHYARD_FN bool looks_around() const { return (polls_ & 15) == 0; }
+  SWITCHYARD_FN bool looks_around() const { return polls_ % kPollsPerLook == 0; }
   /// Since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;
+  static constexpr int kPollsPerLook = 16;
   // The polls that a long wait counts as, so that it sleeps between them.
   static constexpr int kPollsOfLongWait = 1 << 16;
   static constexpr int kManyPolls = 1 << 23;  // where counting begins again; the pauses between polls are at their longest

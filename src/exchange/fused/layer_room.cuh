@@ -130,14 +130,17 @@ class RoleSpan {
   uint64_t begin_ = 0;
 };
 
-/// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded,
-/// told to all ranks, and all waits of the block end at once. This rank itself has twice the time: what it waits for waits for
-/// others.
-__device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, bool look_at_host) {
+/// Of this warp among those of the launch.
+__device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
+
+/// One lane, the `look`-th time that it looks around in a wait for rank `rank` that began at `begin`: whether it must end. Then
+/// the fault is recorded, told to all ranks, and all waits of the block end at once. This rank itself has twice the time: what
+/// it waits for waits for others.
+__device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, int look) {
   const CallContext& call = c.p.call;
   if (ptx::load_shared(c.r.failed()) != 0) return true;
   uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
-  if (abort == 0 && look_at_host) {
+  if (abort == 0 && asks_host(look, index_of_warp(), static_cast<int>(gridDim.x * (blockDim.x >> 5)))) {
     abort = ptx::load_acquire<Scope::system>(call.host_abort_word);
     if (abort == 0 && (ptx::load_acquire<Scope::system>(call.left_ranks) >> rank & 1) != 0)
       abort = make_left_word(rank, static_cast<int>(ErrorCode::system));
@@ -171,8 +174,7 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
 __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, uint64_t begin) {
   if (rank == call.rank()) return;
   const uint64_t spent = ptx::global_timer() - begin;
-  const auto warp = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> 5) + (threadIdx.x >> 5);
-  WaitCounter& counter = call.waits[warp * call.world() + rank];
+  WaitCounter& counter = call.waits[int64_t{index_of_warp()} * call.world() + rank];
   ptx::reduce_add(&counter.total_ns, spent);
   ptx::reduce_add(&counter.waits, 1);
   ptx::reduce_max(&counter.max_ns, spent);
@@ -207,10 +209,7 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
     }
     if ((polls & 63) != 0) continue;
     const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
-    const auto warps = static_cast<int>(blockDim.x >> 5), warp = static_cast<int>(threadIdx.x >> 5);
-    const bool ask = asks_host(static_cast<int>(polls >> 6), static_cast<int>(blockIdx.x) * warps + warp,
-                               static_cast<int>(gridDim.x) * warps);
-    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, ask))) {
+    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, static_cast<int>(polls >> 6)))) {
       charge();
       return false;
     }
