@@ -43,12 +43,15 @@ class Pieces {
   uint32_t phases_ = 0;
 };
 
-/// Tokens in parts, which blocks take: two for each, so that all end at about the same time.
+/// Parts of the tokens for each block. Of those that are staged four, because blocks begin at different times: where the plan
+/// has a multiprocessor, when it ends. Of those that are told of one, whose routes are about as many as a block's threads.
+inline constexpr int kStagedParts = 4, kToldParts = 1;
+/// Tokens in parts, which blocks take.
 struct TokenParts {
   int64_t tokens, each;
 
-  __device__ TokenParts(const FusedParams& p, int64_t number) : tokens(number) {
-    const int64_t parts = 2 * int64_t{gridDim.x};
+  __device__ TokenParts(const FusedParams& p, int64_t number, int of_block) : tokens(number) {
+    const int64_t parts = of_block * int64_t{gridDim.x};
     each = (p.most_tokens + parts - 1) / parts;
     if (each == 0) each = 1;
   }
@@ -61,12 +64,14 @@ struct TokenParts {
 /// number; all threads have ended them then.
 template <class Each>
 __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenParts& parts, uint32_t shared, Each each) {
+  uint64_t next = threadIdx.x == 0 ? ptx::add_relaxed(counter, 1) : 0;
   for (int64_t taken = 0;; ++taken) {
     __syncthreads();
-    if (threadIdx.x == 0) ptx::store_shared(shared, static_cast<uint32_t>(ptx::add_relaxed(counter, 1)));
+    if (threadIdx.x == 0) ptx::store_shared(shared, static_cast<uint32_t>(next));
     __syncthreads();
     const int64_t part = ptx::load_shared(shared);
     if (part >= parts.count()) return taken;
+    if (threadIdx.x == 0) next = ptx::add_relaxed(counter, 1);  // comes while this part is done
     each(part);
   }
 }
@@ -122,7 +127,7 @@ __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t be
 template <class L>
 __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
   if (p.x == nullptr) return 0;
-  const TokenParts parts(p, p.most_tokens);
+  const TokenParts parts(p, p.most_tokens, kStagedParts);
   const int64_t pieces = p.layout.row_bytes / 16;
   return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
     if constexpr (L::kFp8)
@@ -137,7 +142,7 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
 __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const TokenParts parts(p, c.tokens);
+  const TokenParts parts(p, c.tokens, kToldParts);
   const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
   const int topk = routes.topk;
   const int64_t done = staged + take_parts(&p.memory.counters->tellings, parts, shared, [&](int64_t part) {
@@ -145,7 +150,7 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, 
                            tell_route(call.heap, p.layout, routes, f);
                        });
   if (threadIdx.x != 0 || done == 0) return;
-  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens).count() : 0);
+  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens, kStagedParts).count() : 0);
   const uint64_t before = ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, static_cast<uint64_t>(done));
   if (before + static_cast<uint64_t>(done) != static_cast<uint64_t>(all)) return;
   for (int i = 0; i < call.world(); ++i)
@@ -177,7 +182,9 @@ struct PulledRows {
   int64_t source = 0;
   int32_t place = -1;
 };
-/// Rows that are the lowest of their tokens' here, ascending, as this warp takes them.
+/// Rows that are the lowest of their tokens' here, ascending, as this warp takes them: as many of a stretch as it takes
+/// together, each as far from the next as there are warps that pull, so that all of them are at the rows of the tiles that come
+/// first.
 class PulledSequence {
  public:
   __device__ explicit PulledSequence(const LayerCall& c) : c_(c) {
@@ -187,12 +194,14 @@ class PulledSequence {
   __device__ __forceinline__ PulledRows next() {
     const FusedParams& p = c_.p;
     const HeapView& heap = p.call.heap;
+    const auto warps = static_cast<int64_t>(gridDim.x);
     const int batch = p.pulled.at_once;
     while (left_ == 0) {
-      base_ = take(&p.memory.counters->pulls, batch);
-      if (base_ >= c_.rows) return {};
-      left_ =
-          __ballot_sync(~0u, lane() < batch && base_ + lane() < c_.rows && *heap.local(p.layout.places(base_ + lane())) >= 0);
+      const int64_t taken = take(&p.memory.counters->pulls, 1), stretch = taken / warps * warps * batch;
+      if (stretch >= c_.rows) return {};
+      base_ = stretch + taken % warps;
+      const int64_t row = base_ + lane() * warps;
+      left_ = __ballot_sync(~0u, lane() < batch && row < c_.rows && *heap.local(p.layout.places(row)) >= 0);
     }
     PulledRows r;
     r.of_row = of_row_;
@@ -200,7 +209,7 @@ class PulledSequence {
     int64_t row = 0;
     const int most = p.pulled.whole ? p.pulled.slots : 1;
     for (; r.count < most && left_ != 0; ++r.count, left_ &= left_ - 1)
-      if (r.count == r.mine) row = base_ + __ffs(static_cast<int>(left_)) - 1;
+      if (r.count == r.mine) row = base_ + (__ffs(static_cast<int>(left_)) - 1) * warps;
     if (r.mine >= r.count) return r;
     r.source = *heap.local(p.layout.source(row));
     const int i = lane() % of_row_;
