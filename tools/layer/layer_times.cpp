@@ -134,8 +134,9 @@ void add_edges(LayerTimes& t, const std::vector<Call>& calls) {
   t.after_down_us = after / n;
 }
 
-LayerTimes times_of(int rank, const Spans& spans) {
+LayerTimes times_of(int rank, const Spans& spans, size_t left_out) {
   std::vector<Call> calls = calls_of(spans);
+  calls.erase(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(std::min(left_out, calls.size())));
   LayerTimes t;
   t.rank = rank;
   t.calls = static_cast<int64_t>(calls.size());
@@ -155,12 +156,12 @@ std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share);
 
 }  // namespace
 
-std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices) {
+std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices, size_t left_out) {
   std::map<int, Spans> ranks;
   for (const TraceSlice& s : slices) ranks[s.rank].push_back(&s);
   std::vector<LayerTimes> out;
   for (const auto& [rank, spans] : ranks)
-    if (const LayerTimes t = times_of(rank, spans); t.calls > 0) out.push_back(t);
+    if (const LayerTimes t = times_of(rank, spans, left_out); t.calls > 0) out.push_back(t);
   return out;
 }
 
@@ -185,7 +186,7 @@ std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, co
   group.barrier();
   group.set_trace(nullptr);
   group.barrier();
-  return trace.lost() > 0 ? std::vector<LayerTimes>{} : layer_times(trace.slices());
+  return trace.lost() > 0 ? std::vector<LayerTimes>{} : layer_times(trace.slices(), 1);
 }
 
 nlohmann::json layer_times_json(const std::vector<LayerTimes>& times) {

@@ -35,13 +35,14 @@ struct LayerTimes {
   double hidden_share() const { return communication_us > 0 ? hidden_us / communication_us : 0; }
 };
 
-/// Ranks ascending; those without a `layer` have no entry. `slices`: as Trace::slices() returns them.
-std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices);
+/// Ranks ascending; those without a `layer` that counts have no entry. `slices`: as Trace::slices() returns them. `left_out`:
+/// of each rank the first calls, which do not count.
+std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices, size_t left_out = 0);
 
 /// Who records when a rank's calls are: all warps of `sms` multiprocessors of a GPU, or the workers of a rank on the host.
 TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, int64_t warps);
-/// Collective. Records `calls` of one layer in one call each, and says what this rank's did: one entry, or none if records were
-/// forgotten.
+/// Collective. Records `calls` of one layer in one call each, at least 2, and says what this rank's did but for the first one,
+/// which takes longer on a GPU than those that follow it at once: one entry, or none if records were forgotten.
 std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, const TraceOptions& options, int calls,
                                       const std::function<void()>& call);
 

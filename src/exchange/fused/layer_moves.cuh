@@ -182,9 +182,7 @@ struct PulledRows {
   int64_t source = 0;
   int32_t place = -1;
 };
-/// Rows that are the lowest of their tokens' here, ascending, as this warp takes them: as many of a stretch as it takes
-/// together, each as far from the next as there are warps that pull, so that all of them are at the rows of the tiles that come
-/// first.
+/// Rows that are the lowest of their tokens' here, as this warp takes them. A block has one that pulls.
 class PulledSequence {
  public:
   __device__ explicit PulledSequence(const LayerCall& c) : c_(c) {
@@ -194,14 +192,12 @@ class PulledSequence {
   __device__ __forceinline__ PulledRows next() {
     const FusedParams& p = c_.p;
     const HeapView& heap = p.call.heap;
-    const auto warps = static_cast<int64_t>(gridDim.x);
-    const int batch = p.pulled.at_once;
+    const PullOrder order{static_cast<int>(gridDim.x), p.pulled.at_once};
     while (left_ == 0) {
-      const int64_t taken = take(&p.memory.counters->pulls, 1), stretch = taken / warps * warps * batch;
-      if (stretch >= c_.rows) return {};
-      base_ = stretch + taken % warps;
-      const int64_t row = base_ + lane() * warps;
-      left_ = __ballot_sync(~0u, lane() < batch && row < c_.rows && *heap.local(p.layout.places(row)) >= 0);
+      ticket_ = static_cast<int>(take(&p.memory.counters->pulls, 1));
+      if (pulled_stretch(order, ticket_) >= c_.rows) return {};
+      const int64_t row = pulled_row(order, ticket_, lane());
+      left_ = __ballot_sync(~0u, lane() < order.together && row < c_.rows && *heap.local(p.layout.places(row)) >= 0);
     }
     PulledRows r;
     r.of_row = of_row_;
@@ -209,7 +205,7 @@ class PulledSequence {
     int64_t row = 0;
     const int most = p.pulled.whole ? p.pulled.slots : 1;
     for (; r.count < most && left_ != 0; ++r.count, left_ &= left_ - 1)
-      if (r.count == r.mine) row = base_ + (__ffs(static_cast<int>(left_)) - 1) * warps;
+      if (r.count == r.mine) row = pulled_row(order, ticket_, __ffs(static_cast<int>(left_)) - 1);
     if (r.mine >= r.count) return r;
     r.source = *heap.local(p.layout.source(row));
     const int i = lane() % of_row_;
@@ -219,8 +215,7 @@ class PulledSequence {
 
  private:
   const LayerCall& c_;
-  int of_row_ = 1;
-  int64_t base_ = 0;
+  int of_row_ = 1, ticket_ = 0;
   uint32_t left_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a fused layer's tiles, and which flags a tile waits for and sets: pure functions, for host and device.
+// The order of a fused layer's tiles and of the rows that are pulled, and which flags a tile waits for and sets: pure
+// functions, for host and device.
 //
 // Tickets number all tiles of a rank: of step s those of expert s up, then those of expert s - lag down. Whoever computes tiles
 // takes tickets ascending and works on them in that order. A tile up waits for rows, which wait for nobody's tickets. A tile
@@ -66,6 +67,20 @@ SWITCHYARD_INLINE int expert_of_tile(const int* first_tiles, int experts, int ti
       high = middle;
   }
   return low;
+}
+
+/// Which rows a warp that pulls takes. Tickets 0, 1, 2, ... name `together` rows each, as far from each other as there are
+/// warps: those of `warps` tickets are a stretch of rows, all of whose warps are at neighbouring rows at the same time.
+struct PullOrder {
+  int warps = 1, together = 1;
+};
+/// The first row of a ticket's stretch; stretches ascend with tickets.
+SWITCHYARD_INLINE int64_t pulled_stretch(const PullOrder& o, int ticket) {
+  return int64_t{ticket / o.warps} * o.warps * o.together;
+}
+/// Row i of a ticket, in [0, together).
+SWITCHYARD_INLINE int64_t pulled_row(const PullOrder& o, int ticket, int i) {
+  return pulled_stretch(o, ticket) + ticket % o.warps + int64_t{i} * o.warps;
 }
 
 /// Flags [first, first + count).

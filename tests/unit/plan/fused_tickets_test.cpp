@@ -123,6 +123,42 @@ TEST(FusedTickets, RowTilesHaveTheirExperts) {
   });
 }
 
+TEST(FusedPulls, ByHand) {
+  const PullOrder o{3, 2};
+  const std::vector<std::vector<int64_t>> rows{{0, 3}, {1, 4}, {2, 5}, {6, 9}, {7, 10}};
+  for (size_t ticket = 0; ticket < rows.size(); ++ticket) {
+    const auto t = static_cast<int>(ticket);
+    EXPECT_EQ(pulled_stretch(o, t), t < 3 ? 0 : 6) << "ticket " << t;
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(pulled_row(o, t, i), rows[ticket][static_cast<size_t>(i)]) << "ticket " << t;
+  }
+}
+
+/// Whoever takes tickets until a stretch begins behind the last row has taken every row once; and no row of a ticket is more
+/// than a stretch away from those of another warp that has taken its ticket in the same turn.
+TEST(FusedPulls, TakeEachRowOnce) {
+  for (const int warps : {1, 2, 7, 132})
+    for (const int together : {1, 8, 13, 32})
+      for (const int64_t rows : {0, 1, 131, 132, 133, 5000}) {
+        SCOPED_TRACE(testing::Message() << warps << " warps, " << together << " together, " << rows << " rows");
+        const PullOrder o{warps, together};
+        std::set<int64_t> taken;
+        int64_t before = 0;
+        for (int ticket = 0; pulled_stretch(o, ticket) < rows; ++ticket) {
+          ASSERT_LE(before, pulled_stretch(o, ticket));
+          before = pulled_stretch(o, ticket);
+          for (int i = 0; i < together; ++i) {
+            const int64_t row = pulled_row(o, ticket, i);
+            ASSERT_GE(row, before);
+            ASSERT_LT(row, before + warps * together);
+            if (row < rows) {
+              ASSERT_TRUE(taken.insert(row).second) << "row " << row;
+            }
+          }
+        }
+        ASSERT_EQ(taken.size(), static_cast<size_t>(rows));
+      }
+}
+
 TEST(FusedTickets, AwaitedRows) {
   const FlagRange rows = awaited_by_up(40, 16);
   EXPECT_EQ(rows.first, 40);

@@ -66,6 +66,23 @@ TEST(LayerTimes, AreMeansOverCalls) {
     EXPECT_DOUBLE_EQ(two.*figure, one.*figure);
 }
 
+TEST(LayerTimes, LeaveOutTheFirstCalls) {
+  std::vector<TraceSlice> slices{span("layer", -1, 0, 500), span("expert_up", 4, 300, 400), span("expert_down", 4, 400, 450),
+                                 span("pull_rows", 5, 100, 300)};
+  for (const TraceSlice& s : one_call(1000)) slices.push_back(s);
+  slices.push_back(span("layer", -1, 0, 700, 1));  // the only call of another rank
+  const std::vector<LayerTimes> all = layer_times(slices, 1);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].rank, 0);
+  EXPECT_EQ(all[0].calls, 1);
+  EXPECT_EQ(all[0].workers, 2);  // not the one of the first call
+  EXPECT_DOUBLE_EQ(all[0].call_us, 100);
+  EXPECT_DOUBLE_EQ(all[0].before_up_us, 20);
+  EXPECT_DOUBLE_EQ(all[0].communication_us, 40);
+  EXPECT_EQ(layer_times(slices).size(), 2u);
+  EXPECT_TRUE(layer_times(slices, 2).empty());
+}
+
 TEST(LayerTimes, WhatLiesOutsideACallDoesNotCount) {
   std::vector<TraceSlice> slices = one_call(100);
   slices.push_back(span("expert_up", 0, 0, 50));       // before the call
