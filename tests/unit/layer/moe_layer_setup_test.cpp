@@ -2,6 +2,7 @@
 // What a MoeLayer is made of: which exchange is chosen, its memory, and what is refused, on all ranks alike.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -324,6 +325,11 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }
 
+/// Of a layer's larger set of weights, of all its experts.
+size_t weight_bytes(const MoeLayerConfig& c) {
+  return 2 * static_cast<size_t>(c.num_experts) * 2 * static_cast<size_t>(c.intermediate * c.hidden);
+}
+
 /// How the construction of a layer ends on each of two ranks; `change` is asked for the settings of a rank. A group that
 /// survived makes a layer afterwards.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
@@ -331,9 +337,9 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
   if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2);
   return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), heap_bytes), [&](Group& group) {
     HostRig rig;
-    void* const weights = rig.room(2 * 2 * 16 * 32 * 2);
     MoeLayerConfig config = small();
     change(group.rank(), config);
+    void* const weights = rig.room(std::max(weight_bytes(small()), weight_bytes(config)));
     const Outcome end = outcome_of([&] { MoeLayer layer(group, config, without_weights ? nullptr : weights, weights); });
     group.barrier();  // the group can be used
     if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
