@@ -44,7 +44,7 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.group("How");
   add.integer("--calls", t.calls, 1, 1 << 16,
-              "Traced pairs of calls, or layers; on GPUs the first one takes longer than those that follow it");
+              "Traced pairs of calls, or layers; of fused layers on GPUs the first one takes longer");
   add.integer("--warmup", o.warmup, 0, 1 << 16, "Calls before them");
   add.integer("--events", t.events, 16, kMaxTraceEvents, "Spans that each worker keeps, the newest, 32 bytes each");
   add.integer("--cost", t.cost_rounds, 0, 1 << 12,

@@ -44,7 +44,7 @@ class Pieces {
 };
 
 /// Parts of the tokens for each block. Of those that are staged four, because blocks begin at different times: where the plan
-/// has a multiprocessor, when it ends. Of those that are told of one, whose routes are about as many as a block's threads.
+/// has a multiprocessor, when it ends. Of those that are told of one: blocks begin that together, and all their threads do it.
 inline constexpr int kStagedParts = 4, kToldParts = 1;
 /// Tokens in parts, which blocks take.
 struct TokenParts {

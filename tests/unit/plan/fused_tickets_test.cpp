@@ -133,8 +133,7 @@ TEST(FusedPulls, ByHand) {
   }
 }
 
-/// Whoever takes tickets until a stretch begins behind the last row has taken every row once; and no row of a ticket is more
-/// than a stretch away from those of another warp that has taken its ticket in the same turn.
+/// Whoever takes tickets until a stretch begins behind the last row has taken every row once, and each in its stretch.
 TEST(FusedPulls, TakeEachRowOnce) {
   for (const int warps : {1, 2, 7, 132})
     for (const int together : {1, 8, 13, 32})
