@@ -106,8 +106,8 @@ struct WaitStatistics {
 /// One rank's membership. Movable, not copyable. Destruction is local (not collective), idempotent and never throws:
 /// memory disappears with its last user. A Group must outlive the exchange objects made from it. After its destruction, also by
 /// an exception on its way, the rank has left: calls of peers that need more from it than it has delivered end with
-/// PeerFailed(left), within about a second; all others go on. Only the process that joined is a member: in a forked child its
-/// copies of a Group and of objects made from it may be destroyed, which does nothing, and nothing else.
+/// PeerFailed(left), within about a second; all others go on. Only the process that joined is a member: in a forked child,
+/// copies of a Group and of objects made from it may be destroyed, which does nothing; calls throw Error(invalid_argument).
 ///
 /// Members of any object of this library that was moved from, or default-constructed, throw Error(invalid_argument).
 ///
@@ -165,6 +165,11 @@ class Group {
   /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent; nothing in a
   /// forked child, or if moved from.
   void abort(int32_t reason) noexcept;
+  /// This rank leaves: calls of peers that still need it end with PeerFailed(left), as after the destruction of the Group, but
+  /// at once, although objects, handles and rows of the group live on. Local, idempotent. CUDA: waits for this rank's GPU.
+  /// Every later collective call of the group and its objects, and check(), throws Error(invalid_argument); destruction, what
+  /// handles hold in host memory and statistics work as before. Nothing in a forked child, or if moved from.
+  void leave() noexcept;
 
   /// One entry per peer rank. Local. Counters never stop and cost nothing when no wait occurs.
   std::vector<WaitStatistics> wait_statistics() const;

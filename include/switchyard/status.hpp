@@ -83,7 +83,9 @@ class PeerFailed : public Error {
   PeerFailed(int rank, ErrorCode reason, const std::string& context, bool left = false);
   int rank() const noexcept { return rank_; }            ///< the rank that failed
   ErrorCode reason() const noexcept { return reason_; }  ///< what it reported; `system` if its process ended or it left
-  bool left() const noexcept { return left_; }           ///< its Group was destroyed, in order or because its own code threw
+  bool left() const noexcept {
+    return left_;
+  }  ///< it called Group::leave(), or its Group was destroyed, in order or because its own code threw
 
  private:
   int rank_;

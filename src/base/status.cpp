@@ -40,7 +40,9 @@ std::string describe_failure(int rank, ErrorCode reason, const std::string& cont
   std::string text = context.empty() ? std::string() : context + ": ";
   text += "rank " + std::to_string(rank);
   if (left) {
-    text += " left the group while it was still needed (its Group was destroyed, in order or because its own code threw)";
+    text +=
+        " left the group while others still needed it (it called leave(), or its Group was destroyed, in order or because its "
+        "own code threw)";
   } else if (reason == ErrorCode::system) {
     text += " is gone (its process ended or its connection broke)";
   } else {

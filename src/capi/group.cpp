@@ -132,6 +132,13 @@ switchyard_code_t sy_group_abort(sy_group* group, int32_t reason) {
   });
 }
 
+switchyard_code_t sy_group_leave(sy_group* group) {
+  return guarded([&] {
+    require(group, "group");
+    group->group->leave();
+  });
+}
+
 switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics) {
   return guarded([&] {
     require(group, "group");

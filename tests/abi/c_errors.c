@@ -200,7 +200,7 @@ static void null_arguments(void) {
   CHECK(sy_group_from_environment(NULL, NULL) == wrong && sy_group_rank(NULL, NULL) == wrong &&
         sy_group_size(NULL, NULL) == wrong);
   CHECK(sy_group_barrier(NULL) == wrong && sy_group_all_gather(NULL, NULL, 0, NULL) == wrong && sy_group_check(NULL) == wrong);
-  CHECK(sy_group_abort(NULL, 1) == wrong && sy_group_wait_statistics(NULL, 0, NULL) == wrong &&
+  CHECK(sy_group_abort(NULL, 1) == wrong && sy_group_leave(NULL) == wrong && sy_group_wait_statistics(NULL, 0, NULL) == wrong &&
         sy_group_heap(NULL, NULL, NULL) == wrong);
   CHECK(sy_group_register_memory(NULL, NULL, 0, NULL) == wrong && sy_group_sleep(NULL) == wrong &&
         sy_group_wake(NULL) == wrong);

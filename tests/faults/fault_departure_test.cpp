@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <latch>
 #include <thread>
 
 #include "faults/watched_calls.hpp"
@@ -50,6 +51,29 @@ TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// Its objects and its Group stay until the others have heard. Deadlines are beyond this program's time limit.
+TEST_P(ALeavingRank, IsNoticedWhileItsObjectsLive) {
+  GroupOptions options = options_with(600s);
+  options.rendezvous_timeout = 600s;
+  std::latch others_ended(2);
+  const auto all = outcomes(3, options, [&](Group& group) {
+    GetParam().tell(group, [&](const std::function<void()>& call) {
+      if (group.rank() != 1) {
+        const Outcome o = outcome_of(call);
+        EXPECT_TRUE(says_that_it_left(o, 1)) << group.rank() << " " << shown(o);
+        others_ended.count_down();
+        return;
+      }
+      group.leave();
+      others_ended.wait();
+      group.leave();
+      expect_text(outcome_of(call), ErrorCode::invalid_argument, "this rank has left the group");
+      expect_text(outcome_of([&] { group.check(); }), ErrorCode::invalid_argument, "this rank has left the group");
+    });
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
 INSTANTIATE_TEST_SUITE_P(Faults, ALeavingRank, testing::ValuesIn(all_calls()),
                          [](const auto& d) { return std::string(d.param.name); });
 
@@ -82,6 +106,28 @@ TEST(ARankThatIsDone, MayLeaveAtAnyTimeAfterItsLastCall) {
     });
     for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << round << ": " << o.text;
   }
+}
+
+/// What a rank does after leave() reaches no peer: neither its error nor an abort.
+TEST(ARankThatHasLeft, EndsNoCallOfOthers) {
+  std::latch misused(1);
+  const auto all = outcomes(3, options_with(600s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    rig.round();
+    rig.dispatch();
+    const auto rows = rig.combine_send();
+    rows();
+    if (group.rank() == 0) {
+      group.leave();
+      expect_text(outcome_of([&] { rig.round(); }), ErrorCode::invalid_argument, "this rank has left the group");
+      group.abort(42);
+      misused.count_down();
+      return;
+    }
+    misused.wait();
+    group.check();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
 /// The one that left is not waited for; the one that is comes late.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -252,6 +253,32 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   EXPECT_EQ(joined(failures), "");
 }
 
+/// Its objects and its Group stay until its peers have ended. Deadlines are beyond this program's limit.
+TEST_P(ALeavingProcess, IsNoticedWhileItsObjectsLive) {
+  Fleet fleet = fleet_of(3, 600s);
+  fleet.options.rendezvous_timeout = 600s;
+  int ended[2];  // the others tell rank 1
+  ASSERT_EQ(::pipe(ended), 0);
+  const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
+    GetParam().tell(group, [&](const std::function<void()>& call) {
+      char byte = 0;
+      if (group.rank() != 1) {
+        const Outcome o = outcome_of(call);
+        f.check(says_that_it_left(o, 1), shown(o));
+        f.check(::write(ended[1], &byte, 1) == 1, "pipe");
+        return;
+      }
+      group.leave();
+      for (int i = 0; i < 2; ++i) f.check(::read(ended[0], &byte, 1) == 1, "pipe");
+      const Outcome o = outcome_of(call);
+      f.check(o.code == ErrorCode::invalid_argument && o.text.find("has left the group") != std::string::npos, shown(o));
+    });
+  });
+  EXPECT_EQ(joined(failures), "");
+  ::close(ended[0]);
+  ::close(ended[1]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Left, ALeavingProcess, testing::ValuesIn(all_calls()),
                          [](const auto& d) { return std::string(d.param.name); });
 
@@ -302,6 +329,29 @@ bool child_exits(const std::function<void()>& first) {
   return false;
 }
 
+/// Calls of every object, and of the group.
+std::vector<std::function<void()>> calls_of(Inherited& kept) {
+  Group& group = kept.groups.back();
+  return {[&] { kept.normal[0].dispatch(); },
+          [&] { kept.normal[0].combine(kept.rows[0]); },
+          [&] { (void)kept.normal[0].exchange.allocate_rows(kept.rows[0].handle, switchyard::DType::bf16); },
+          [&] { kept.low_latency[0].dispatch(); },
+          [&] { kept.low_latency[0].combine(); },
+          [&] { FlatRig flat(group); },
+          [&] { SmallLedger ledger(group); },
+          [&] { FusedMoeRig fused(group); },
+          [&] { group.barrier(); },
+          [&] { (void)group.register_memory(nullptr, 0); },
+          [&] { group.sleep(); },
+          [&] { group.check(); }};
+}
+
+bool says_that_it_was_forked(const Outcome& o) {
+  if (o.code == ErrorCode::invalid_argument && o.text.find("this process was forked") != std::string::npos) return true;
+  std::fprintf(stderr, "%s\n", shown(o).c_str());
+  return false;
+}
+
 TEST(ForkedChild, EndsWithoutItsParentsGroup) {
   const auto failures = run_processes(fleet_of(3, 60s), [&](Group& given, Failures& f) {
     static Inherited kept;
@@ -324,6 +374,9 @@ TEST(ForkedChild, EndsWithoutItsParentsGroup) {
                 kept.groups.back().abort(1);
                 const Outcome o = outcome_of([] { kept.groups.back().impl().bootstrap->barrier(1ms); });
                 if (o.code != ErrorCode::invalid_argument) ::raise(SIGKILL);
+                kept.groups.back().leave();
+                for (const std::function<void()>& call : calls_of(kept))
+                  if (!says_that_it_was_forked(outcome_of(call))) ::raise(SIGKILL);
               }),
               "calls of the child");
     }

@@ -157,6 +157,10 @@ switchyard_code_t sy_group_check(const sy_group* group);
 /// Makes every wait of every rank end with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other
 /// than SWITCHYARD_OK, or a number of your own up to 255. Idempotent: the first failure counts.
 switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
+/// The rank leaves at once, although objects of the group live on: calls of peers that still need it end with
+/// SWITCHYARD_PEER_FAILED. Idempotent. Later collective calls of this rank, and sy_group_check, are
+/// SWITCHYARD_INVALID_ARGUMENT; objects are destroyed as ever. CUDA: waits for the rank's GPU. In a forked child: nothing.
+switchyard_code_t sy_group_leave(sy_group* group);
 
 /// Time this rank spent waiting for flags of one peer since the group was formed.
 typedef struct sy_wait_statistics {

@@ -131,6 +131,14 @@ void CudaRank::drain() noexcept {
   }
 }
 
+void CudaRank::finish() noexcept try {
+  const DeviceGuard guard(device());
+  const RelaxedCapture relaxed;  // a stream of this thread may be captured
+  (void)gpu::wait_for_device();
+} catch (const Error&) {
+  // Without a context nothing runs.
+}
+
 HostWords CudaRank::take_host_words() {
   const std::lock_guard lock(words_mutex_);
   size_t n = 0;

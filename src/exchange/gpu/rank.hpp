@@ -93,6 +93,7 @@ class CudaRank final : public DeviceRank {
   /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
   /// the rest.
   void drain() noexcept override;
+  void finish() noexcept override;
   /// Rounds between hosts of all objects of this rank: GpuRounds::of.
   std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
   void end_rounds() noexcept override { rounds_.reset(); }

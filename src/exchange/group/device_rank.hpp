@@ -24,6 +24,8 @@ class DeviceRank {
   virtual const char* advice() const noexcept = 0;
   /// Before the peers are told that this rank has left: waits for what its kernels still deliver.
   virtual void drain() noexcept = 0;
+  /// Waits for everything that is enqueued on the GPU, as drain() does for replays: objects that live on have not waited.
+  virtual void finish() noexcept = 0;
   /// Ends the rounds between hosts, which look at the group's memory. After drain(), before that memory goes.
   virtual void end_rounds() noexcept {}
   /// The first fault that a kernel of this rank recorded, or null. Does not wait for the GPU.

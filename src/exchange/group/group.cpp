@@ -81,11 +81,23 @@ Group::Impl::~Impl() {
     device->drain();
     device->end_rounds();
   }
+  leave();
+  if (device) end_device({std::move(heap), std::move(control), std::move(device)});
+}
+
+void Group::Impl::leave() noexcept {
+  if (std::exchange(left_, true)) return;
   std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
   bootstrap->leave();  // its threads write and read headers
-  if (device) end_device({std::move(heap), std::move(control), std::move(device)});
+}
+
+void Group::Impl::check_member(const char* context) const {
+  if (!home.here())
+    invalid(std::string(context) +
+            ": this process was forked by a rank of the group and is no rank itself; form a group in it");
+  if (left_) invalid(std::string(context) + ": this rank has left the group");
 }
 
 TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens) const {
@@ -112,6 +124,7 @@ void Group::Impl::post_abort(int reason, int awaited) noexcept {
 }
 
 void Group::Impl::post_word(uint64_t word) noexcept {
+  if (left_) return;
   for (int r = 0; r < bootstrap->world(); ++r) {
     uint64_t none = 0;
     std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
@@ -191,6 +204,7 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
 }
 
 void Group::Impl::check_alive(const char* context) {
+  check_member(context);
   if (device && device->fault()) {
     fault = *device->fault();
     raise_fault(operation_name(fault.operation), fault.epoch);
@@ -317,6 +331,12 @@ void Group::check() const {
 }
 void Group::abort(int32_t reason) noexcept {
   if (Impl* impl = impl_.pointer().get(); impl && impl->home.here()) impl->post_abort(reason, 255);
+}
+void Group::leave() noexcept {
+  Impl* const impl = impl_.pointer().get();
+  if (!impl || !impl->home.here()) return;
+  if (impl->device) impl->device->finish();
+  impl->leave();
 }
 
 void Group::set_trace(Trace* trace) {

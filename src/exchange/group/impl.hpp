@@ -80,7 +80,11 @@ struct Group::Impl {
   detail::CallContext begin_call(detail::Operation operation);
   /// Throws what the last call recorded, if anything: PeerTimeout (and tells all peers), PeerFailed, ...
   void raise_fault(const char* operation, uint64_t call);
-  /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
+  /// Throws, without telling the peers, Error(invalid_argument) in a forked child and after leave().
+  void check_member(const char* context) const;
+  /// Tells the peers that this rank makes no more calls. Idempotent.
+  void leave() noexcept;
+  /// Throws if this rank is no member any more, has aborted or was told of an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
   /// check_alive for calls that use the heap: also throws while the group sleeps.
   void check_usable(const char* context);
@@ -88,6 +92,7 @@ struct Group::Impl {
   /// exception goes on, unless they know: it is an AgreedError, which all ranks throw in step, or peers_know_of() its code.
   template <class F>
   decltype(auto) collective_call(const char* operation, F&& call) {
+    check_member(operation);
     try {
       return detail::as_error(operation, call);
     } catch (const detail::AgreedError&) {
@@ -175,6 +180,7 @@ struct Group::Impl {
 
  private:
   std::array<detail::HeapHeader*, kMaxRanks> headers_ = {};
+  bool left_ = false;
   void find_headers(const detail::SymmetricHeap& memory);
   /// What ranks a and b have called that differs; "" if it is not known.
   std::string describe_mismatch(int a, int b) const;
