@@ -169,6 +169,12 @@ int owner(int experts, int world, int64_t expert) {
   return rank;
 }
 
+int64_t invalid_ids(const Problem& p, int rank) {
+  int64_t n = 0;
+  for (const int64_t id : at(p.ids, rank)) n += id < -1 || id >= p.experts ? 1 : 0;
+  return n;
+}
+
 std::vector<Origin> rows_to(const Problem& p, int rank) {
   std::vector<Origin> rows;
   if (p.layout == Layout::expert_major) rows.resize(static_cast<size_t>(first_rows(p, rank).back()));

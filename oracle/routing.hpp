@@ -28,7 +28,7 @@ struct Problem {
   SizePolicy size = SizePolicy::exact;
   std::vector<int64_t> capacity;  ///< [W], SizePolicy::capacity
   Overflow overflow = Overflow::fail;
-  std::vector<std::vector<int64_t>> ids;    ///< per rank [T, K]; anything outside [0, E) is no expert
+  std::vector<std::vector<int64_t>> ids;  ///< per rank [T, K]; -1, or anything else outside [0, E), which is invalid: no expert
   std::vector<std::vector<float>> weights;  ///< per rank [T, K], or empty: without weights
 
   int64_t tokens(int rank) const { return static_cast<int64_t>(ids[static_cast<size_t>(rank)].size()) / topk; }
@@ -101,6 +101,8 @@ struct Owned {
 /// no capacity.
 Received received(const Problem& problem, int rank);
 Owned owned(const Problem& problem, int rank);
+/// How many ids of the rank are neither -1 nor in [0, E).
+int64_t invalid_ids(const Problem& problem, int rank);
 /// Received::origin, before capacity: the rows that `rank` must receive, in order.
 std::vector<Origin> rows_to(const Problem& problem, int rank);
 

@@ -44,6 +44,7 @@ struct FusedMoeConfig {
   /// when the object is made: what writes them has ended by then.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
+  InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
 /// Settings of one call.
@@ -128,8 +129,9 @@ class FusedMoe {
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
   static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id outside [0,
-  /// E) is no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
+  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id of -1 is
+  /// no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without one gets +0 (add: keeps its row). `out` is
+  /// [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
 
   /// The two halves of forward, each a call of its own: what lies between them, rows() may be read and changed. Together they
@@ -161,6 +163,9 @@ class FusedMoe {
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;
+  /// Ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: of the calls that have run, replays of
+  /// graphs included; waits for a copy of the number and for no kernel.
+  int64_t invalid_ids() const;
 
  private:
   detail::Held<std::unique_ptr<detail::FusedImpl>, detail::kFusedObject> impl_;

@@ -160,7 +160,9 @@ class Group {
   /// may be null unless `bytes` is 0.
   void all_gather(const void* mine, size_t bytes, void* all);
 
-  /// Throws the pending fault of this rank, if any; otherwise returns. Local.
+  /// Throws the pending fault of this rank, if any; otherwise returns. CUDA: invalid ids of objects with InvalidIds::raise are
+  /// one, Error(invalid_argument), which names the objects and the numbers since the last check(); the group can be used.
+  /// Local; waits for no kernel.
   void check() const;
   /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent; nothing in a
   /// forked child, or if moved from.

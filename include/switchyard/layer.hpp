@@ -83,6 +83,7 @@ struct MoeLayerConfig {
   ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: of w13_scales and w2_scales, which are as ExpertOptions has them
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
+  InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 
   /// Of tokens and results: bf16, also of a layer in fp8; or f16.
   DType row_type() const { return type == DType::fp8_e4m3 ? DType::bf16 : type; }
@@ -158,8 +159,8 @@ class MoeLayer {
   static size_t heap_bytes_for(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Collective. `x` is [T, H] of row_type(), T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id
-  /// outside [0, E) is no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] of row_type() and must not
-  /// overlap anything else. All of them may be null if T is 0.
+  /// of -1 is no expert (others outside [0, E): MoeLayerConfig::invalid_ids); a token without one gets +0 (add: keeps its row).
+  /// `out` is [T, H] of row_type() and must not overlap anything else. All of them may be null if T is 0.
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call = {});
 
   /// Overflow::drop_and_report: [T, K] of the last forward, 1 where this rank's route was dropped at capacity: it added
@@ -167,6 +168,9 @@ class MoeLayer {
   /// the next forward, or, of a captured one, as long as its graph. Empty with Overflow::fail and with low latency, which drops
   /// nothing.
   std::span<const uint8_t> dropped() const;
+  /// Ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: of the calls that have run, replays of
+  /// graphs included; waits for a copy of the number and for no kernel.
+  int64_t invalid_ids() const;
 
   /// As given, with the exchange and the form that were chosen.
   const MoeLayerConfig& config() const;

@@ -78,6 +78,7 @@ struct LowLatencyConfig {
   /// (tuning.hpp). Without one, a rank receives about kPiecesAtOnce pieces: at most kMostUsualPieces of a row, of
   /// kFewestPieceColumns to kMostPieceColumns columns each.
   int pieces = 0;
+  InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.
@@ -213,6 +214,9 @@ class LowLatencyExchange {
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
+  /// Ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: of the calls that have run, replays of
+  /// graphs included; waits for a copy of the number and for no kernel.
+  int64_t invalid_ids() const;
 
  private:
   detail::Held<std::unique_ptr<detail::LowLatencyImpl>, detail::kLowLatencyObject> impl_;

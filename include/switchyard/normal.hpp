@@ -66,6 +66,7 @@ struct NormalConfig {
   Staging staging = Staging::direct;
   RingSettings ring;
   size_t pool_bytes = 0;  ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
+  InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
 /// Memory of one object, in bytes per rank; all but private_bytes in the heap. docs/concepts/layouts.md gives the formulas.
@@ -201,6 +202,8 @@ class Handle {
   explicit operator bool() const noexcept { return static_cast<bool>(data_); }
   int64_t tokens() const;  ///< T
   int64_t rows() const;    ///< M: rows received, padding included
+  /// Ids of this rank that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes.
+  int64_t invalid_ids() const;
   DispatchCounts counts() const;
   DispatchMatrices matrices(int num_channels) const;  ///< num_channels in [1, 2^20]
   LedgerTables ledger() const;  ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
@@ -254,6 +257,9 @@ struct Dispatched {
   // dispatch that made the handle.
   std::span<const uint8_t> dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
   std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here
+
+  /// One number, Handle::invalid_ids(), which no host has to wait for. As long as `handle`.
+  std::span<const int64_t> invalid_ids;
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
   /// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed
@@ -327,6 +333,9 @@ class NormalExchange {
 
   const NormalConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
+  /// Ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: of the calls that have run, replays of
+  /// graphs included; waits for a copy of the number and for no kernel.
+  int64_t invalid_ids() const;
 
  private:
   detail::Held<std::unique_ptr<detail::NormalImpl>, detail::kNormalObject> impl_;

@@ -94,6 +94,18 @@ struct NamesOf<Overflow> {
   static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
+/// What an object does with ids that are neither -1, which is no expert, nor an expert in [0, E). Their routes go nowhere.
+enum class InvalidIds : uint8_t {
+  /// Ids in host memory: the call is Error(invalid_argument) that names the first such id, before a row moves. Ids on a GPU:
+  /// they are counted, and Group::check() throws Error(invalid_argument) that names the object and their number.
+  raise = 0,
+  count = 1,  ///< they are counted only
+};
+template <>
+struct NamesOf<InvalidIds> {
+  static constexpr Named<InvalidIds> kAll[] = {{InvalidIds::raise, "raise"}, {InvalidIds::count, "count"}};
+};
+
 /// Content of the padding rows of the expert-major layout.
 enum class Padding : uint8_t { zero = 0, unspecified = 1 };
 template <>
@@ -191,7 +203,8 @@ struct Rows {
   operator ConstRows() const { return {data, rows, cols, dtype, scales, scale_kind}; }
 };
 
-/// Expert ids `[tokens, topk]`, dense, int32 or int64. An id outside `[0, num_experts)` means "no expert" (drop).
+/// Expert ids `[tokens, topk]`, dense, int32 or int64. -1 is no expert: its route goes nowhere. Any other
+/// id outside `[0, num_experts)` is invalid (InvalidIds).
 struct ExpertIds {
   const void* data = nullptr;
   int64_t tokens = 0;

@@ -58,13 +58,14 @@ def statistics_of(struct: structs.CallStatistics) -> CallStatistics:
 
 def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
                   dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0,
-                  ring_send_chunk: int = 6, ring_slots: int = 0, ring_max_bytes: int = 0) -> structs.NormalConfig:
+                  ring_send_chunk: int = 6, ring_slots: int = 0, ring_max_bytes: int = 0,
+                  invalid_ids: str = "raise") -> structs.NormalConfig:
     """The struct of the keywords of :class:`Exchange`."""
     return structs.NormalConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
         expert_alignment=align, row_type=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
         ring_num_channels=ring_channels, ring_send_chunk=ring_send_chunk, ring_slots=ring_slots, pool_bytes=pool_bytes,
-        ring_max_bytes=ring_max_bytes)
+        ring_max_bytes=ring_max_bytes, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
 normal_config.__qualname__ = "Exchange"  # which errors of wrong keywords name
@@ -74,7 +75,7 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
     """Of the exchange that brings gradients of routing weights back: float32 rows of a column per choice."""
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
-        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
+        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32, invalid_ids=config.invalid_ids)
 
 
 def keep_plans() -> Any:
@@ -92,6 +93,9 @@ class Exchange:
     max_tokens: most tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one per (token, expert),
     grouped by expert, each group padded to a multiple of `align` rows.
     dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded memory.
+    invalid_ids: ids that are neither -1, which is no expert, nor in [0, experts). "raise": InvalidArgument that names the first one, before
+    a row moves; of ids on a GPU ``Group.check()`` raises it, because no call waits for the GPU. "count": their routes go nowhere, and
+    `invalid_ids` counts them.
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, whatever the routing.
     routing_gradients: expert-major, for training: gradients of routing weights come back to the tokens' owners, through a small
     exchange of its own.
@@ -124,7 +128,8 @@ class Exchange:
         if routing_gradients and self._layout == EXPERT_MAJOR:
             small = _weights_config(self._config)
             self._for_weights = Exchange(group, hidden=small.hidden, experts=self.experts, topk=self.topk, dtype="f32",
-                                         max_tokens=self.max_tokens, layout="expert_major", align=small.expert_alignment)
+                                         max_tokens=self.max_tokens, layout="expert_major", align=small.expert_alignment,
+                                         invalid_ids=_names.name_of(_names.INVALID_IDS, small.invalid_ids))
 
     def _make_structs(self) -> None:
         """What calls fill and pass, once."""
@@ -182,7 +187,7 @@ class Exchange:
         x: [T, H], a numpy array or a torch tensor (CPU, or the group's GPU), dense; or for fp8 rows a pair (x, scales) with scales
         [T, ceil(H / 128)] of float32, or for powers of two of uint8, or of int32 with four of them: [T, ceil(H / 512)]. Scales may be
         strided, by columns for example: they are copied unless they are dense in whole 16 bytes a row. T may be 0 and differ by rank.
-        ids: int32 or int64 [T, K]; an id outside [0, E) means no expert. weights: float32 [T, K], travel with the rows.
+        ids: int32 or int64 [T, K]; -1 means no expert. weights: float32 [T, K], travel with the rows.
         handle: instead of ids and weights: the same routing again with other rows, nothing is counted.
         quantize: "f32" or "ue8m0": rows travel as fp8 with such scales.
         size: rows that are allocated: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU: exact;
@@ -430,6 +435,14 @@ class Exchange:
         handle = ctypes.c_void_p()
         check(self._functions.sy_handle_deserialize(content, len(content), byref(handle)))
         return Handle(handle.value or 0, self._layout, self._owned)
+
+    @property
+    def invalid_ids(self) -> int:
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+        included; waits for no kernel."""
+        number = ctypes.c_int64()
+        check(self._functions.sy_exchange_invalid_ids(self.pointer, byref(number)))
+        return number.value
 
     def last_call(self) -> CallStatistics:
         """Traffic and time of this rank's last call. CUDA: waits for it."""

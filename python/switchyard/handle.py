@@ -110,6 +110,14 @@ class Handle:
         return number.value
 
     @property
+    def invalid_ids(self) -> int:
+        """Ids of this rank's dispatch that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes. CUDA: waits
+        for the dispatch."""
+        number = ctypes.c_int64()
+        check(library().functions.sy_handle_invalid_ids(self.pointer, byref(number)))
+        return number.value
+
+    @property
     def rows(self) -> int:
         """M: rows delivered to this rank, padding included. CUDA: waits for the dispatch."""
         if self._view is not None and self._view.rows >= 0:

@@ -27,7 +27,7 @@ class LayerMemory(NamedTuple):
 def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
-            backend: int = CPU) -> structs.MoeLayerConfig:
+            invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
     """The struct of the keywords of :class:`MoeLayer`."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
@@ -36,7 +36,8 @@ def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_toke
         exchange=value_of(_names.MOE_EXCHANGES, "exchange", exchange), form=value_of(_names.MOE_FORMS, "form", form),
         overflow=value_of(_names.OVERFLOWS, "overflow", overflow), captured=int(captured),
         storage=value_of(_names.STORAGES, "storage", storage), row_scales=value_of(_names.SCALES, "row_scales", row_scales),
-        weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales))
+        weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales),
+        invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
 _config.__qualname__ = "MoeLayer"  # which errors of wrong keywords name
@@ -61,7 +62,7 @@ class MoeLayer:
     bf16. capacity: most rows that a rank takes in a call; 0: those of the worst routing. overflow: "fail" or "drop_and_report".
     order: of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused" (docs/layer.md).
     storage: "packed" (CPU: an own copy) or "view" (the weights stay yours, and are kept alive by this object; GPUs).
-    captured: GPUs, normal mode: calls are captured in graphs.
+    invalid_ids: "raise" or "count", as :class:`Exchange`. captured: GPUs, normal mode: calls are captured in graphs.
 
     Needs the library switchyard_layer, which not every wheel has: docs/python.md.
     """
@@ -152,6 +153,14 @@ class MoeLayer:
             return out
 
     __call__ = forward
+
+    @property
+    def invalid_ids(self) -> int:
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+        included; waits for no kernel."""
+        number = ctypes.c_int64()
+        check(self._functions.sy_moe_layer_invalid_ids(self.pointer, byref(number)))
+        return number.value
 
     def dropped(self) -> Any:
         """uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with ``overflow="fail"``. Valid until

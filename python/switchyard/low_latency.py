@@ -22,14 +22,14 @@ __all__ = ["LowLatency", "Pending", "Received"]
 
 
 def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
-            scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0) \
-        -> structs.LowLatencyConfig:
+            scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
+            invalid_ids: str = "raise") -> structs.LowLatencyConfig:
     """The struct of the keywords of :class:`LowLatency`."""
     return structs.LowLatencyConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, row_type=_names.dtype_of("dtype", dtype),
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
         scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
-        pieces=pieces)
+        pieces=pieces, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
 _config.__qualname__ = "LowLatency"  # which errors of wrong keywords name
@@ -121,6 +121,7 @@ class LowLatency:
     dtype: of `x` and the widest that is combined, "bf16", "f16" or "f32". scales: rows travel as fp8 with "f32" or "ue8m0" scales of
     `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: as they are.
     sending: "per_rank" or "per_route". pieces: parts of a row that travel on their own; 0: the library's choice.
+    invalid_ids: "raise" or "count", as :class:`Exchange`.
     """
 
     def __init__(self, group: Group, **config: Any) -> None:
@@ -227,7 +228,7 @@ class LowLatency:
     # ---- Dispatch ----
 
     def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
-        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], an id outside [0, E) means no
+        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], -1 means no
         expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales), with scales of a row each, in
         any order of memory; they are copied unless they are dense in whole 16 bytes a row, [T, columns]. output: where to deliver;
         None: an output of this object, the same for all such calls, so that each overwrites the one before."""
@@ -390,6 +391,14 @@ class LowLatency:
             return out
 
     # ---- The rest ----
+
+    @property
+    def invalid_ids(self) -> int:
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+        included; waits for no kernel."""
+        number = ctypes.c_int64()
+        check(self._functions.sy_low_latency_invalid_ids(self.pointer, byref(number)))
+        return number.value
 
     def last_call(self) -> CallStatistics:
         """Traffic and time of this rank's last call. CUDA: waits for it."""

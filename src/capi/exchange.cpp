@@ -54,6 +54,7 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
   v.aligned_per_expert = data_or_null(d.aligned_per_expert);
   v.dropped = data_or_null(d.dropped);
   v.dropped_per_source = data_or_null(d.dropped_per_source);
+  v.invalid_ids = data_or_null(d.invalid_ids);
   return v;
 }
 
@@ -223,6 +224,14 @@ switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_
                                       const sy_combine_options* options, float* out_weights) {
   return collective_on(exchange, "exchange", [&] {
     exchange->state->object.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
+  });
+}
+
+switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(count, "count");
+    *count = exchange->state->object.invalid_ids();
   });
 }
 

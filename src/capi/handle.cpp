@@ -38,6 +38,14 @@ switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows) {
   });
 }
 
+switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count) {
+  return guarded([&] {
+    require(handle, "handle");
+    require(count, "count");
+    *count = handle->handle.invalid_ids();
+  });
+}
+
 switchyard_code_t sy_handle_counts(const sy_handle* handle, sy_counts* counts) {
   return guarded([&] {
     require(handle, "handle");

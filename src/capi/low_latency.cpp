@@ -32,6 +32,7 @@ constexpr sy_low_latency_combine_options kCombineOptions = SWITCHYARD_LOW_LATENC
 constexpr sy_all_to_all_options kAllToAllOptions = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
 
 // The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+static_assert(kLowLatencyConfig.invalid_ids == static_cast<int>(LowLatencyConfig{}.invalid_ids));
 static_assert(kLowLatencyConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
               kLowLatencyConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
               kLowLatencyConfig.scale_group == LowLatencyConfig{}.scale_group &&
@@ -39,7 +40,7 @@ static_assert(kLowLatencyConfig.row_type == static_cast<int>(LowLatencyConfig{}.
               kLowLatencyConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) &&
               kLowLatencyConfig.pieces == LowLatencyConfig{}.pieces);
 static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
-static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 56);
+static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 64);
 static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
               sizeof(sy_low_latency_view) == 104);
 static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 &&
@@ -63,6 +64,8 @@ LowLatencyConfig to_config(const sy_low_latency_config* config) {
   result.scale_order = to_enum<ScaleOrder>("config->scale_order", c.scale_order);
   result.sending = to_enum<Sending>("config->sending", c.sending);
   result.pieces = c.pieces;
+  result.invalid_ids = to_enum<InvalidIds>("config->invalid_ids", c.invalid_ids);
+  require_range("config->reserved", c.reserved, 0, 0);
   return result;
 }
 
@@ -280,6 +283,14 @@ switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_c
   return collective_on(exchange, "exchange", [&] {
     RowFunction function;
     exchange->state->object.moe_all_to_all(to_rows(x, "x"), to_ids(ids), out, to_options(options, function));
+  });
+}
+
+switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(count, "count");
+    *count = exchange->state->object.invalid_ids();
   });
 }
 

@@ -58,6 +58,9 @@ static_assert(SWITCHYARD_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
               SWITCHYARD_SIZE_CAPACITY == static_cast<int>(SizePolicy::capacity) &&
               SWITCHYARD_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
               SWITCHYARD_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
+static_assert(SWITCHYARD_INVALID_IDS_RAISE == static_cast<int>(InvalidIds::raise) &&
+              SWITCHYARD_INVALID_IDS_COUNT == static_cast<int>(InvalidIds::count) &&
+              kNormalConfig.invalid_ids == static_cast<int>(NormalConfig{}.invalid_ids));
 static_assert(SWITCHYARD_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
               SWITCHYARD_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
 static_assert(SWITCHYARD_PADDING_ZERO == static_cast<int>(Padding::zero) &&
@@ -117,7 +120,6 @@ GroupOptions to_options(const sy_group_options* options) {
 
 NormalConfig to_config(const sy_normal_config* config) {
   const sy_normal_config c = read_struct(config, kNormalConfig, "config");
-  require_range("config->reserved", c.reserved, 0, 0);
   NormalConfig result;
   result.hidden = c.hidden;
   result.num_experts = c.num_experts;
@@ -129,6 +131,7 @@ NormalConfig to_config(const sy_normal_config* config) {
   result.staging = to_enum<Staging>("config->staging", c.staging);
   result.ring = {c.ring_num_channels, c.ring_send_chunk, c.ring_slots, c.ring_max_bytes};
   result.pool_bytes = c.pool_bytes;
+  result.invalid_ids = to_enum<InvalidIds>("config->invalid_ids", c.invalid_ids);
   return result;
 }
 

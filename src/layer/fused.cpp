@@ -23,6 +23,7 @@ class FusedLayer final : public LayerForm {
   }
   void remove_weights(int set) override { layer_.remove_weights(set); }
   std::span<const uint8_t> dropped() const override { return layer_.dropped(); }
+  int64_t invalid_ids() const override { return layer_.invalid_ids(); }
   std::string implementation() const override { return "fused, normal, " + products_; }
 
  private:

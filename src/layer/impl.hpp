@@ -37,6 +37,7 @@ class LayerForm {
   virtual int add_weights(const MoeWeights& weights) = 0;
   virtual void remove_weights(int set) = 0;
   virtual std::span<const uint8_t> dropped() const { return {}; }
+  virtual int64_t invalid_ids() const = 0;
   virtual std::string implementation() const = 0;
 
   const MoeLayerConfig config;

@@ -25,19 +25,18 @@ using detail::LayerSetup;
 /// What a rank tells the others of its share of a construction.
 struct Claim {
   detail::StepReport report;
-  uint64_t hash = 0;
+  detail::AgreedClaim agreed;
   GpuPlace place;
 };
 
 /// Collective. Throws on all ranks alike if one has failed or has other settings.
-std::vector<Claim> compare(Group& group, const Claim& mine) {
+std::vector<Claim> compare(Group& group, const Claim& mine, const detail::AgreedFields& fields) {
   std::vector<Claim> all(static_cast<size_t>(group.size()));
   group.all_gather(&mine, sizeof mine, all.data());
   for (size_t r = 0; r < all.size(); ++r) detail::raise_if_failed(all[r].report, kClass, r);
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r].hash != all[0].hash)
-      throw Error(ErrorCode::mismatch,
-                  std::string(kClass) + ": ranks 0 and " + std::to_string(r) + " have different MoeLayerConfigs");
+  const auto differs =
+      detail::find_difference(fields, all.size(), [&](size_t r) -> const detail::AgreedClaim& { return all[r].agreed; });
+  if (!differs.text.empty()) throw Error(ErrorCode::mismatch, differs.text, differs.field != nullptr ? differs.field : "");
   return all;
 }
 
@@ -66,12 +65,14 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   std::shared_ptr<detail::ExpertProducts> products;
   const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales};
   Claim mine;
+  detail::AgreedFields fields;
   const Backend backend = group.options().backend;
   mine.report = detail::attempt([&] {
     MoeLayerConfig wanted = config;
     if (wanted.form == MoeForm::automatic && group.hosts() > 1) wanted.form = MoeForm::separate;  // one kernel needs one host
     setup = detail::set_up(wanted, group.size(), backend);
-    mine.hash = setup.hash();
+    fields = setup.agreed_fields();
+    mine.agreed = detail::AgreedClaim(kClass, fields);
     if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
     setup.gpu = mine.place.device;
     const CurrentGpu current(setup.gpu);
@@ -83,7 +84,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
     }
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
   });
-  const std::vector<Claim> all = compare(group, mine);
+  const std::vector<Claim> all = compare(group, mine, fields);
   if (setup.config.form == MoeForm::fused)
     return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));
   LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
@@ -94,7 +95,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
     const CurrentGpu current(setup.gpu);
     made->make_rows();
   });
-  compare(group, rows);
+  compare(group, rows, {});
   return made;
 }
 
@@ -146,6 +147,7 @@ void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights
 }
 
 std::span<const uint8_t> MoeLayer::dropped() const { return impl_->form->dropped(); }
+int64_t MoeLayer::invalid_ids() const { return impl_->form->invalid_ids(); }
 const MoeLayerConfig& MoeLayer::config() const { return impl_->form->config; }
 std::string MoeLayer::implementation() const { return impl_->form->implementation(); }
 

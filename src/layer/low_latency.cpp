@@ -41,6 +41,7 @@ class LowLatencyLayer final : public LayerForm {
   }
   int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }
   void remove_weights(int set) override { experts_.remove(set); }
+  int64_t invalid_ids() const override { return exchange_.invalid_ids(); }
   std::string implementation() const override { return "separate, low_latency, " + experts_.implementation(); }
 
  private:

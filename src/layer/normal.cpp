@@ -32,6 +32,7 @@ class NormalLayer final : public LayerForm {
   std::span<const uint8_t> dropped() const override { return last_.dropped; }
   int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }
   void remove_weights(int set) override { experts_.remove(set); }
+  int64_t invalid_ids() const override { return exchange_.invalid_ids(); }
   std::string implementation() const override { return "separate, normal, " + experts_.implementation(); }
 
  private:

@@ -47,6 +47,7 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   check_enum("exchange", c.exchange);
   check_enum("form", c.form);
   check_enum("overflow", c.overflow);
+  check_enum("invalid_ids", c.invalid_ids);
   check_enum("storage", c.storage);
   check_enum("row_scales", c.row_scales);
   check_enum("weight_scales", c.weight_scales);
@@ -78,6 +79,7 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   c.max_tokens = config.max_tokens;
   c.layout = Layout::expert_major;
   c.row_type = config.row_type();
+  c.invalid_ids = config.invalid_ids;
   return c;
 }
 
@@ -113,6 +115,7 @@ LowLatencyConfig LayerSetup::low_latency() const {
   c.topk = config.topk;
   c.max_tokens = config.max_tokens;
   c.row_type = config.row_type();
+  c.invalid_ids = config.invalid_ids;
   c.scales = config.type == DType::fp8_e4m3 ? config.row_scales : ScaleKind::none;
   return c;
 }
@@ -127,6 +130,7 @@ FusedMoeConfig LayerSetup::fused() const {
   c.capacity = config.capacity;
   c.overflow = config.overflow;
   c.type = config.type;
+  c.invalid_ids = config.invalid_ids;
   c.row_scales = config.row_scales;
   c.weight_scales = config.weight_scales;
   c.w13_scales = config.w13_scales;
@@ -188,15 +192,21 @@ size_t LayerSetup::heap_bytes() const {
                                                 : LowLatencyExchange::heap_bytes_for(low_latency(), world);
 }
 
-uint64_t LayerSetup::hash() const {
-  uint64_t hash = 0;
-  for (const int64_t v :
-       {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
-        config.capacity, int64_t{config.captured}, static_cast<int64_t>(config.type), static_cast<int64_t>(config.order),
-        static_cast<int64_t>(config.exchange), static_cast<int64_t>(config.form), static_cast<int64_t>(config.overflow),
-        static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
-    hash = mix_hash(hash, static_cast<uint64_t>(v));
-  return hash;
+AgreedFields LayerSetup::agreed_fields() const {
+  return {agreed("MoeLayerConfig::hidden", config.hidden),
+          agreed("MoeLayerConfig::intermediate", config.intermediate),
+          agreed("MoeLayerConfig::num_experts", config.num_experts),
+          agreed("MoeLayerConfig::topk", config.topk),
+          agreed("MoeLayerConfig::max_tokens", config.max_tokens),
+          agreed("MoeLayerConfig::capacity", config.capacity),
+          agreed("MoeLayerConfig::captured", config.captured),
+          agreed("MoeLayerConfig::type", config.type),
+          agreed("MoeLayerConfig::order", config.order),
+          agreed("MoeLayerConfig::exchange", config.exchange),
+          agreed("MoeLayerConfig::form", config.form),
+          agreed("MoeLayerConfig::overflow", config.overflow),
+          agreed("MoeLayerConfig::row_scales", config.row_scales),
+          agreed("MoeLayerConfig::weight_scales", config.weight_scales)};
 }
 
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {

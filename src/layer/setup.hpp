@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/agreed_fields.hpp"
 #include "switchyard/fused.hpp"
 #include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
@@ -33,8 +34,8 @@ struct LayerSetup {
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;
   size_t heap_bytes() const;
-  /// Of what must be equal on all ranks.
-  uint64_t hash() const;
+  /// What all ranks must give alike.
+  AgreedFields agreed_fields() const;
 };
 
 /// Throws Error(invalid_argument) naming the field, or Error(unsupported).

@@ -16,6 +16,7 @@ void LocalPlan::build(const ExpertIds& in, int num_experts, int world) {
   ids.resize(idx(routes));
   expert_index.resize(idx(routes));
   rank_index.resize(idx(routes));
+  invalid = {};
   tokens_per_rank.assign(idx(world), 0);
   routes_per_expert.assign(idx(num_experts), 0);
   std::vector<int64_t> last_token(idx(world), -1);
@@ -29,6 +30,7 @@ void LocalPlan::build(const ExpertIds& in, int num_experts, int world) {
     const int64_t id = in.is_int64 ? ids64[f] : ids32[f];
     if (id < 0 || id >= num_experts) {
       ids[idx(f)] = expert_index[idx(f)] = rank_index[idx(f)] = -1;
+      if (id != -1) invalid.add(f, id);
       continue;
     }
     const int64_t t = f / topk;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/invalid_routes.hpp"
 #include "layout/addressing.hpp"
 #include "switchyard/types.hpp"
 
@@ -23,6 +24,7 @@ struct LocalPlan {
   std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that touch the expert's rank, -1
   std::vector<int32_t> tokens_per_rank;    ///< [W]
   std::vector<int32_t> routes_per_expert;  ///< [E]
+  InvalidRoutes invalid;
 
   /// Reuses the vectors' memory. O(T * K + E + W).
   void build(const ExpertIds& ids, int num_experts, int world);
@@ -96,6 +98,7 @@ struct HandleData {
   int64_t max_tokens = 0;
   int64_t hidden = 0;
   uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls by handles compare it
+  int64_t invalid_ids = 0;     ///< of this rank's routes, neither -1 nor an expert
   bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
   GatheredCounts counts;
   ExpertMap map;

@@ -80,6 +80,9 @@ struct CallContext {
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
+  /// CUDA: ids so far that are neither -1 nor an expert: InvalidIdCounts of the object. Null: the host counts, or nobody.
+  uint64_t* invalid_ids = nullptr;
+  uint64_t* invalid_bell = nullptr;  ///< CUDA: a word of the host, not 0 once there are any; null: only counted
   Tracer* tracer = nullptr;          ///< null when tracing is off
   DeviceTrace device_trace;          ///< the same on a GPU
   /// Bit s: this rank reaches all ranks' memory in registration slot s when the call runs. Null: in none.

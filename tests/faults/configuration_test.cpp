@@ -180,7 +180,22 @@ std::vector<Configuration> other_configurations() {
 class OtherConfiguration : public testing::TestWithParam<Configuration> {};
 
 TEST_P(OtherConfiguration, OfOneRankIsAMismatch) {
-  expect_mismatch(outcomes(3, options_with(60s), [&](Group& group) { GetParam().make(group, group.rank() == 1); }));
+  const auto all = outcomes(3, options_with(60s), [&](Group& group) { GetParam().make(group, group.rank() == 1); });
+  expect_mismatch(all);
+  for (const Outcome& o : all)
+    for (const std::string& part : {"::" + std::string(GetParam().in_text) + " = ", std::string(" on rank 0 and "),
+                                    std::string(" on rank 1: must be equal on all ranks")})
+      EXPECT_NE(o.text.find(part), std::string::npos) << part << ": " << o.text;
+}
+
+TEST(OtherObject, OfOneRankIsAMismatch) {
+  const auto all = outcomes(2, options_with(60s), [](Group& group) {
+    if (group.rank() == 0)
+      NormalRig rig(group);
+    else
+      LowLatencyRig rig(group);
+  });
+  for (const Outcome& o : all) expect_text(o, ErrorCode::mismatch, "rank 0 makes NormalExchange and rank 1 LowLatencyExchange");
 }
 
 INSTANTIATE_TEST_SUITE_P(Faults, OtherConfiguration, testing::ValuesIn(other_configurations()),

@@ -72,6 +72,12 @@ inline std::vector<Misuse> low_latency_dispatch_misuses() {
       spoil_dispatch("too_many_tokens", "ids.tokens = 7", [](A& a) { a.ids.tokens = 7; }),
       spoil_dispatch("negative_tokens", "ids.tokens = -1", [](A& a) { a.ids.tokens = -1; }),
       spoil_dispatch("wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }),
+      spoil_dispatch("id_beyond",
+                     "ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
+                     [](A& a) { a.ids = SmallArguments::ids_with<SmallArguments::kExperts>(); }),
+      spoil_dispatch("negative_id", "ids[2][1] = -2 (token 2, k = 1)", [](A& a) { a.ids = SmallArguments::ids_with<-2>(); }),
+      spoil_dispatch("wide_id", "ids[2][1] = 4294967299 (token 2, k = 1)",
+                     [](A& a) { a.ids = SmallArguments::ids_with<SmallArguments::kWideId>(); }),
       spoil_dispatch("null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }),
   };
   return on_rigs(all, [](switchyard::Group& group) { return LowLatencyRig(group); });

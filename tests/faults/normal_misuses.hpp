@@ -71,6 +71,12 @@ inline std::vector<Misuse> normal_misuses(switchyard::Staging staging) {
       spoil_ids("negative_tokens", "ids.tokens = -1", [](ExpertIds& ids) { ids.tokens = -1; }),
       spoil_ids("wrong_topk", "ids.topk = 3", [](ExpertIds& ids) { ids.topk = 3; }),
       spoil_ids("null_ids", "ids.data", [](ExpertIds& ids) { ids.data = nullptr; }),
+      spoil_ids("id_beyond",
+                "ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
+                [](ExpertIds& ids) { ids = SmallArguments::ids_with<SmallArguments::kExperts>(); }),
+      spoil_ids("negative_id", "ids[2][1] = -2 (token 2, k = 1)", [](ExpertIds& ids) { ids = SmallArguments::ids_with<-2>(); }),
+      spoil_ids("wide_id", "ids[2][1] = 4294967299 (token 2, k = 1)",
+                [](ExpertIds& ids) { ids = SmallArguments::ids_with<SmallArguments::kWideId>(); }),
       spoil_dispatch("negative_capacity", "capacity = -1",
                      [](DispatchOptions& o) {
                        o.size = switchyard::SizePolicy::capacity;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "switchyard/types.hpp"
@@ -27,6 +28,20 @@ struct SmallArguments {
   }
   switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
   switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
+
+  /// Token 2, k = 1 has `id`, which is neither -1 nor an expert; all others choose experts. Of any rank, for ever.
+  template <int64_t id>
+  static switchyard::ExpertIds ids_with() {
+    using Id = std::conditional_t<id == static_cast<int32_t>(id), int32_t, int64_t>;
+    static const std::vector<Id> all = [] {
+      std::vector<Id> made;
+      for (int f = 0; f < kTokens * kTopk; ++f) made.push_back(static_cast<Id>(f % kExperts));
+      made[2 * kTopk + 1] = static_cast<Id>(id);
+      return made;
+    }();
+    return switchyard::ExpertIds::of(all.data(), kTokens, kTopk);
+  }
+  static constexpr int64_t kWideId = (int64_t{1} << 32) + 3;  ///< whose low half is an expert
 
   std::vector<int32_t> ids;
   std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);

@@ -114,7 +114,7 @@ TEST(Tuned, RanksThatCutRowsOtherwiseEndWithMismatch) {
   };
   for (const Outcome& o : construct(8)) {
     EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
-    EXPECT_NE(o.text.find("LowLatencyConfig or tuned values"), std::string::npos) << o.text;
+    EXPECT_NE(o.text.find("LowLatencyConfig::pieces as tuned"), std::string::npos) << o.text;
   }
   for (const Outcome& o : construct(4)) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }

@@ -52,7 +52,7 @@ typedef struct sy_moe_layer_config {
   sy_weight_storage storage;    ///< GPUs: view, given so
   sy_scale_kind row_scales;     ///< fp8: tokens become fp8 on the way, with these scales of 128 columns: f32 or ue8m0
   sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0, of what follows, which is as switchyard/expert.hpp has it
-  int32_t reserved;             ///< must be 0
+  sy_invalid_ids invalid_ids;   ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
 } sy_moe_layer_config;
@@ -120,6 +120,9 @@ switchyard_code_t sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const
 /// route was dropped at capacity. In memory of the rank (CUDA: of its GPU, written when the call runs), until the next forward.
 /// Else NULL and 0.
 switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count);
+/// Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+/// included; waits for a copy of the number and for no kernel.
+switchyard_code_t sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
 /// For example "separate, normal, bf16 wgmma:sm_90a". The text belongs to the object.
 switchyard_code_t sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);
 

@@ -57,12 +57,14 @@ typedef struct sy_low_latency_config {
   int32_t scale_group;   ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;  ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
+  int32_t pieces;              ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
+  sy_invalid_ids invalid_ids;  ///< may differ by rank
+  int32_t reserved;            ///< must be 0
 } sy_low_latency_config;
 #define SWITCHYARD_LOW_LATENCY_CONFIG_INIT                                                                                    \
   {                                                                                                                           \
     sizeof(sy_low_latency_config), 0, 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_F32, 128, SWITCHYARD_SCALES_ROW_MAJOR, \
-        SWITCHYARD_SENDING_PER_RANK, 0                                                                                        \
+        SWITCHYARD_SENDING_PER_RANK, 0, SWITCHYARD_INVALID_IDS_RAISE, 0                                                       \
   }
 
 /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included, on either backend. Needs
@@ -214,6 +216,9 @@ switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_c
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
+/// Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+/// included; waits for a copy of the number and for no kernel.
+switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus
 }

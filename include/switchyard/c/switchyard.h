@@ -213,10 +213,10 @@ typedef struct sy_normal_config {
   int32_t expert_alignment;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
   sy_dtype row_type;         ///< widest row type that will be dispatched or combined; sizes the memory
   sy_staging staging;
-  int32_t ring_num_channels;  ///< ring staging: token ranges that travel independently, in [1, 256]; 0: the usual number
-  int32_t ring_send_chunk;    ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
-  int32_t ring_slots;         ///< ring staging: rows per ring, >= K; 0: the usual number
-  int32_t reserved;           ///< must be 0
+  int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: the usual number
+  int32_t ring_send_chunk;     ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
+  int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: the usual number
+  sy_invalid_ids invalid_ids;  ///< may differ by rank
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
   /// Ring staging: largest ring memory per rank, in bytes; 0: no bound. Numbers that are left 0 are chosen to fit. If they do
   /// not suffice, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
@@ -330,11 +330,13 @@ typedef struct sy_dispatched_view {
   // With Overflow drop_and_report (also cached dispatch by its handle): zeros where nothing was dropped. With fail: NULL.
   const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
   const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
+
+  const int64_t* invalid_ids;  ///< one number: as sy_handle_invalid_ids, which no host has to wait for
 } sy_dispatched_view;
 #define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
   {                                                                                                                           \
     sizeof(sy_dispatched_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, \
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                                  \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                            \
   }
 switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
 /// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed out
@@ -388,6 +390,9 @@ typedef struct sy_call_statistics {
 #define SWITCHYARD_CALL_STATISTICS_INIT \
   { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
+/// Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
+/// included; waits for a copy of the number and for no kernel.
+switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
 
@@ -400,6 +405,8 @@ switchyard_code_t sy_handle_retain(sy_handle* handle);
 switchyard_code_t sy_handle_release(sy_handle* handle);
 switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);  ///< T
 switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);      ///< M, padding included
+/// Ids of this rank that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes.
+switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);
 
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
 /// is accepted); calling again with the same struct does not release the earlier storage.

@@ -87,6 +87,12 @@ enum {
 typedef int32_t sy_overflow;
 enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
 
+/// What an object does with ids that are neither -1, which is no expert, nor an expert. RAISE: ids in host memory are
+/// SWITCHYARD_INVALID_ARGUMENT that names the first; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are
+/// counted only.
+typedef int32_t sy_invalid_ids;
+enum { SWITCHYARD_INVALID_IDS_RAISE = 0, SWITCHYARD_INVALID_IDS_COUNT = 1 };
+
 /// Content of the padding rows of the expert-major layout.
 typedef int32_t sy_padding;
 enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };

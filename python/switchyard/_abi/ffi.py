@@ -40,6 +40,7 @@ _SIGNATURES = {
     "sy_exchange_make_graph_memory": "pp", "sy_exchange_use_graph_memory": "pp", "sy_graph_memory_destroy": "p",
     "sy_row_memory_create": "pzp", "sy_row_memory_destroy": "p", "sy_row_memory_use": "p",
     "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
+    "sy_exchange_invalid_ids": "pp", "sy_low_latency_invalid_ids": "pp", "sy_handle_invalid_ids": "pp",
     "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_tokens": "pp", "sy_handle_rows": "pp",
     "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",
     "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip", "sy_routing_layout_on": "piipppp",
@@ -61,7 +62,7 @@ _SIGNATURES = {
 }
 _LAYER_SIGNATURES = {
     "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
-    "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp",
+    "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp", "sy_moe_layer_invalid_ids": "pp",
     "sy_moe_layer_implementation": "pp", "sy_moe_layer_with_weights": "pppppp",
     "sy_grouped_gemm_output": "ppp", "sy_grouped_gemm_create": "pppp", "sy_grouped_gemm_destroy": "p", "sy_grouped_gemm_run": "ppppp",
     "sy_expert_rows_of_dispatched": "pp", "sy_expert_rows_of_low_latency": "pp",

@@ -15,6 +15,7 @@ LAYOUTS = {"rank_major": 0, "expert_major": 1}
 STAGINGS = {"direct": 0, "ring": 1}
 SIZES = {"exact": 0, "capacity": 1, "worst_case": 2, "automatic": 3}
 OVERFLOWS = {"fail": 0, "drop_and_report": 1}
+INVALID_IDS = {"raise": 0, "count": 1}
 PADDINGS = {"zero": 0, "unspecified": 1}
 ORDERS = {"per_rank": 0, "per_route": 1, "per_host": 2}
 SCALE_ORDERS = {"row_major": 0, "column_major": 1}

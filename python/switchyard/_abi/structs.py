@@ -58,7 +58,7 @@ class NormalConfig(Struct):
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("num_experts", c_int32),
                 ("topk", c_int32), ("layout", c_int32), ("expert_alignment", c_int32), ("row_type", c_int32),
                 ("staging", c_int32), ("ring_num_channels", c_int32), ("ring_send_chunk", c_int32), ("ring_slots", c_int32),
-                ("reserved", c_int32), ("pool_bytes", c_size_t), ("ring_max_bytes", c_size_t)]
+                ("invalid_ids", c_int32), ("pool_bytes", c_size_t), ("ring_max_bytes", c_size_t)]
 
 
 class MemoryRequirement(Struct):
@@ -82,7 +82,8 @@ class DispatchedView(Struct):
                 ("topk", c_int32), ("experts_here", c_int32), ("reserved", c_int32), ("handle", c_void_p),
                 ("topk_ids", c_void_p), ("topk_weights", c_void_p), ("source_token", c_void_p), ("row_source", c_void_p),
                 ("row_weights", c_void_p), ("expert_first_row", c_void_p), ("tokens_per_expert", c_void_p),
-                ("aligned_per_expert", c_void_p), ("dropped", c_void_p), ("dropped_per_source", c_void_p)]
+                ("aligned_per_expert", c_void_p), ("dropped", c_void_p), ("dropped_per_source", c_void_p),
+                ("invalid_ids", c_void_p)]
 
 
 class CombineOptions(Struct):
@@ -138,7 +139,8 @@ class LowLatencyConfig(Struct):
     defaults = {"scales": 1, "scale_group": 128}
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("num_experts", c_int32),
                 ("topk", c_int32), ("row_type", c_int32), ("scales", c_int32), ("scale_group", c_int32),
-                ("scale_order", c_int32), ("sending", c_int32), ("pieces", c_int32)]
+                ("scale_order", c_int32), ("sending", c_int32), ("pieces", c_int32),
+                ("invalid_ids", c_int32), ("reserved", c_int32)]
 
 
 class LowLatencyView(Struct):
@@ -239,7 +241,7 @@ class MoeLayerConfig(Struct):
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("intermediate", c_int64), ("max_tokens", c_int64),
                 ("capacity", c_int64), ("num_experts", c_int32), ("topk", c_int32), ("type", c_int32), ("order", c_int32),
                 ("exchange", c_int32), ("form", c_int32), ("overflow", c_int32), ("captured", c_int32), ("storage", c_int32),
-                ("row_scales", c_int32), ("weight_scales", c_int32), ("reserved", c_int32), ("w13_scales", c_void_p),
+                ("row_scales", c_int32), ("weight_scales", c_int32), ("invalid_ids", c_int32), ("w13_scales", c_void_p),
                 ("w2_scales", c_void_p)]
 
 

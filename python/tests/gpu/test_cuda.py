@@ -409,7 +409,7 @@ def test_process_groups_of_nccl(gpus, tmp_path):
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_routing_layout(experts, world, tokens, topk, kind):
     """Counted on the GPU, twice and in a graph, against the counts of the host."""
-    ids = torch.randint(-1, experts + 1, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
+    ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
     want, given = sy.routing_layout(ids, experts=experts, world=world), ids.cuda()
     for _ in range(2):
         got = sy.routing_layout(given, experts=experts, world=world)

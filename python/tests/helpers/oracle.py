@@ -36,7 +36,7 @@ def make_inputs(world, *, experts, topk, hidden, max_tokens, seed=0, weights=Tru
     for rank in range(world):
         rng = np.random.default_rng(1000 * seed + rank)
         count = int(rng.integers(0, max_tokens + 1)) if tokens is None else tokens[rank]
-        ids = rng.integers(-1 if bad_ids else 0, experts + (1 if bad_ids else 0), (count, topk)).astype(ids_type)
+        ids = rng.integers(-1 if bad_ids else 0, experts, (count, topk)).astype(ids_type)
         x = rng.standard_normal((count, hidden)).astype(np.float32)
         w = rng.random((count, topk)).astype(np.float32) if weights else None
         inputs.append(Input(x, ids, w))

@@ -122,7 +122,7 @@ std::optional<Listener::Accepted> Listener::accept() {
   return std::nullopt;
 }
 
-Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
+Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause) {
   std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
   if (is_own_name(endpoint, addresses)) std::transform(addresses.begin(), addresses.end(), addresses.begin(), everywhere);
   for (;;) {
@@ -138,7 +138,11 @@ Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
       if (worst == EADDRNOTAVAIL || error == EADDRINUSE) worst = error;
     }
     if (worst != EADDRINUSE || deadline.passed()) throw_cannot_listen(endpoint, worst, deadline);
-    std::this_thread::sleep_for(std::min(kListenRetry, deadline.remaining()));
+    const Milliseconds until_retry = std::min(kListenRetry, deadline.remaining());
+    if (pause)
+      pause(until_retry);
+    else
+      std::this_thread::sleep_for(until_retry);
   }
 }
 

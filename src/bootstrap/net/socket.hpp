@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -77,7 +78,7 @@ class Listener {
   std::optional<Accepted> accept();
 
  private:
-  friend Listener listen_at(const Endpoint& endpoint, const Deadline& deadline);
+  friend Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause);
   friend Listener listen_beside(const SocketAddress& address);
   UniqueFd fd_;
   std::string path_;  // empty: nothing to remove
@@ -87,7 +88,8 @@ class Listener {
 /// While someone else listens there it tries again until the deadline; a socket file that no process serves is replaced. At
 /// this machine's own name that stands for loopback here (is_own_name) it listens everywhere, because others know the name too.
 /// Throws RendezvousError that says what is in the way.
-Listener listen_at(const Endpoint& endpoint, const Deadline& deadline);
+/// `pause`, if any, waits between attempts for up to so long, while somebody else listens there.
+Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
 /// TCP: at this address, whatever its port, and a port that the system chooses. Not listening if that is impossible.
 Listener listen_beside(const SocketAddress& address);

@@ -227,7 +227,8 @@ class StoreClient final : public Store {
   /// 0 with another token, may just be in its place: the next attempt may find the right one.
   void take_refusal(const Refusal& refusal) {
     const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
-    if (proved || me_.store.is_unix())
+    // A rank 0 is here because it cannot listen: another job may, until it has met.
+    if (proved || (me_.store.is_unix() && me_.rank != 0))
       throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
                             refusal.text);
     std::string text = refusal.text.substr(0, kMostOfStrangersText);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rank 0's side of the meeting point.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <list>
@@ -22,10 +24,23 @@ constexpr int kMaxAccepted = 64;
 /// Refusals that the final error tells in full.
 constexpr size_t kMaxRefusals = 8;
 
+/// While somebody else listens at the store, this rank asks whether that is a rank 0 of the same job: then both throw.
+Listener listen_at_store(const Member& me, const Deadline& deadline) {
+  std::unique_ptr<Store> visitor;
+  return listen_at(me.store, deadline, [&](Milliseconds pause) {
+    if (!visitor) visitor = make_store_client(me, deadline);
+    visitor->step();
+    std::vector<pollfd> polls;
+    visitor->prepare(polls);
+    const Milliseconds wait = std::min(pause, visitor->until_wake());
+    ::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(wait.count()));
+  });
+}
+
 class StoreServer final : public Store {
  public:
   StoreServer(const Member& me, const Deadline& deadline)
-      : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {
+      : me_(me), deadline_(deadline), listener_(listen_at_store(me, deadline)) {
     if (!me.store.is_unix()) {
       at_ = local_address(listener_.fd());
       network_ = listen_beside(at_);
@@ -191,7 +206,10 @@ class StoreServer final : public Store {
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_guests();  // a rank that died may come again, and its end is here before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
-      return refuse(newcomer, why, hello.nonce);
+      if (hello.rank != 0 || !knows_token(hello, newcomer.nonce)) return refuse(newcomer, why, hello.nonce);
+      const std::string twice = "rank 0 is taken twice, by process " + std::to_string(::getpid()) + " and by " + newcomer.who;
+      refuse(newcomer, twice, hello.nonce);
+      fail_all(twice + ": each process needs a rank of its own");
     }
     Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
     guest.reach = {reach_of(guest.connection.fd()), hello.port, 0};
@@ -200,6 +218,10 @@ class StoreServer final : public Store {
     if (const std::string why = find_misplaced(hello); !why.empty()) fail_all(why);
     broadcast(FrameKind::progress, encode(progress()));
     return false;
+  }
+
+  bool knows_token(const Hello& hello, const Nonce& greeting) const {
+    return equal_in_constant_time(hello.proof, prove(hello, me_.token, greeting));
   }
 
   /// Why this rank cannot be where it says together with those that are here, or "".

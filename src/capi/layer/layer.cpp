@@ -38,6 +38,7 @@ static_assert(kLayerConfig.type == static_cast<int>(kDefaults.type) &&
               kLayerConfig.exchange == static_cast<int>(kDefaults.exchange) &&
               kLayerConfig.form == static_cast<int>(kDefaults.form) &&
               kLayerConfig.overflow == static_cast<int>(kDefaults.overflow) &&
+              kLayerConfig.invalid_ids == static_cast<int>(kDefaults.invalid_ids) &&
               kLayerConfig.captured == static_cast<int>(kDefaults.captured) &&
               kLayerConfig.storage == static_cast<int>(kDefaults.storage) &&
               kLayerConfig.row_scales == static_cast<int>(kDefaults.row_scales) &&
@@ -55,7 +56,6 @@ static_assert(SWITCHYARD_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange:
 
 MoeLayerConfig to_config(const sy_moe_layer_config* config) {
   const sy_moe_layer_config c = read_struct(config, kLayerConfig, "config");
-  require_range("config->reserved", c.reserved, 0, 0);
   MoeLayerConfig result;
   result.hidden = c.hidden;
   result.intermediate = c.intermediate;
@@ -74,6 +74,7 @@ MoeLayerConfig to_config(const sy_moe_layer_config* config) {
   result.weight_scales = to_enum<ScaleKind>("config->weight_scales", c.weight_scales);
   result.w13_scales = c.w13_scales;
   result.w2_scales = c.w2_scales;
+  result.invalid_ids = to_enum<InvalidIds>("config->invalid_ids", c.invalid_ids);
   return result;
 }
 
@@ -152,6 +153,14 @@ switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t*
     const std::span<const uint8_t> routes = layer->layer.dropped();
     *dropped = routes.empty() ? nullptr : routes.data();
     *count = static_cast<int64_t>(routes.size());
+  });
+}
+
+switchyard_code_t sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count) {
+  return guarded([&] {
+    require(layer, "layer");
+    require(count, "count");
+    *count = layer->layer.invalid_ids();
   });
 }
 

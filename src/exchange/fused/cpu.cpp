@@ -29,14 +29,14 @@ template <class A>
 class CpuFused final : public FusedImpl {
  public:
   CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config) {
-    construct("FusedMoe", "FusedMoeConfig", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes_for", [&] {
       check_config(config, world());
       check_type_on_cpu(config);
       add_products(from.products);
       layout_ = layout_of(config, world());
       layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
       make_memory();
-      return hash();
+      return agreed_fields(config);
     });
   }
 
@@ -133,6 +133,7 @@ class CpuFused final : public FusedImpl {
     {
       const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
       local_.build(ids, config.num_experts, world());
+      take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
     }
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
     const CountsHead head{mix_hash(hash(), fused_call_kind(parts, o)), ids.tokens, capacity, 0};

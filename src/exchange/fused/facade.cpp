@@ -68,6 +68,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("FusedMoeConfig::overflow", c.overflow);
+  check_enum("FusedMoeConfig::invalid_ids", c.invalid_ids);
   check_type(c, world);
   const int64_t most = countable_rows(c, world);
   if (most_rows(c, world) <= most) return;
@@ -87,14 +88,12 @@ FusedLayout layout_of(const FusedMoeConfig& c, int world) {
   return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
 }
 
-uint64_t FusedImpl::hash() const {
-  uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
-  for (const int64_t v :
-       {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
-        config.capacity, static_cast<int64_t>(config.overflow), static_cast<int64_t>(config.type),
-        static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
-    h = mix_hash(h, static_cast<uint64_t>(v));
-  return h;
+AgreedFields agreed_fields(const FusedMoeConfig& c) {
+  return {agreed("FusedMoeConfig::hidden", c.hidden),           agreed("FusedMoeConfig::intermediate", c.intermediate),
+          agreed("FusedMoeConfig::num_experts", c.num_experts), agreed("FusedMoeConfig::topk", c.topk),
+          agreed("FusedMoeConfig::max_tokens", c.max_tokens),   agreed("FusedMoeConfig::capacity", c.capacity),
+          agreed("FusedMoeConfig::overflow", c.overflow),       agreed("FusedMoeConfig::type", c.type),
+          agreed("FusedMoeConfig::row_scales", c.row_scales),   agreed("FusedMoeConfig::weight_scales", c.weight_scales)};
 }
 void FusedImpl::check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
   if (ids.topk != config.topk)
@@ -180,5 +179,8 @@ void* FusedMoe::tokens() const { return impl_->tokens(); }
 std::span<const uint8_t> FusedMoe::dropped() const { return impl_->dropped(); }
 const FusedMoeConfig& FusedMoe::config() const { return impl_->config; }
 CallStatistics FusedMoe::last_call() const { return impl_->last_call(); }
+int64_t FusedMoe::invalid_ids() const {
+  return as_error("FusedMoe::invalid_ids", [&] { return impl_->invalid_ids(); });
+}
 
 }  // namespace switchyard

@@ -111,7 +111,7 @@ struct WeightSet {
 class CudaFused final : public FusedImpl {
  public:
   CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
-    construct("FusedMoe", "FusedMoeConfig", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes_for", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
       check_gpu();
@@ -120,8 +120,8 @@ class CudaFused final : public FusedImpl {
       layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
       make_memory();
       sets_.emplace(next_set_++, make_set(weights));
-      order_.emplace(gpu_);
-      return hash();
+      order_.emplace(gpu_, "FusedMoe", object_, config.invalid_ids);
+      return agreed_fields(config);
     });
   }
 
@@ -178,6 +178,7 @@ class CudaFused final : public FusedImpl {
     const DeviceGuard guard(gpu_.device());
     return order_->statistics();
   }
+  int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
   void call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, void* out,
@@ -193,7 +194,7 @@ class CudaFused final : public FusedImpl {
     p.up_scales = set.up_scales;
     p.down_scales = set.down_scales;
     p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
-    p.call.moved = order_->moved();
+    order_->give_counters(p.call);
     p.parts = parts;
     p.most_tokens = ids.tokens;
     p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);

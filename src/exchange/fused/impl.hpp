@@ -25,6 +25,9 @@ inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& cal
   return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
 }
 
+/// What all ranks must give alike.
+AgreedFields agreed_fields(const FusedMoeConfig& config);
+
 /// Symmetric memory without a base.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
 
@@ -55,6 +58,7 @@ class FusedImpl : protected ExchangeBase {
   virtual void* tokens() const = 0;
   virtual std::span<const uint8_t> dropped() const = 0;
   virtual CallStatistics last_call() = 0;
+  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
 
   const FusedMoeConfig config;
 
@@ -88,11 +92,12 @@ class FusedImpl : protected ExchangeBase {
   /// Experts of this rank.
   int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
   /// Of what must be equal on all ranks.
-  uint64_t hash() const;
+  uint64_t hash() const { return config_hash_; }
   /// What a call of these parts is given; throws invalid_argument.
   void check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
 
  private:
+  const uint64_t config_hash_ = hash_of(mix_hash(1, static_cast<uint64_t>(Operation::layer)), agreed_fields(config));
   bool between_ = false;
   int up_set_ = 0;  ///< of the last call
 };

@@ -9,10 +9,20 @@
 
 namespace switchyard::detail {
 
-CallOrder::CallOrder(CudaRank& gpu)
-    : gpu_(gpu), moved_(static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter), gpu.copy_stream()) {}
+namespace {
+
+size_t moved_bytes(const CudaRank& gpu) { return static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter); }
+
+}  // namespace
+
+CallOrder::CallOrder(CudaRank& gpu, const char* object, uint64_t number, InvalidIds invalid_ids)
+    : gpu_(gpu), moved_(moved_bytes(gpu) + sizeof(InvalidIdCounts), gpu.copy_stream()), policy_(invalid_ids) {
+  counted_ = {object, number, moved_.as<InvalidIdCounts>(moved_bytes(gpu))};
+  if (policy_ == InvalidIds::raise) gpu_.watch_ids(&counted_);
+}
 
 CallOrder::~CallOrder() {
+  gpu_.forget_ids(&counted_);
   if (last_) gpu::wait_for_event(last_->event);
   gpu_.drain();
   gpu_.let_go(std::move(moved_));
@@ -44,6 +54,14 @@ void CallOrder::end(const CallStream& call, int warps) {
   else
     last_ = gpu_.points().mark(call.stream, call.id);
 }
+
+void CallOrder::give_counters(CallContext& call) const {
+  call.moved = moved_.as<MoveCounter>();
+  call.invalid_ids = &counted_.counts->total;
+  if (policy_ == InvalidIds::raise) call.invalid_bell = gpu_.invalid_bell();
+}
+
+int64_t CallOrder::invalid_ids() const { return static_cast<int64_t>(gpu_.read_invalid_ids(counted_)); }
 
 void CallOrder::wait() const {
   const RelaxedCapture relaxed;  // another stream of this thread may be captured

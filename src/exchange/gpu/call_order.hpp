@@ -19,8 +19,9 @@ struct CallStream {
 /// All members: with the rank's GPU current.
 class CallOrder {
  public:
-  /// Waits for the rank's copy stream.
-  explicit CallOrder(CudaRank& gpu);
+  /// Waits for the rank's copy stream. `object`: its number and its name, which ends with the program, for
+  /// CudaRank::raise_invalid_ids.
+  CallOrder(CudaRank& gpu, const char* object, uint64_t number, InvalidIds invalid_ids);
   CallOrder(const CallOrder&) = delete;
   CallOrder& operator=(const CallOrder&) = delete;
   /// Waits for the last call that was not captured, and for replays as CudaRank::drain does. Never throws.
@@ -35,14 +36,18 @@ class CallOrder {
   void wait() const;
   /// The end of the last call that was not captured, or null.
   const Point& last() const { return last_; }
-  /// For CallContext.
-  MoveCounter* moved() const { return moved_.as<MoveCounter>(); }
+  /// Sets what the object's calls count in.
+  void give_counters(CallContext& call) const;
+  /// Invalid ids of the calls that have run. Waits for the copy stream.
+  int64_t invalid_ids() const;
   /// What the last call moved. Waits for it, if it was not captured.
   CallStatistics statistics() const;
 
  private:
   CudaRank& gpu_;
-  DeviceMemory moved_;
+  DeviceMemory moved_;  ///< counters of warps, then InvalidIdCounts
+  const InvalidIds policy_;
+  CountedIds counted_;
   Point last_;
   int last_warps_ = 0;
   static constexpr unsigned long long kNoStream = ~0ull;

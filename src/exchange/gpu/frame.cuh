@@ -31,6 +31,13 @@ __device__ __noinline__ inline void report_abort(const CallContext& given, uint6
   ptx::store_release<Scope::system>(&given.fault->ready, 1);
 }
 
+/// Adds `n` > 0 to the object's count of invalid ids, and lets the host know, if it is to. One thread.
+__device__ __noinline__ inline void add_invalid_ids(const CallContext& call, uint64_t n) {
+  if (call.invalid_ids == nullptr) return;
+  ptx::add_acq_rel<Scope::device>(&reinterpret_cast<InvalidIdCounts*>(call.invalid_ids)->total, n);
+  if (call.invalid_bell != nullptr) ptx::store_release<Scope::system>(call.invalid_bell, 1);
+}
+
 /// The words that a call begins with. One thread of each block loads them early and uses them late.
 struct CallWords {
   uint64_t abort = 0, epoch = 0;

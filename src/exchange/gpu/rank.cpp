@@ -228,6 +228,35 @@ void CudaRank::raise_soft_fault(const char* context) {
   throw Error(code, text);
 }
 
+void CudaRank::watch_ids(CountedIds* object) {
+  const std::lock_guard lock(watching_);
+  watched_.push_back(object);
+}
+void CudaRank::forget_ids(CountedIds* object) noexcept {
+  const std::lock_guard lock(watching_);
+  std::erase(watched_, object);
+}
+
+uint64_t CudaRank::read_invalid_ids(const CountedIds& object) const {
+  const RelaxedCapture relaxed;  // a stream of this thread may be captured
+  return download(&object.counts->total, 1)[0];
+}
+
+void CudaRank::raise_invalid_ids(const char* context) {
+  const std::atomic_ref bell(*reinterpret_cast<uint64_t*>(control_ + kInvalidBellAt));
+  if (bell.load(std::memory_order_acquire) == 0) return;
+  bell.store(0);  // before the counts are read: a kernel that counts later rings again
+  std::string text;
+  const std::lock_guard lock(watching_);
+  for (CountedIds* const object : watched_) {
+    const uint64_t total = read_invalid_ids(*object), fresh = total - std::exchange(object->told, total);
+    if (fresh == 0) continue;
+    text += (text.empty() ? ": " : "; ") + std::string(object->object) + " (object " + std::to_string(object->number) +
+            " of the group): " + std::to_string(fresh) + " ids were neither -1 nor an expert, and their routes went nowhere";
+  }
+  if (!text.empty()) throw Error(ErrorCode::invalid_argument, std::string(context) + text, "ids");
+}
+
 void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
   const DeviceGuard guard(device());
   tracing_.start(blocks, warps, capacity, mailbox_, copies_);

@@ -35,6 +35,14 @@ struct HostWords {
   uint64_t* device = nullptr;  ///< the same as the GPU sees them
 };
 
+/// An object whose invalid ids the host hears of.
+struct CountedIds {
+  const char* object = "";
+  uint64_t number = 0;
+  InvalidIdCounts* counts = nullptr;  ///< in the GPU's memory
+  uint64_t told = 0;                  ///< that raise_invalid_ids has thrown
+};
+
 class CudaRank final : public DeviceRank {
  public:
   /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: most multiprocessors
@@ -48,6 +56,14 @@ class CudaRank final : public DeviceRank {
   /// A fault that this host found while kernels could not: rounds between hosts. Once; any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
+  void raise_invalid_ids(const char* context) override;
+  /// raise_invalid_ids looks at the object from now on. Not moved until forget_ids.
+  void watch_ids(CountedIds* object);
+  void forget_ids(CountedIds* object) noexcept;
+  /// Waits for the copy stream.
+  uint64_t read_invalid_ids(const CountedIds& object) const;
+  /// As kernels see it.
+  uint64_t* invalid_bell() const { return host_abort_device_ + kInvalidBellAt / sizeof(uint64_t); }
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
@@ -116,6 +132,7 @@ class CudaRank final : public DeviceRank {
   std::shared_ptr<DeviceGraves> shared_graves() const { return graves_; }
 
  private:
+  static constexpr size_t kInvalidBellAt = kHeapHeaderBytes + 768;  ///< in the control memory
   /// In `counters_`. Waits for the copy stream.
   void write_word(size_t at, uint64_t value) const;
   template <class T>
@@ -150,6 +167,8 @@ class CudaRank final : public DeviceRank {
   std::shared_ptr<GpuRounds> rounds_;
   std::mutex words_mutex_;
   std::bitset<HostWords::kMost> words_taken_;  // guarded by words_mutex_
+  std::mutex watching_;
+  std::vector<CountedIds*> watched_;  // guarded by watching_
   std::mutex registering_;
   uint64_t registered_ = 0;  ///< as in CallContext
 };

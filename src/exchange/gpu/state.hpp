@@ -19,6 +19,12 @@ struct RankWords {
   uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
 };
 
+/// Ids of an object's calls that are neither -1 nor an expert, in the GPU's memory.
+struct InvalidIdCounts {
+  uint64_t total;    ///< so far
+  uint64_t of_call;  ///< of the plan under way; 0 between launches
+};
+
 /// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
 struct SoftFault {
   uint64_t ready;

@@ -32,6 +32,9 @@ class DeviceRank {
   virtual const FaultRecord* fault() const noexcept = 0;
   /// Throws and forgets a fault that ended one call on all ranks and left the group usable, if there is one.
   virtual void raise_soft_fault(const char* context) = 0;
+  /// Throws Error(invalid_argument), once for each, if calls had ids that were neither -1 nor an expert and their objects are
+  /// to raise that. Waits for no kernel.
+  virtual void raise_invalid_ids(const char* context) = 0;
   /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
   virtual std::vector<WaitCounter> wait_counters() const = 0;
   /// Collective. Address of every rank's buffer for this rank's GPU; valid while `mapping` lives.

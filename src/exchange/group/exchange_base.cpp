@@ -56,31 +56,55 @@ void rethrow_agreed(const std::exception_ptr& error) {
 }
 
 size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
-  heap_block_ = HeapBlock(*group_.heap, bytes, 4096, kept);
+  try {
+    heap_block_ = HeapBlock(*group_.heap, bytes, 4096, kept);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::heap_exhausted) throw;
+    throw Error(error.code(), std::string(made_) + " needs " + std::to_string(bytes) +
+                                  " bytes of the symmetric heap: " + error.what() +
+                                  ": it holds a header and all objects of the group, each as " + sized_by_ + " says");
+  }
   return heap_block_.offset();
 }
 
-void ExchangeBase::construct(const char* object, const char* config, const std::function<uint64_t()>& build) {
+void ExchangeBase::construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build) {
   struct Claim {
     StepReport report;
-    uint64_t heap_offset = 0, hash = 0;
+    uint64_t heap_offset = 0;
+    AgreedClaim agreed;
   };
   group_.check_usable(object);
+  made_ = object;
+  sized_by_ = sized_by;
   Claim mine;
-  mine.report = attempt([&] { mine.hash = build(); });
+  AgreedFields fields;
+  mine.report = attempt([&] { fields = build(); });
   mine.heap_offset = heap_block_.offset();
+  mine.agreed = AgreedClaim(object, fields);
   std::vector<Claim> all(static_cast<size_t>(world()));
   group_.all_gather(&mine, sizeof mine, all.data(), object, Operation::construction, group_.options.rendezvous_timeout,
                     object_);
   for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, object, r);
-  for (size_t r = 0; r < all.size(); ++r) {
-    const bool same_config = all[r].hash == all[0].hash;
-    if (same_config && all[r].heap_offset == all[0].heap_offset) continue;
-    const std::string who = std::string(object) + ": rank 0 and rank " + std::to_string(r);
-    throw AgreedError(ErrorCode::mismatch,
-                      same_config ? who + " hold other objects in their heaps"
-                                  : who + " were given different " + config + " values, or make different objects");
-  }
+  const auto differs = find_difference(fields, all.size(), [&](size_t r) -> const AgreedClaim& { return all[r].agreed; });
+  if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
+  if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].heap_offset != all[0].heap_offset)
+      throw AgreedError(ErrorCode::mismatch, std::string(object) + ": it would lie at byte " +
+                                                 std::to_string(all[0].heap_offset) + " of the heap of rank 0 and at " +
+                                                 std::to_string(all[r].heap_offset) + " of rank " + std::to_string(r) +
+                                                 ": they hold other objects, or rows of objects that are gone");
+}
+
+void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts) {
+  if (found.count == 0) return;
+  if (policy == InvalidIds::raise)
+    invalid("ids", "[" + std::to_string(found.first / topk) + "][" + std::to_string(found.first % topk) +
+                       "] = " + std::to_string(found.id) + " (token " + std::to_string(found.first / topk) +
+                       ", k = " + std::to_string(found.first % topk) + "): must be an expert in [0, " +
+                       std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
+                       " of the ids of this call are neither (invalid_ids = count drops and counts them)");
+  invalid_ids_ += found.count;
 }
 
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {

@@ -10,7 +10,9 @@
 #include <span>
 #include <string>
 
+#include "base/agreed_fields.hpp"
 #include "base/forked.hpp"
+#include "base/invalid_routes.hpp"
 #include "base/mix_hash.hpp"
 #include "exchange/group/impl.hpp"
 #include "heap/collective_step.hpp"
@@ -68,13 +70,18 @@ class ExchangeBase {
   int world() const { return group_.bootstrap->world(); }
 
   /// Collective, the whole of a construction, within the rendezvous deadline. `build` does this rank's share, take_heap()
-  /// included, sets its flags (no rank may write a flag before all have set theirs) and returns a hash of what the ranks must
-  /// agree on. If it throws on some ranks, all throw the error of the lowest of them; if heap offsets or hashes differ, all
-  /// throw Error(mismatch). `object` and `config` name them in errors. Then the group can be used, and once the object's
-  /// remains are gone the heap is as before.
-  void construct(const char* object, const char* config, const std::function<uint64_t()>& build);
+  /// included, sets its flags (no rank may write a flag before all have set theirs) and returns what the ranks must agree on.
+  /// If it throws on some ranks, all throw the error of the lowest of them; if fields or heap offsets differ, all throw
+  /// Error(mismatch), which names the field and both values. `object` names the object in errors, `sized_by` what computes its
+  /// bytes of the heap. Then the group can be used, and once the object's remains are gone the heap is as before.
+  void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
   /// This object's block of the symmetric heap, until it is destroyed. Once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
+
+  /// Ids in host memory, before a row moves: counts those that are invalid, or throws Error(invalid_argument) that names the
+  /// first.
+  void take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts);
+  int64_t invalid_ids_so_far() const { return invalid_ids_; }
 
   /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
   template <class F>
@@ -95,6 +102,8 @@ class ExchangeBase {
 
  private:
   HeapBlock heap_block_;
+  const char *made_ = "", *sized_by_ = "";  ///< as construct() was given them
+  int64_t invalid_ids_ = 0;
 };
 
 /// Sums over the warps of a call.

@@ -327,7 +327,9 @@ void Group::all_gather(const void* mine, size_t bytes, void* all) {
 
 void Group::check() const {
   impl_->check_alive("check");
-  if (impl_->device) impl_->device->raise_soft_fault("check");
+  if (!impl_->device) return;
+  impl_->device->raise_soft_fault("check");
+  impl_->device->raise_invalid_ids("check");
 }
 void Group::abort(int32_t reason) noexcept {
   if (Impl* impl = impl_.pointer().get(); impl && impl->home.here()) impl->post_abort(reason, 255);

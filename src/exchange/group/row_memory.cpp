@@ -20,13 +20,13 @@ class RowMemoryState final : public ExchangeBase {
   static constexpr size_t kAlignment = 512;
 
   RowMemoryState(Group& group, size_t bytes) : ExchangeBase(group) {
-    construct("RowMemory", "bytes", [&] {
+    construct("RowMemory", "its bytes", [&]() -> AgreedFields {
       if (bytes == 0) invalid_value("RowMemory: bytes", "0", "at least 1");
       const size_t begin = take_heap(bytes, 0);
       room_.emplace(begin, begin + bytes);
       base_ = group_.heap->view().base[rank()];
       block_ = {base_ + begin, bytes};
-      return mix_hash(kObject, bytes);
+      return {agreed("RowMemory: bytes", bytes)};
     });
   }
 
@@ -56,8 +56,6 @@ class RowMemoryState final : public ExchangeBase {
   }
 
  private:
-  static constexpr uint64_t kObject = 0x726f77206d656d;  // tells it from other objects' hashes
-
   static std::shared_ptr<void> memory_of_host(size_t bytes) {
     void* const memory = ::operator new(bytes, std::align_val_t(kAlignment), std::nothrow);
     if (memory == nullptr)

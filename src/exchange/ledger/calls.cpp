@@ -32,13 +32,13 @@ void LedgerImpl::take_memory(Backend backend) {
   layout_.base = take_heap(LedgerCombine::memory_required(config, world(), backend).total(), kept_bytes());
 }
 
-uint64_t LedgerImpl::hash() const {
-  uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine));
-  for (const int64_t v : {config.hidden, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
-                          static_cast<int64_t>(config.row_type)})
-    h = mix_hash(h, static_cast<uint64_t>(v));
-  return h;
+AgreedFields LedgerImpl::fields() const {
+  return {agreed("LedgerConfig::hidden", config.hidden), agreed("LedgerConfig::num_experts", config.num_experts),
+          agreed("LedgerConfig::topk", config.topk), agreed("LedgerConfig::max_tokens", config.max_tokens),
+          agreed("LedgerConfig::row_type", config.row_type)};
 }
+
+uint64_t LedgerImpl::hash() const { return hash_of(mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine)), fields()); }
 
 PreparedLedger LedgerImpl::prepare_in_call(const LedgerTables& tables) {
   group_.check_usable("ledger combine");

@@ -11,7 +11,7 @@ template <class A>
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
-    construct("LedgerCombine", "LedgerConfig", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes_for", [&] {
       take_memory(Backend::cpu);
       sends_done_.resize(static_cast<size_t>(world()), 0);
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine,
@@ -19,7 +19,7 @@ class CpuLedger final : public LedgerImpl {
       if (layout_.has_sentinel_rows())
         blank_row(group_.heap->view().local(layout_.buffer(first_epoch_)),
                   static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), sentinel_copies());
-      return hash();
+      return fields();
     });
   }
 

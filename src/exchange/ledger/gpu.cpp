@@ -76,11 +76,11 @@ struct CudaLedgerData final : LedgerData {
 class CudaLedger final : public LedgerImpl {
  public:
   CudaLedger(Group& group, CudaRank& gpu, const LedgerConfig& c) : LedgerImpl(group, c), gpu_(gpu) {
-    construct("LedgerCombine", "LedgerConfig", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes_for", [&] {
       const DeviceGuard guard(gpu_.device());
       take_memory(Backend::cuda);
       initialize();
-      return hash();
+      return fields();
     });
   }
 
@@ -158,7 +158,7 @@ class CudaLedger final : public LedgerImpl {
                     static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
           "return buffers");
     check_cuda(gpu::wait_for_stream(copies), "flags");
-    order_.emplace(gpu_);
+    order_.emplace(gpu_, "LedgerCombine", object_, InvalidIds::count);  // its ids are checked by the host
   }
 
   /// The place may have been another ledger's, which calls that have been enqueued still read.
@@ -185,7 +185,7 @@ class CudaLedger final : public LedgerImpl {
     const int blocks = gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks());
     CudaLedgerParams p;
     p.l.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::ledger_combine);
-    p.l.call.moved = order_->moved();
+    order_->give_counters(p.l.call);
     fill_call(p.l, y, probs, data, out);
     p.l.chunks = data.tables.chunks;
     p.l.num_chunks = data.num_chunks;

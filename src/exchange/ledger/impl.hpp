@@ -73,6 +73,7 @@ class LedgerImpl : protected ExchangeBase {
   }
   /// A step of construct(): checks the configuration and takes symmetric memory.
   void take_memory(Backend backend);
+  AgreedFields fields() const;
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 
   TuningValues tuned_;  ///< set by the backend before the first prepare()

@@ -48,13 +48,17 @@ ScalePlace scale_place(const LowLatencyConfig& c, int world) {
   return s;
 }
 
-uint64_t config_hash(const LowLatencyConfig& c) {
-  uint64_t h = 2;
-  for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.row_type),
-                          static_cast<int64_t>(c.scales), int64_t{c.scale_group}, static_cast<int64_t>(c.scale_order),
-                          static_cast<int64_t>(c.sending), int64_t{c.pieces}})
-    h = mix_hash(h, static_cast<uint64_t>(v));
-  return h;
+AgreedFields agreed_fields(const LowLatencyConfig& c) {
+  return {agreed("LowLatencyConfig::hidden", c.hidden),
+          agreed("LowLatencyConfig::num_experts", c.num_experts),
+          agreed("LowLatencyConfig::topk", c.topk),
+          agreed("LowLatencyConfig::max_tokens", c.max_tokens),
+          agreed("LowLatencyConfig::row_type", c.row_type),
+          agreed("LowLatencyConfig::scales", c.scales),
+          agreed("LowLatencyConfig::scale_group", c.scale_group),
+          agreed("LowLatencyConfig::scale_order", c.scale_order),
+          agreed("LowLatencyConfig::sending", c.sending),
+          agreed("LowLatencyConfig::pieces", c.pieces)};
 }
 
 LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const ScalePlace& scales, int rank,
@@ -84,12 +88,14 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
 LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {}
 
 void LowLatencyImpl::construct(const std::function<void()>& build) {
-  ExchangeBase::construct("LowLatencyExchange", "LowLatencyConfig or tuned", [&] {
+  ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes_for", [&] {
     choose_shape();
     // All survives sleep: a call may have been sent and not received.
     layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());
     build();
-    return hash();
+    AgreedFields fields = agreed_fields(config);
+    fields.push_back(agreed("LowLatencyConfig::pieces as tuned (columns of a piece)", layout_.piece_columns));
+    return fields;
   });
 }
 

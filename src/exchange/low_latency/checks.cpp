@@ -36,6 +36,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_enum("LowLatencyConfig::scales", c.scales);
   check_enum("LowLatencyConfig::scale_order", c.scale_order);
   check_enum("LowLatencyConfig::sending", c.sending);
+  check_enum("LowLatencyConfig::invalid_ids", c.invalid_ids);
   check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
   if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
     invalid("LowLatencyConfig::scale_group", " = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");

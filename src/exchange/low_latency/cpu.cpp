@@ -67,7 +67,10 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
-    if (halves != Halves::receive) p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
+    if (halves != Halves::receive) {
+      p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
+      take_ids(p.ids, p.tokens);
+    }
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
     if (halves != Halves::receive) make_sets(p);
@@ -101,6 +104,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void run(FlatParams& p, const AllToAllOptions& o) override {
     p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
+    take_ids(p.d.ids, p.d.tokens);
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;
     const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);

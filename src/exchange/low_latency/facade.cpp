@@ -85,5 +85,8 @@ void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids
 
 const LowLatencyConfig& LowLatencyExchange::config() const { return impl_->config; }
 CallStatistics LowLatencyExchange::last_call() const { return impl_->last_call(); }
+int64_t LowLatencyExchange::invalid_ids() const {
+  return as_error("LowLatencyExchange::invalid_ids", [&] { return impl_->invalid_ids(); });
+}
 
 }  // namespace switchyard

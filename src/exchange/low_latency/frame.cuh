@@ -73,10 +73,12 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
 }
 
 /// Each thread's ids into the block's copy; they are read many times, and memory is a microsecond away. f(id, route) for each.
-/// All threads of a block, before a barrier. `early`: load_ids of at least as many.
+/// All threads of a block, before a barrier. `early`: load_ids of at least as many. \returns how many of the thread's ids are
+/// invalid
 template <class F>
-__device__ void stage_ids(const IdReader& given, EarlyIds early, int count, int32_t* copy, F&& f) {
+__device__ int stage_ids(const IdReader& given, EarlyIds early, int count, int32_t* copy, F&& f) {
   const auto step = static_cast<int>(blockDim.x);
+  int invalid = 0;
 #pragma unroll 1  // code from memory is slower than the loop
   for (int route = static_cast<int>(threadIdx.x); route < count;) {
 #pragma unroll
@@ -84,10 +86,12 @@ __device__ void stage_ids(const IdReader& given, EarlyIds early, int count, int3
       if (route >= count) continue;
       const int32_t id = given.expert_of(early.raw[a]);
       copy[route] = id;
+      invalid += given.is_invalid(early.raw[a]) ? 1 : 0;
       f(id, route);
     }
     if (route < count) early = load_ids(given, route, count);
   }
+  return invalid;
 }
 
 /// All threads of a block, before stage_sending with a barrier between: no token chooses any expert yet.
@@ -108,14 +112,21 @@ __device__ void stage_sending(const LowLatencyDispatchParams& given, const Early
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
   auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + staged_id_bytes(given.tokens * given.layout.topk));
   const int words = TokenSets::words_for(given.tokens);
+  int invalid = 0;
   if (staged) {
     const uint32_t sets_at = ptx::shared_address(sets);
-    stage_ids(given.ids, early, tokens * given.layout.topk, copy, [&](int32_t id, int route) {
+    invalid = stage_ids(given.ids, early, tokens * given.layout.topk, copy, [&](int32_t id, int route) {
       if (!p.with_places || id < 0) return;
       const uint32_t t = given.layout.by_topk.quotient(static_cast<uint32_t>(route));
       ptx::or_shared(sets_at + (static_cast<uint32_t>(id * words) + t / 32) * 4, 1u << t % 32);
     });
+  } else if (blockIdx.x == 0) {  // nobody else reads each id once
+#pragma unroll 1
+    for (auto f = static_cast<int>(threadIdx.x); f < tokens * given.layout.topk; f += static_cast<int>(blockDim.x))
+      invalid += given.ids.is_invalid(given.ids.raw(f)) ? 1 : 0;
   }
+  // All blocks stage all ids, and one counts.
+  if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(given.call, static_cast<uint64_t>(invalid));
   if (threadIdx.x != 0) return;
   p.tokens = tokens;
   if (!staged) return;

@@ -81,6 +81,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     const DeviceGuard guard(gpu_.device());
     return order_->statistics();
   }
+  int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
   // 16 in each lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps send
@@ -100,7 +101,7 @@ class CudaLowLatency final : public LowLatencyImpl {
       check_cuda(gpu::fill(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
     });
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "flags");
-    order_.emplace(gpu_);
+    order_.emplace(gpu_, "LowLatencyExchange", object_, config.invalid_ids);
   }
 
   std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) override {
@@ -192,7 +193,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<gpu::Stream>(given);
     context = gpu_.context(bounded_ns(group_.options.timeout), operation);
-    context.moved = order_->moved();
+    order_->give_counters(context);
     const CallStream at = order_->begin(stream);
     if (at.capture.active)
       for (const void* p : used)

@@ -21,7 +21,8 @@ void check_config(const LowLatencyConfig& config, int world);
 inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
-uint64_t config_hash(const LowLatencyConfig& config);
+/// What all ranks must give alike.
+AgreedFields agreed_fields(const LowLatencyConfig& config);
 
 /// Parts of an output's memory.
 struct LowLatencyTables {
@@ -78,6 +79,7 @@ class LowLatencyImpl : protected ExchangeBase {
   /// The hook of the last split call.
   ReceiveHook receive_hook();
   virtual CallStatistics last_call() = 0;
+  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
 
   const LowLatencyConfig config;
 
@@ -109,7 +111,7 @@ class LowLatencyImpl : protected ExchangeBase {
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
   /// Hash of all that ranks must agree on: the config, and how rows are cut if the config leaves that open.
-  uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
+  uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }
   /// Lays the symmetric region out for rows of `pieces` pieces; 0: the number that the library chooses without a tuning.
   void cut_rows(int pieces);
   /// How the warps of a block send messages; see LowLatencyDispatchParams.
@@ -121,12 +123,19 @@ class LowLatencyImpl : protected ExchangeBase {
   /// The whole of every constructor. `build` finds `layout_` at its place in the heap.
   void construct(const std::function<void()>& build);
 
+  /// Ids in host memory, the first `tokens` of them: take_invalid.
+  void take_ids(const IdReader& ids, int tokens) {
+    const ExpertIds given{ids.ids, tokens, config.topk, ids.is_int64};
+    take_invalid(find_invalid_routes(given, tokens, config.num_experts), config.invalid_ids, config.topk, config.num_experts);
+  }
+
   TuningValues tuned_;  ///< of low-latency mode; `sms` and `warps`: of the flat exchange
   LowLatencyLayout layout_;
   ScalePlace scales_;
   Senders dispatch_senders_, flat_senders_;
 
  private:
+  const uint64_t config_hash_ = hash_of(2, agreed_fields(config));
   void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
   void check_output_memory(const Rows& memory) const;
   void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;

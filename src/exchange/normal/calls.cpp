@@ -204,6 +204,7 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
   }
   out.tokens_per_expert = span(a.kept, here);
   out.aligned_per_expert = span(a.aligned, here);
+  out.invalid_ids = span(a.invalid_ids, 1);
   if (h.reports_drops) {
     out.dropped = span(a.dropped, h.tokens * h.topk);
     out.dropped_per_source = span(a.dropped_here, here * world());
@@ -322,7 +323,7 @@ CombineOrder NormalImpl::order_here(CombineOrder order) const {
 // ---- what ranks compare of a call, and what kernels are told of what the caller gave ----
 
 uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h) const {
-  uint64_t hash = mix_hash(config_hash(config), static_cast<uint64_t>(op));
+  uint64_t hash = mix_hash(config_hash_, static_cast<uint64_t>(op));
   for (const int64_t v : values) hash = mix_hash(hash, static_cast<uint64_t>(v));
   return h && counts_at_ == CountsAt::host ? mix_hash(hash, h->identity) : hash;
 }

@@ -17,6 +17,7 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::max_tokens", c.max_tokens, 0, int64_t{1} << 26);
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
   check_enum("NormalConfig::row_type", c.row_type);
+  check_enum("NormalConfig::invalid_ids", c.invalid_ids);
   if (c.layout == Layout::expert_major)  // `rows` says how many records of a source, one for each of its tokens, have come
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
   checked_row_bytes("NormalConfig", c.hidden, c.row_type);
@@ -145,6 +146,8 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
     throw Error(ErrorCode::unsupported,
                 std::string("CombineOptions::weights with ") + to_string(o.order) +
                     ": expert ranks multiply by the weights that dispatch carried; pass them to dispatch or use per_route");
+  if (expert_major && o.weights && !o.apply_weights)
+    invalid("CombineOptions::weights", " is given, but apply_weights is false: rows would not be multiplied by them");
   if (out_weights && (expert_major || (!o.weights && rows > 0)))
     invalid("out_weights", ": only for rank-major combine with CombineOptions::weights");
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)

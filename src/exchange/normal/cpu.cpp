@@ -199,6 +199,7 @@ NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
   a.aligned = h.aligned_per_expert.data();
   a.dropped = h.dropped.data();
   a.dropped_here = h.dropped_here.data();
+  a.invalid_ids = &h.invalid_ids;
   return a;
 }
 

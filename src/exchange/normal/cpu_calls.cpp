@@ -66,6 +66,8 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
   {
     const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
     local_.build(routing.ids, config.num_experts, world());
+    take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
+    h.invalid_ids = local_.invalid.count;
     if (hosts_) hosts_->list_leaving(local_, h);
   }
   gather_counts(call, routing.capacity, h);

@@ -72,14 +72,19 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   return rings_of(c, world, channels);
 }
 
-uint64_t config_hash(const NormalConfig& c) {
-  uint64_t h = 1;
-  for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout),
-                          int64_t{c.expert_alignment}, static_cast<int64_t>(c.row_type), static_cast<int64_t>(c.staging),
-                          int64_t{c.ring.num_channels}, int64_t{c.ring.send_chunk}, int64_t{c.ring.slots},
-                          static_cast<int64_t>(c.ring.max_bytes)})
-    h = mix_hash(h, static_cast<uint64_t>(v));
-  return h;
+AgreedFields agreed_fields(const NormalConfig& c) {
+  return {agreed("NormalConfig::hidden", c.hidden),
+          agreed("NormalConfig::num_experts", c.num_experts),
+          agreed("NormalConfig::topk", c.topk),
+          agreed("NormalConfig::max_tokens", c.max_tokens),
+          agreed("NormalConfig::layout", c.layout),
+          agreed("NormalConfig::expert_alignment", c.expert_alignment),
+          agreed("NormalConfig::row_type", c.row_type),
+          agreed("NormalConfig::staging", c.staging),
+          agreed("RingSettings::num_channels", c.ring.num_channels),
+          agreed("RingSettings::send_chunk", c.ring.send_chunk),
+          agreed("RingSettings::slots", c.ring.slots),
+          agreed("RingSettings::max_bytes", c.ring.max_bytes)};
 }
 
 int64_t worst_case_rows(const NormalConfig& c, int world) {
@@ -192,9 +197,13 @@ void RowBuffer::used_by(void* stream) {
 }
 const NormalConfig& NormalExchange::config() const { return impl_->config; }
 CallStatistics NormalExchange::last_call() const { return impl_->last_call(); }
+int64_t NormalExchange::invalid_ids() const {
+  return as_error("NormalExchange::invalid_ids", [&] { return impl_->invalid_ids(); });
+}
 
 int64_t Handle::tokens() const { return host_data(data()).tokens; }
 int64_t Handle::rows() const { return host_data(data()).rows; }
+int64_t Handle::invalid_ids() const { return host_data(data()).invalid_ids; }
 DispatchCounts Handle::counts() const {
   return as_error("Handle::counts", [&] {
     const HandleData& h = host_data(data());

@@ -53,7 +53,7 @@ void CudaNormal::build() {
   set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
   if (through_rings())
     set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
-  order_.emplace(gpu_);
+  order_.emplace(gpu_, "NormalExchange", object_, config.invalid_ids);
   const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
   spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
   if (!spare_tables_)
@@ -115,7 +115,7 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   call->sms_named = frame.num_sms != 0;
   if (through_rings()) call->launch.warps = kMoveWarps;
   call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
-  call->context.moved = order_->moved();
+  order_->give_counters(call->context);
   call->at = order_->begin(static_cast<gpu::Stream>(frame.stream));
   call->captured = call->at.capture.active;
   if (hosts_ && call->captured)

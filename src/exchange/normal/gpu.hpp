@@ -51,6 +51,7 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<void> make_graph_memory() override;
   void use_graph_memory(std::shared_ptr<void> memory) override;
   CallStatistics last_call() override;
+  int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
   struct CudaCall final : Call {

@@ -297,6 +297,7 @@ NormalImpl::HandleArrays CudaNormal::arrays_of(const HandleData& h) const {
   a.first_row = t.first_row;
   a.kept = t.kept;
   a.aligned = t.aligned;
+  a.invalid_ids = &t.header->invalid_ids;
   a.dropped = t.dropped;
   a.dropped_here = t.dropped_here;
   return a;

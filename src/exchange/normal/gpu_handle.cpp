@@ -77,6 +77,7 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu:
   header.num_records = h.num_records;
   header.moved = 1;
   header.identity = h.identity;
+  header.invalid_ids = h.invalid_ids;
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
   const std::vector<int64_t> records = record_ranges(h);
   std::copy(records.begin(), records.end(), header.record_begin);
@@ -165,6 +166,7 @@ const HandleData& CudaHandle::host() const {
   }
   auto h = std::make_unique<HandleData>(shape);
   h->identity = header.identity;
+  h->invalid_ids = header.invalid_ids;
   const int64_t row_bytes = ControlLayout{0, h->counts.world, h->counts.experts}.counts_row_bytes();
   read_counts_rows(download(tables.counts, row_bytes * h->counts.world, copies), row_bytes, h->counts);
   std::vector<int32_t> ids = download(tables.ids, header.tokens * h->topk, copies);

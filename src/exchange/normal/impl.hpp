@@ -37,8 +37,8 @@ RingLayout ring_layout(const NormalConfig& config, int world);
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
   return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
 }
-/// Hash of everything in `config` that all ranks must agree on.
-uint64_t config_hash(const NormalConfig& config);
+/// What all ranks must give alike.
+AgreedFields agreed_fields(const NormalConfig& config);
 
 /// What routing_layout_on() does, of arguments whose ranges were checked: plan/routing_layout.cu.
 void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
@@ -69,6 +69,7 @@ class NormalImpl : protected ExchangeBase {
   virtual std::shared_ptr<void> make_graph_memory() { return nullptr; }
   virtual void use_graph_memory(std::shared_ptr<void>) {}
   virtual CallStatistics last_call() = 0;
+  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
 
   const NormalConfig config;
 
@@ -153,6 +154,7 @@ class NormalImpl : protected ExchangeBase {
     const int32_t *record_route = nullptr, *record_token = nullptr;
     const float *record_weight = nullptr, *row_weight = nullptr;
     const int64_t *row_source = nullptr, *first_row = nullptr, *kept = nullptr, *aligned = nullptr, *dropped_here = nullptr;
+    const int64_t* invalid_ids = nullptr;
     const uint8_t* dropped = nullptr;
   };
 
@@ -207,10 +209,10 @@ class NormalImpl : protected ExchangeBase {
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
-    ExchangeBase::construct("NormalExchange", "NormalConfig", [&] {
+    ExchangeBase::construct("NormalExchange", "NormalExchange::heap_bytes_for", [&] {
       check_config(config, world());
       build();
-      return config_hash(config);
+      return agreed_fields(config);
     });
   }
 
@@ -268,6 +270,7 @@ class NormalImpl : protected ExchangeBase {
                    std::exception_ptr& error);
 
   const CountsAt counts_at_;
+  const uint64_t config_hash_ = hash_of(1, agreed_fields(config));
 };
 
 }  // namespace switchyard::detail

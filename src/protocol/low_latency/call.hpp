@@ -111,6 +111,8 @@ struct IdReader {
     return is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
   }
   SWITCHYARD_FN int32_t expert_of(int64_t id) const { return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1; }
+  /// True of what is neither an expert nor -1.
+  SWITCHYARD_FN bool is_invalid(int64_t id) const { return expert_of(id) < 0 && id != -1; }
   SWITCHYARD_FN int32_t operator()(int64_t f) const { return expert_of(raw(f)); }
 };
 

@@ -44,7 +44,15 @@ class Rank : LowLatencyRank {
   /// On the CPU every call is checked when it returns; on a GPU all are when the last has been enqueued, of every repetition.
   void run() {
     const auto repeats = static_cast<size_t>(c_.script.repeats);
-    if (memory_.on_device()) return run_queued(repeats);
+    int64_t invalid = 0;
+    for (const FlatExpectation& e : c_.calls) invalid += oracle::invalid_ids(e.problem, group_.rank());
+    invalid = exchange_.invalid_ids() + c_.script.repeats * invalid;
+    memory_.on_device() ? run_queued(repeats) : run_each(repeats);
+    f_.equal(invalid, exchange_.invalid_ids(), "invalid ids");
+  }
+
+ private:
+  void run_each(size_t repeats) {
     for (size_t repetition = 0; repetition < repeats; ++repetition) {
       for (size_t i = 0; i < c_.calls.size(); ++i) {
         set_context(i);
@@ -57,7 +65,6 @@ class Rank : LowLatencyRank {
     }
   }
 
- private:
   void run_queued(size_t repeats) {
     std::vector<Prepared> prepared;
     for (size_t i = 0; i < c_.calls.size(); ++i) prepared.push_back(prepare(i, repeats));

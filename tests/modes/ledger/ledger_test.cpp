@@ -245,6 +245,7 @@ TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
   normal.max_tokens = c->problem.max_tokens;
   normal.layout = Layout::expert_major;
   normal.expert_alignment = 8;
+  normal.invalid_ids = switchyard::InvalidIds::count;
   Fleet fleet;
   fleet.world = world();
   fleet.options.heap_bytes = switchyard::NormalExchange::heap_bytes_for(normal, world()) +

@@ -57,7 +57,7 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
     fleet.options = options_with(60s);
     fleet.deferred = deferred;
     const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
-      LowLatencyExchange a(group, outer->script.config), b(group, inner->script.config);
+      LowLatencyExchange a(group, outer->script.counting()), b(group, inner->script.counting());
       NormalRig normal(group);
       int turn = 0;
       run_on(group, a, *outer, f, [&] {

@@ -27,6 +27,7 @@ class Rank : LowLatencyRank {
   }
 
   void run() {
+    int64_t invalid = exchange_.invalid_ids();
     for (int repetition = 0; repetition < c_.script.repeats; ++repetition) {
       for (size_t i = 0; i < c_.steps.size(); ++i) {
         const bool dispatch = c_.script.steps[i].kind == Kind::dispatch;
@@ -35,8 +36,10 @@ class Rank : LowLatencyRank {
         if (group_.rank() == c_.script.slow_rank) std::this_thread::sleep_for(std::chrono::microseconds(c_.script.slow_us));
         come_late(c_.script.max_delay_us, c_.script.seed);
         dispatch ? run_dispatch(i) : run_combine(i);
+        if (dispatch) invalid += oracle::invalid_ids(c_.steps[i].problem, group_.rank());
       }
     }
+    f_.equal(invalid, exchange_.invalid_ids(), "invalid ids");
   }
 
  private:

@@ -30,6 +30,12 @@ struct LowLatencySettings {
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
 
+  /// Of an object that takes the ids of make_ids().
+  LowLatencyConfig counting() const {
+    LowLatencyConfig counts = config;
+    counts.invalid_ids = switchyard::InvalidIds::count;
+    return counts;
+  }
   /// Without ids and weights.
   oracle::Problem problem() const;
   int64_t row_bytes(DType type) const { return config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
@@ -56,7 +62,7 @@ CaseInfo info_of(const Case& c) {
 }
 template <LowLatencyObjectCase Case>
 void run_object(switchyard::Group& group, const Case& c, Failures& failures) {
-  switchyard::LowLatencyExchange exchange(group, c.script.config);
+  switchyard::LowLatencyExchange exchange(group, c.script.counting());
   run_on(group, exchange, c, failures);
 }
 

@@ -58,6 +58,7 @@ struct StreamedCase {
     c.scale_order = form.column_major ? switchyard::ScaleOrder::column_major : switchyard::ScaleOrder::row_major;
     c.sending = sending;
     c.pieces = pieces;
+    c.invalid_ids = switchyard::InvalidIds::count;
     return c;
   }
   /// The object of this case. Collective.

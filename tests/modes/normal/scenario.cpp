@@ -91,6 +91,7 @@ NormalConfig make_config(const Case& c) {
   config.row_type = switchyard::dtype_bytes(sent_type(s)) > switchyard::dtype_bytes(s.y_type) ? sent_type(s) : s.y_type;
   config.staging = s.staging;
   config.ring = s.ring;
+  config.invalid_ids = switchyard::InvalidIds::count;
   if (config.ring.slots != 0) config.ring.slots = std::max(config.ring.slots, config.topk);
   const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
   if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {
@@ -309,6 +310,7 @@ void RankData::check_metadata(const Dispatched& d, Failures& f) const {
   f.equal_range(view.aligned_per_expert, d.aligned_per_expert, "aligned_per_expert");
   f.equal_range(view.dropped, d.dropped, "dropped");
   f.equal_range(view.dropped_per_source, d.dropped_per_source, "dropped_per_source");
+  f.equal_range(std::vector<int64_t>{d.handle.invalid_ids()}, d.invalid_ids, "invalid_ids");
 }
 
 void RankData::check_dispatched(const Dispatched& d, Failures& f) const {

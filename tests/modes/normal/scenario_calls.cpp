@@ -28,7 +28,7 @@ struct ScenarioCalls::HostCopy {
   std::vector<std::byte> scales;
   std::vector<int32_t> topk_ids, source_token;
   std::vector<float> topk_weights, row_weights;
-  std::vector<int64_t> row_source, expert_first_row, tokens_per_expert, aligned_per_expert, dropped_per_source;
+  std::vector<int64_t> row_source, expert_first_row, tokens_per_expert, aligned_per_expert, dropped_per_source, invalid_ids;
   std::vector<uint8_t> dropped;
 };
 
@@ -38,6 +38,7 @@ ScenarioCalls::ScenarioCalls(switchyard::Group& group, NormalExchange& exchange,
 }
 
 void ScenarioCalls::run() {
+  const int64_t before = exchange_.invalid_ids(), of_each = oracle::invalid_ids(c_.problem, group_.rank());
   for (int repetition = 0; repetition < c_.scenario.repeats; ++repetition) {
     const std::string number = " " + std::to_string(repetition);
     RankData data(c_, group_.rank(), repetition);
@@ -47,6 +48,7 @@ void ScenarioCalls::run() {
     RankData again(c_, group_.rank(), repetition + 1000);
     (void)round(again, " by a handle" + number, &handle);
   }
+  f_.equal(before + of_each * c_.scenario.repeats, exchange_.invalid_ids(), "invalid ids of the exchange");
 }
 
 switchyard::Handle ScenarioCalls::round(RankData& data, const std::string& of, const switchyard::Handle* handle) {
@@ -196,6 +198,7 @@ ScenarioCalls::HostCopy ScenarioCalls::host_copy(const Dispatched& d) {
   fetch_span(h.d.aligned_per_expert, h.aligned_per_expert);
   fetch_span(h.d.dropped, h.dropped);
   fetch_span(h.d.dropped_per_source, h.dropped_per_source);
+  fetch_span(h.d.invalid_ids, h.invalid_ids);
   if (c_.problem.weights.empty()) h.d.topk_weights = h.d.row_weights = {};
   return h;
 }
@@ -217,6 +220,7 @@ void ScenarioCalls::check_handle(const switchyard::Handle& handle) {
   const int rank = group_.rank();
   const auto& data = switchyard::detail::host_data(handle.data());
   compare_handle(c_.problem, c_.expected, rank, data, f_);
+  f_.equal(oracle::invalid_ids(c_.problem, rank), handle.invalid_ids(), "handle.invalid_ids");
   if (!c_.scenario.check_views) return;
   for (const int channels : {1, 3, 10}) {
     if (c_.expected.any_dropped && c_.problem.layout == Layout::expert_major) continue;

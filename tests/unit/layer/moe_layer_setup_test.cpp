@@ -354,7 +354,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
   both(constructions([](int rank, MoeLayerConfig& c) { c.topk = rank == 1 ? 0 : 2; }), ErrorCode::invalid_argument,
        "MoeLayer, rank 1: MoeLayerConfig::topk = 0: must be in [1, 32]");
   both(constructions([](int rank, MoeLayerConfig& c) { c.intermediate = rank == 1 ? 24 : 16; }), ErrorCode::mismatch,
-       "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+       "MoeLayerConfig::intermediate = 16 on rank 0 and 24 on rank 1: must be equal on all ranks");
   const auto fuse = [](MoeLayerConfig& c) { c.form = MoeForm::fused; };
   both(constructions([&](int rank, MoeLayerConfig& c) {
          fuse(c);
@@ -365,7 +365,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
          c.exchange = MoeExchange::normal;
          if (rank == 1) fuse(c);
        }),
-       ErrorCode::mismatch, "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+       ErrorCode::mismatch, "MoeLayerConfig::form = separate on rank 0 and fused on rank 1: must be equal on all ranks");
   both(constructions([&](int, MoeLayerConfig& c) {
          fuse(c);
          c.intermediate = 20;

@@ -28,10 +28,11 @@ __device__ void count_routes(PlanView& v) {
   const Tables& t = v.p.tables;
   const int world = v.p.map.world, experts = v.p.map.experts;
   const int64_t first = v.begin(), end = v.end();
+  int invalid = 0;
   for (int64_t i = first + v.lane; i < end; i += kLanes) v.masks[i - v.b.first_token] = 0;
   __syncwarp();
   for_routes(
-      v, [&](int64_t r) { return v.id(r); },
+      v, [&](int64_t r) { return v.id(r, invalid); },
       [&](int64_t r, int32_t id, unsigned same) {
         if (id < -1) return;
         t.ids[r] = id;
@@ -46,6 +47,8 @@ __device__ void count_routes(PlanView& v) {
           v.hist[v.warp * experts + id] += __popc(same);
         }
       });
+  if (invalid != 0 && v.invalid_ids() != nullptr)
+    ptx::add_acq_rel<Scope::device>(&v.invalid_ids()->of_call, static_cast<uint64_t>(invalid));
 #pragma unroll 1
   for (int64_t base = first; base < end; base += kLanes) {
     const uint64_t mask = base + v.lane < end ? v.masks[base + v.lane - v.b.first_token] : 0;
@@ -84,6 +87,16 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
+/// The last block, one thread, after all blocks have counted: what the call's ids came to.
+__device__ void take_invalid_ids(const PlanView& v) {
+  InvalidIdCounts* const counts = v.invalid_ids();
+  const uint64_t invalid = counts != nullptr ? __ldcg(&counts->of_call) : 0;
+  v.p.tables.header->invalid_ids = static_cast<int64_t>(invalid);
+  if (invalid == 0) return;
+  counts->of_call = 0;
+  add_invalid_ids(v.b.call, invalid);
+}
+
 /// The last block, one warp per peer at a time: the counts row and, if it is known, the placement, behind one fence.
 template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
@@ -93,7 +106,10 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
     v.gathered[c] = __ldcg(&p.totals[c]);
     p.totals[c] = 0;
   }
-  if (threadIdx.x == 0) p.state->plan_arrivals = 0;
+  if (threadIdx.x == 0) {
+    p.state->plan_arrivals = 0;
+    take_invalid_ids(v);
+  }
   __syncthreads();
   for (int r = v.warp; r < call.world(); r += kPlanWarps) {
     if (!is_mapped<A>(call.heap, r)) continue;
@@ -378,7 +394,7 @@ __device__ void keep_counts(const PlanView& v) {
 /// The first thread of a plan that is left out: the tables say so.
 __device__ void leave_out(const PlanParams& p, const CallContext& call) {
   TablesHeader& h = *p.tables.header;
-  h.tokens = h.rows = h.num_records = 0;
+  h.tokens = h.rows = h.num_records = h.invalid_ids = 0;
   h.epoch = p.state->halted_epoch;
   h.status = p.state->halted_code;
   h.failed_rank = p.state->halted_rank;

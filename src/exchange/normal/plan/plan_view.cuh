@@ -59,10 +59,15 @@ struct PlanView {
     const int64_t block_end = least(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
     return least(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
   }
-  __device__ int32_t id(int64_t f) const {
+  /// The expert of route f, or -1; adds 1 to `invalid` if its id is neither.
+  __device__ int32_t id(int64_t f, int& invalid) const {
     const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
-    return raw >= 0 && raw < p.map.experts ? static_cast<int32_t>(raw) : -1;
+    const bool expert = raw >= 0 && raw < p.map.experts;
+    invalid += !expert && raw != -1 ? 1 : 0;
+    return expert ? static_cast<int32_t>(raw) : -1;
   }
+  /// Of this rank's calls; null only in idle launches.
+  __device__ InvalidIdCounts* invalid_ids() const { return reinterpret_cast<InvalidIdCounts*>(b.call.invalid_ids); }
   __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
   __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
   __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }

@@ -46,6 +46,7 @@ struct TablesHeader {
   int32_t moved;        ///< 1 once its rows and records have come
   int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
   int32_t any_weights;  ///< records carry weights
+  int64_t invalid_ids;  ///< of this rank's routes, neither -1 nor an expert
   int64_t record_begin[kMaxRanks + 1];
   int64_t tokens_of[kMaxRanks];                   ///< T of every rank
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// The routes of one rank's call whose ids are neither -1 nor an expert.
+struct InvalidRoutes {
+  int64_t count = 0;
+  int64_t first = -1;  ///< the first of them, token * K + k
+  int64_t id = 0;      ///< its id
+
+  void add(int64_t route, int64_t route_id) {
+    if (count++ == 0) first = route, id = route_id;
+  }
+};
+
+/// Ids in host memory, the first `tokens` tokens. One compare for each id where none is invalid.
+inline InvalidRoutes find_invalid_routes(const ExpertIds& ids, int64_t tokens, int num_experts) {
+  InvalidRoutes found;
+  const auto experts = static_cast<uint64_t>(num_experts);
+  const auto look = [&](const auto* all) {
+    int64_t invalid = 0;  // -1 + 1 wraps to 0
+    for (int64_t f = 0; f < tokens * ids.topk; ++f) invalid += static_cast<uint64_t>(int64_t{all[f]}) + 1 > experts ? 1 : 0;
+    for (int64_t f = 0; found.count < invalid; ++f)
+      if (static_cast<uint64_t>(int64_t{all[f]}) + 1 > experts) found.add(f, all[f]);
+  };
+  if (ids.is_int64)
+    look(static_cast<const int64_t*>(ids.data));
+  else
+    look(static_cast<const int32_t*>(ids.data));
+  return found;
+}
+
+}  // namespace switchyard::detail
