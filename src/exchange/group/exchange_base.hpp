@@ -76,6 +76,9 @@ class ExchangeBase {
   /// This object's block of the symmetric heap, until it is destroyed. Once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
+  /// The block, for what ends it later than this object.
+  HeapBlock give_up_heap() noexcept { return std::move(heap_block_); }
+
   /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
   template <class F>
   void on_workers(F&& body) {
