@@ -110,6 +110,8 @@ class MemoryUses {
   bool is_held() const {
     return std::any_of(holds_.begin(), holds_.end(), [](const Holds& h) { return *h > 0; });
   }
+  /// After over(): whether points are left, and not others alone.
+  bool of_calls() const { return !marks_.empty() || !users_.empty(); }
   /// Whether all of it is done. The first question outside of a capture marks the streams. Neither waits nor throws. The GPU is
   /// current; not in a callback of the driver.
   bool over() noexcept try {

@@ -101,19 +101,13 @@ void CudaRank::note_capture(const CaptureState& capture) {
 
 CudaRank::Users CudaRank::sweep_ended() noexcept try {
   const DeviceGuard guard(device());
-  std::vector<Ended> all;
-  {
-    const std::lock_guard lock(ended_mutex_);
-    all.swap(ended_);
-  }
+  const std::lock_guard lock(ended_mutex_);
   Users users = Users::none;
-  std::erase_if(all, [&](Ended& each) {
+  std::erase_if(ended_, [&](Ended& each) {
     if (each.uses.over()) return true;
-    users = std::max(users, each.uses.is_held() ? Users::graphs : Users::work);
+    users = std::max(users, each.uses.is_held() ? Users::graphs : each.uses.of_calls() ? Users::calls : Users::others);
     return false;
   });
-  const std::lock_guard lock(ended_mutex_);
-  ended_.insert(ended_.end(), std::make_move_iterator(all.begin()), std::make_move_iterator(all.end()));
   return users;
 } catch (const Error&) {
   return Users::none;  // without a context nothing runs
@@ -131,7 +125,7 @@ void CudaRank::end_block(HeapBlock block, std::function<bool()> over) noexcept {
   end_block(std::move(block), MemoryUses(points_).and_until(std::move(over)));
 }
 
-bool CudaRank::wait_for_ended(std::chrono::milliseconds limit) noexcept {
+bool CudaRank::wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLook{1}, kGraceOfGraphs{50};
   const Clock::time_point begin = Clock::now();
@@ -139,7 +133,7 @@ bool CudaRank::wait_for_ended(std::chrono::milliseconds limit) noexcept {
     const Users users = sweep_ended();
     const auto waited = Clock::now() - begin;
     if (users == Users::none || (users == Users::graphs && waited > kGraceOfGraphs)) return true;
-    if (waited > limit) return false;
+    if (waited > (users == Users::others ? of_others : of_calls)) return false;
     std::this_thread::sleep_for(kLook);
   }
 }
@@ -147,7 +141,7 @@ bool CudaRank::wait_for_ended(std::chrono::milliseconds limit) noexcept {
 void CudaRank::await_ended(Milliseconds deadline) {
   const DeviceGuard guard(device());
   DeferredFrees::of_process().sweep();
-  if (!wait_for_ended(deadline))
+  if (!wait_for_ended(deadline, deadline))
     throw Error(ErrorCode::peer_timeout, "work of an object that was destroyed still runs after " +
                                              std::to_string(deadline.count()) + " ms, in memory that the new one may get");
 }
@@ -174,7 +168,7 @@ void CudaRank::used_by(const char* name, const void* memory, void* stream) {
 
 void CudaRank::drain() noexcept {
   using namespace std::chrono_literals;
-  constexpr auto kLook = 1ms, kGrace = 1000ms, kGraceOfCalls = 10000ms;
+  constexpr auto kLook = 1ms, kGrace = 1000ms, kGraceOfCalls = 30000ms;
   constexpr int kLooks = 50;
   const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
   if (still_waits()) return;
@@ -188,7 +182,7 @@ void CudaRank::drain() noexcept {
   };
   try {
     const DeviceGuard guard(device());
-    const bool ended = wait_for_ended(kGraceOfCalls);
+    const bool ended = wait_for_ended(kGraceOfCalls, kGrace);
     for (int i = 0; i < kLooks && *graphs_ > 0; ++i) std::this_thread::sleep_for(kLook);
     if (ended && *graphs_ == 0) return;
     drained_ = std::async(std::launch::async, wait);
