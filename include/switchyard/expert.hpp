@@ -105,7 +105,7 @@ class ExpertMlp {
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
   ExpertMlp(ExpertMlp&&) noexcept;
   ExpertMlp& operator=(ExpertMlp&&) noexcept;
-  /// CUDA: no call or graph of the object may be under way.
+  /// CUDA: at any time; memory that enqueued calls and captured graphs use is freed after them.
   ~ExpertMlp();
 
   /// Experts of another layer of the model: of this shape and these options, the scales of the weights aside. CUDA: they share

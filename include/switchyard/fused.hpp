@@ -117,12 +117,14 @@ class FusedMoe {
   /// configuration says; they stay the caller's. \throws on all ranks alike, also if only some have cause to:
   /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for groups of CPUs; Error(heap_exhausted);
   /// Error(system); Error(mismatch).
-  FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2);
+  /// fp8: the scales are read in the order of `stream` (cudaStream_t), and calls on any stream come after that.
+  FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// On a group of CPUs. `products` may be null on a rank without experts. \throws as the other one, Error(unsupported) for
   /// groups of GPUs.
   FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
+  /// Waits for nothing: memory that enqueued calls and graphs use is freed after them.
   ~FusedMoe();
 
   /// Local, need no group. The heap is the same on both backends.
@@ -146,13 +148,13 @@ class FusedMoe {
 
   /// Local. Weights of another layer of the model, which shares all memory of this object but theirs: calls say by
   /// FusedMoeCall::weight_set whose they compute with. They are as the constructor takes them and stay the caller's; fp8: the
-  /// scales are read here. \returns their number: the constructor's have 0, then counted on; equal on all ranks if these make
+  /// scales are read in the order of weights.stream. \returns their number: the constructor's have 0, then counted on; equal on all ranks if these make
   /// the same additions. \throws Error(invalid_argument) naming the argument; Error(unsupported) on groups of CPUs;
   /// Error(system).
   int add_weights(const MoeWeights& weights);
   /// The same on a group of CPUs. \throws Error(unsupported) on groups of GPUs.
   int add_products(std::shared_ptr<FusedProducts> products);
-  /// Local. No call or graph that uses the set may be under way, and no later one names it.
+  /// Local. Calls and graphs that use the set may be under way: its memory is freed after them. No later call names it.
   void remove_weights(int set);
 
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes

@@ -123,7 +123,7 @@ class GroupedGemm {
   GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;
-  /// No call or graph of the object may be under way.
+  /// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
   ~GroupedGemm();
 
   /// `x` is [rows, K], `out` [rows, columns()], both dense and at multiples of 16 bytes: Dispatched::x or LowLatencyOutput::x

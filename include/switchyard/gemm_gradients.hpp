@@ -57,7 +57,7 @@ class WeightGradient {
   explicit WeightGradient(const WeightGradientConfig& config);
   WeightGradient(WeightGradient&&) noexcept;
   WeightGradient& operator=(WeightGradient&&) noexcept;
-  /// No call or graph of the object may be under way.
+  /// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
   ~WeightGradient();
 
   /// `dy` is [rows, N], `x` [rows, K], both dense and at multiples of 16 bytes; row i of both is of one token. `dw` is [E, N,

@@ -160,6 +160,12 @@ class Group {
   /// may be null unless `bytes` is 0.
   void all_gather(const void* mine, size_t bytes, void* all);
 
+  /// GPUs: `memory` lies in memory of the library that this rank's objects made (rows, outputs, handles). What is enqueued on
+  /// `stream` (cudaStream_t) until that memory ends uses it: nobody else has it before. A graph that is captured there keeps
+  /// the memory. Calls of the library say this of their own streams. Local; nothing on the CPU. \throws
+  /// Error(invalid_argument) if no such memory lies there
+  void used_by(const void* memory, void* stream);
+
   /// Throws the pending fault of this rank, if any; otherwise returns. CUDA: invalid ids of objects with InvalidIds::raise are
   /// one, Error(invalid_argument), which names the objects and the numbers since the last check(); the group can be used.
   /// Local; waits for no kernel.

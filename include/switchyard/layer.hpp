@@ -141,7 +141,8 @@ class MoeLayer {
   /// \throws on all ranks alike, also if only some have cause to: Error(invalid_argument) naming the field, or as ExpertMlp;
   /// Error(unsupported) for what the backend does not have; Error(heap_exhausted); Error(system) without memory;
   /// Error(mismatch) if configurations differ. The group can be used afterwards.
-  MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2);
+  /// GPUs, fp8: scales are read in the order of `stream` (cudaStream_t; null: the legacy default stream).
+  MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// Local. Another layer of the model, which differs from this one in its weights alone and shares all memory with it but
   /// theirs (docs/layer.md says what a layer costs then). Either may end first. The weights are as the constructor takes them,
   /// with MoeLayerConfig::storage. Calls of layers that share, graphs included, come one after the other, on all ranks of the
@@ -150,7 +151,7 @@ class MoeLayer {
   MoeLayer with_weights(const MoeWeights& weights) const;
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
-  /// CUDA: no call or graph of the layer may be under way.
+  /// Waits for nothing: memory that enqueued calls and graphs use is freed after them.
   ~MoeLayer();
 
   /// Local, need no group. \throws Error(invalid_argument), Error(unsupported) as the constructor.

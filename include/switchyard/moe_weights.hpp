@@ -12,6 +12,8 @@ struct MoeWeights {
   const void* w2 = nullptr;          ///< [L, H, I]
   const void* w13_scales = nullptr;  ///< fp8: [L, 2 * ceil(I / 128), ceil(H / 128)]; else null
   const void* w2_scales = nullptr;   ///< fp8: [L, ceil(H / 128), ceil(I / 128)]; else null
+  /// GPUs: cudaStream_t in whose order the object reads what it does not leave to its calls; null: the legacy default stream.
+  void* stream = nullptr;
 };
 
 }  // namespace switchyard

@@ -116,5 +116,5 @@ class GroupedGemm:
         return rows, like.arrays.empty((*shape, width), F32 if f32 else U8, like.array)
 
     def close(self) -> None:
-        """Gives it back; no call or graph of it may be under way. May be called twice."""
+        """Gives it back at once, also while calls and graphs use it: its memory is freed after them. May be called twice."""
         self._owned.close()

@@ -282,6 +282,16 @@ class Group:
         with self._lock:
             check(self._functions.sy_group_barrier(self.pointer))
 
+    def record_stream(self, tensor: Any, stream: Any = None) -> None:
+        """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs): nobody else has that memory
+        before the work on `stream` that is enqueued when the last such tensor is dropped is done. The stream on which the tensor was
+        made and those of calls that it is given to are known. stream: None: the current one. Local; nothing on the CPU."""
+        if self._backend == _names.CUDA:
+            import torch
+
+            raw = (torch.cuda.current_stream(tensor.device) if stream is None else stream).cuda_stream
+            check(self._functions.sy_group_used_by(self.pointer, tensor.data_ptr(), raw))
+
     def all_gather(self, mine: bytes) -> List[bytes]:
         """Collective. The bytes of every rank, equally many, in rank order."""
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))

@@ -53,6 +53,12 @@ def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_sc
     return (first.pointer, second.pointer, *scales)
 
 
+def _stream_of(weights: Any) -> int:
+    """The stream in whose order weights are read: the current one of their GPU."""
+    array, arrays = arrays_of(weights, "w13")
+    return arrays.stream(array)
+
+
 class MoeLayer:
     """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
 
@@ -72,7 +78,7 @@ class MoeLayer:
         first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
         made = ctypes.c_void_p()
         with group._lock:
-            check(functions.sy_moe_layer_create(group.pointer, byref(c), first, second, byref(made)))
+            check(functions.sy_moe_layer_create_on(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
         self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales))
 
     def _hold(self, group: Group, c: structs.MoeLayerConfig, made: Optional[int], weights: Tuple[Any, ...]) -> None:
@@ -91,7 +97,7 @@ class MoeLayer:
         group, made = self.group, ctypes.c_void_p()
         pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
         with group._lock:
-            check(self._functions.sy_moe_layer_with_weights(self.pointer, *pointers, byref(made)))
+            check(self._functions.sy_moe_layer_with_weights_on(self.pointer, *pointers, _stream_of(w13), byref(made)))
         other = MoeLayer.__new__(MoeLayer)
         other._hold(group, self._config, made.value, (w13, w2, w13_scales, w2_scales))
         return other
@@ -149,7 +155,8 @@ class MoeLayer:
             o.device_tokens = None if device_tokens is None else take(device_tokens, "device_tokens", (1,), (I32,), backend).pointer
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, scale, result.pointer, by_options))
-            self._like = out
+            if type(self._like) is not type(out):  # of the kind of dropped(): not `out` itself, which would live as long as the layer
+                self._like = taken.arrays.empty((0,), self._row_type, out)
             return out
 
     __call__ = forward
@@ -173,7 +180,7 @@ class MoeLayer:
         return arrays.wrap(pointer.value, (count.value // self._config.topk, self._config.topk), U8, self._owned, self._like)
 
     def close(self) -> None:
-        """Gives the layer back. May be called twice."""
+        """Gives the layer back at once, also while calls and graphs use it: its memory is freed after them. May be called twice."""
         self._owned.close()
 
     def __enter__(self) -> "MoeLayer":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any, Callable, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from ._abi import names as _names, repeated as _repeated
 from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
 from ._abi.ffi import Owned, byref, check, library, structs
-from ._abi.names import BF16, F16, F32, FP8, invalid, value_of
+from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
 from ._torch.registry import number_of
 from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
 from .group import Group
@@ -64,7 +64,7 @@ class Received:
 
 
 class _Lent:
-    """An output while a tensor shows it; the object's spare one before and after."""
+    """An output while a tensor shows it; a spare one of the same stream before and after, so that its next users come after these."""
 
     __slots__ = ("pointer", "_owned", "_spare")
 
@@ -145,7 +145,7 @@ class LowLatency:
         self._given_scales: Any = None
         self._dispatch_again: Optional[_repeated.Dispatch] = None
         self._combine_again: Optional[_repeated.Combine] = None
-        self._spare: List[Owned] = []
+        self._spare: Dict[int, List[Owned]] = {}  # by stream
         self._number = number_of(self)
         self._world = group.size
         self._shape = [len(group.experts_of(self._config.num_experts)), group.size * self._config.max_tokens, self.hidden]
@@ -183,7 +183,13 @@ class LowLatency:
         if like is None:
             return Received(self._make_output(), NUMPY, None)
         taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
-        return Received(self._make_output(), taken.arrays, taken.array)
+        return self._used_here(Received(self._make_output(), taken.arrays, taken.array), taken.arrays, taken.array)
+
+    def _used_here(self, received: Received, arrays: Any, like: Any) -> Received:
+        """GPUs: the current stream uses it until it is dropped."""
+        if self._backend == CUDA:
+            check(self._functions.sy_group_used_by(self.group.pointer, received._view.rows_of_expert, arrays.stream(like)))
+        return received
 
     def _make_output(self, memory: Any = None, keeps: Any = None) -> Owned:
         made, f = ctypes.c_void_p(), self._functions
@@ -206,12 +212,15 @@ class LowLatency:
             width = strides[1] if self._config.scale_order == 0 else strides[2]
             shape = (here, strides[0] // width, width)
             view.scales = take(scales, "scales of memory", shape, (kind,) if kind != U8 else (FP8, U8), self._backend).pointer
-        return Received(self._make_output(view, memory), taken.arrays, taken.array)
+        return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
         """An output that no tensor shows."""
-        lent = _Lent(self._spare.pop() if self._spare else self._make_output(), self._spare)
-        return Received(lent, arrays_of(like, "like")[1], like)
+        like, arrays = arrays_of(like, "like")
+        if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
+            return self._used_here(Received(self._make_output(), arrays, like), arrays, like)
+        spare = self._spare.setdefault(arrays.stream(like), [])
+        return self._used_here(Received(_Lent(spare.pop() if spare else self._make_output(), spare), arrays, like), arrays, like)
 
     def make_rows(self, received: Received, dtype: object = None) -> Any:
         """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""
@@ -223,6 +232,8 @@ class LowLatency:
         check(f.sy_low_latency_rows_get(owned.pointer, byref(view)))
         shape = (received._view.experts_here, received._view.rows_per_expert, self.hidden)
         _, arrays = arrays_of(received.x, "x")
+        if self._backend == CUDA and view.data:
+            check(f.sy_group_used_by(self.group.pointer, view.data, arrays.stream(received.x)))
         return arrays.wrap(view.data, shape, code, owned, received.x)
 
     # ---- Dispatch ----

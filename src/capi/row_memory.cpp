@@ -28,19 +28,19 @@ Lent& lent() {
 
 thread_local std::weak_ptr<Grouped<RowMemory>> used_here;
 
-void* lend(const RowMemoryShare& lender, size_t bytes) {
-  void* const memory = lender->object.allocate(bytes);
+void* lend(const RowMemoryShare& lender, size_t bytes, void* stream) {
+  void* const memory = lender->object.allocate(bytes, stream);
   try {
     const std::lock_guard lock(lent().mutex);
     lent().lender_of.emplace(memory, lender);
   } catch (...) {
-    lender->object.release(memory);
+    lender->object.release(memory, stream);
     throw;
   }
   return memory;
 }
 
-void take_back(void* memory) {
+void take_back(void* memory, void* stream) {
   RowMemoryShare lender;  // outside the lock: its group may end with it
   {
     const std::lock_guard lock(lent().mutex);
@@ -49,7 +49,7 @@ void take_back(void* memory) {
     lender = std::move(found->second);
     lent().lender_of.erase(found);
   }
-  lender->object.release(memory);
+  lender->object.release(memory, stream);
 }
 
 }  // namespace
@@ -81,15 +81,15 @@ switchyard_code_t sy_row_memory_use(const sy_row_memory* memory) {
   return SWITCHYARD_OK;
 }
 
-void* sy_row_memory_allocate(ptrdiff_t bytes, int, void*) {
+void* sy_row_memory_allocate(ptrdiff_t bytes, int, void* stream) {
   void* memory = nullptr;
   const RowMemoryShare lender = used_here.lock();
-  if (bytes > 0 && lender) guarded([&] { memory = lend(lender, static_cast<size_t>(bytes)); });
+  if (bytes > 0 && lender) guarded([&] { memory = lend(lender, static_cast<size_t>(bytes), stream); });
   return memory;
 }
 
-void sy_row_memory_free(void* memory, ptrdiff_t, int, void*) {
-  if (memory) guarded([&] { take_back(memory); });
+void sy_row_memory_free(void* memory, ptrdiff_t, int, void* stream) {
+  if (memory) guarded([&] { take_back(memory, stream); });
 }
 
 }  // extern "C"

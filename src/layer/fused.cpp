@@ -38,7 +38,8 @@ std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setu
                                             std::shared_ptr<ExpertProducts> products, MakeProducts make) {
   if (setup.backend == Backend::cuda)
     return std::make_unique<FusedLayer>(setup, std::string(to_string(setup.config.type)) + " wgmma:sm_90a",
-                                        FusedMoe(group, setup.fused(), weights.w13, weights.w2), std::move(make));
+                                        FusedMoe(group, setup.fused(), weights.w13, weights.w2, weights.stream),
+                                        std::move(make));
   std::string text = products->implementation();
   return std::make_unique<FusedLayer>(setup, std::move(text), FusedMoe(group, setup.fused(), std::move(products)),
                                       std::move(make));

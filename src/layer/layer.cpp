@@ -58,12 +58,13 @@ detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup)
   };
 }
 
-std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2) {
+std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2,
+                                        void* stream) {
   LayerSetup setup;
   std::optional<ExpertMlp> mlp;
   detail::MakeProducts make_products;
   std::shared_ptr<detail::ExpertProducts> products;
-  const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales};
+  const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales, stream};
   Claim mine;
   detail::AgreedFields fields;
   const Backend backend = group.options().backend;
@@ -111,8 +112,8 @@ MoeLayer::Impl::~Impl() {
   }
 }
 
-MoeLayer::MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2)
-    : MoeLayer(std::make_unique<Impl>(make(group, config, w13, w2), 0)) {}
+MoeLayer::MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream)
+    : MoeLayer(std::make_unique<Impl>(make(group, config, w13, w2, stream), 0)) {}
 MoeLayer::MoeLayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MoeLayer MoeLayer::with_weights(const MoeWeights& weights) const {
   return detail::as_error("MoeLayer::with_weights", [&] {

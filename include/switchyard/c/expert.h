@@ -78,7 +78,7 @@ switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, co
 /// as sy_grouped_gemm_create.
 switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
                                        const sy_expert_options* options, sy_expert_mlp** mlp);
-/// CUDA: no call or graph of the object may be under way.
+/// CUDA: at any time; memory that enqueued calls and captured graphs use is freed after them.
 switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp);
 
 /// Settings of one call.

@@ -90,7 +90,7 @@ switchyard_code_t sy_expert_rows_of_low_latency(const sy_low_latency_view* outpu
 /// compute capability 9.0.
 switchyard_code_t sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
                                          sy_grouped_gemm** gemm);
-/// No call or graph of the object may be under way.
+/// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
 switchyard_code_t sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 
 /// Options of one call.

@@ -41,7 +41,7 @@ typedef struct sy_weight_gradient_config {
 /// Allocates. Errors: invalid_argument naming the member; unsupported where the library was built without CUDA, or for a GPU of
 /// another kind than compute capability 9.0.
 switchyard_code_t sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient);
-/// No call or graph of the object may be under way.
+/// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
 switchyard_code_t sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
@@ -69,7 +69,7 @@ typedef struct sy_swiglu_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 switchyard_code_t sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient);
-/// No call or graph of the object may be under way.
+/// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
 switchyard_code_t sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 
 /// Enqueues the gradient `dh` of the sums `h`, as they were before the epilogue (SWITCHYARD_EPILOGUE_NONE of the same weights),
@@ -93,7 +93,7 @@ typedef struct sy_routing_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 switchyard_code_t sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient);
-/// No call or graph of the object may be under way.
+/// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
 switchyard_code_t sy_routing_gradient_destroy(sy_routing_gradient* gradient);
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c]

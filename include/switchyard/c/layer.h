@@ -87,13 +87,21 @@ switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int
 /// `layer` NULL, ends the call of the others with peer_failed.)
 switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer);
+/// The same where w13_scales and w2_scales are read in the order of `stream` (cudaStream_t); the other one: of the legacy default
+/// stream.
+switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+                                         void* stream, sy_moe_layer** layer);
 /// Local. Another layer of the model, which differs from `layer` in its weights alone and shares all memory with it but theirs;
 /// either may be destroyed first. Calls of layers that share, graphs included, come one after the other, on all ranks of the
 /// same layers in the same order, and all ranks make the same layers in the same order. The scales are those of fp8, else NULL.
 /// Errors: invalid_argument naming the argument; system.
 switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                             const void* w2_scales, sy_moe_layer** other);
-/// Local. CUDA: no call or graph of the layer may be under way.
+/// The same, as sy_moe_layer_create_on.
+switchyard_code_t sy_moe_layer_with_weights_on(const sy_moe_layer* layer, const void* w13, const void* w2,
+                                               const void* w13_scales, const void* w2_scales, void* stream,
+                                               sy_moe_layer** other);
+/// Local, at any time, and waits for nothing. CUDA: the layer's memory is freed after enqueued calls and graphs that use it.
 switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer);
 
 /// Settings of one call; `add` and that there are device_tokens are equal on all ranks.

@@ -79,7 +79,7 @@ switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* co
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// CUDA: waits for the calls so far. Outputs and rows stay, and can be used with another object of the same config.
+/// Local, at any time, and waits for nothing. Outputs and rows stay, and can be used with another object of the same config.
 switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: not on the hot path.
@@ -88,7 +88,8 @@ switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_la
 /// what shape. Errors: invalid_argument naming the member of `memory`.
 switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output);
-/// Not while a call uses it.
+/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by names other
+/// streams whose work uses it.
 switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Where dispatch delivers. The pointers never change; CUDA: device pointers, the counts included.
@@ -123,7 +124,7 @@ switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output,
 /// row_type): the result for row i of an output is row i. Combine reads it where it lies. Allocates.
 switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype type, sy_low_latency_rows** rows);
 switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view);
-/// Not while a call uses it.
+/// As sy_low_latency_output_destroy.
 switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
 
 /// Options of one dispatch. May differ by rank.

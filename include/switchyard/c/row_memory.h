@@ -22,10 +22,11 @@ switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory);
 switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
 /// At least `bytes` at a multiple of 512 of what this thread uses; where that has no room left, ordinary memory of its rank,
 /// which costs a dispatch one copy of its rows and a combine one of its. NULL: without memory of either kind, or where nothing
-/// is used. `device` and `stream` are not looked at.
+/// is used. For work on `stream` (cudaStream_t); `device` is not looked at.
 void* sy_row_memory_allocate(ptrdiff_t bytes, int device, void* stream);
-/// Gives back what sy_row_memory_allocate returned, whose users are done with it. Any thread. May wait for
-/// the GPU; with the last of a group that was destroyed before, the group ends here.
+/// Gives back what sy_row_memory_allocate returned. Any thread; waits for nothing. Nobody else has the memory before all work that
+/// was enqueued on `stream` so far is done. Work on other streams is done, or `stream` waits for it. With the last of a group that
+/// was destroyed before, the group ends here.
 void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream);
 
 #ifdef __cplusplus

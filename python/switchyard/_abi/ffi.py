@@ -29,7 +29,8 @@ _SIGNATURES = {
     "sy_group_in_process": "ipp", "sy_group_connect": "iisspp", "sy_group_from_environment": "pp", "sy_group_destroy": "p",
     "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_hosts": "ppp", "sy_group_host_of": "pip",
     "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
-    "sy_group_all_gather": "ppzp", "sy_group_check": "p", "sy_group_abort": "pi", "sy_group_leave": "p", "sy_group_wait_statistics": "pip",
+    "sy_group_all_gather": "ppzp", "sy_group_check": "p", "sy_group_abort": "pi", "sy_group_leave": "p", "sy_group_used_by": "ppp",
+    "sy_group_wait_statistics": "pip",
     "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
     "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
     "sy_exchange_memory_required_on": "piip", "sy_exchange_heap_bytes_on": "piip", "sy_exchange_most_rows": "pip",
@@ -64,6 +65,7 @@ _LAYER_SIGNATURES = {
     "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
     "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp", "sy_moe_layer_invalid_ids": "pp",
     "sy_moe_layer_implementation": "pp", "sy_moe_layer_with_weights": "pppppp",
+    "sy_moe_layer_create_on": "pppppp", "sy_moe_layer_with_weights_on": "ppppppp",
     "sy_grouped_gemm_output": "ppp", "sy_grouped_gemm_create": "pppp", "sy_grouped_gemm_destroy": "p", "sy_grouped_gemm_run": "ppppp",
     "sy_expert_rows_of_dispatched": "pp", "sy_expert_rows_of_low_latency": "pp",
 }

@@ -17,6 +17,7 @@ class LowLatencyHandle(tuple):
 
     received: Received
     object: "Object"
+    output: "Output"
 
 
 class Output:
@@ -25,9 +26,10 @@ class Output:
     def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
         self.received = received
         self.handle = LowLatencyHandle((received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts))
-        self.handle.received, self.handle.object = received, it
+        self.handle.received, self.handle.object, self.handle.output = received, it, self
         self.packed = received.x if received.scales is None else (received.x, received.scales)
         self._powers: Optional[torch.Tensor] = None
+        self._rows: Optional[torch.Tensor] = None
 
     def powers(self, hidden: int) -> torch.Tensor:
         """float32 [L, groups, R], for scales that are powers of two and told as float32."""
@@ -37,8 +39,15 @@ class Output:
         return self._powers
 
 
+    def rows(self) -> torch.Tensor:
+        """Rows [L, R, H] that combine reads where they lie. Each of the two outputs has its own, as DeepEP's buffers alternate."""
+        if self._rows is None:
+            self._rows = self.handle.object.exchange.make_rows(self.received, "bf16")
+        return self._rows
+
+
 class Object:
-    """One low-latency object, its two outputs in turn, and rows for combine."""
+    """One low-latency object and its two outputs in turn."""
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
@@ -47,7 +56,6 @@ class Object:
         self._told = (config["max_tokens"], config["hidden"], config["experts"])
         self._outputs: List[Output] = []
         self._turn = 0
-        self.rows: Optional[torch.Tensor] = None
 
     def next_output(self, x: torch.Tensor) -> Output:
         if len(self._outputs) < 2:
@@ -207,11 +215,7 @@ def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Ten
 
 def rows_of(handle: Any) -> torch.Tensor:
     """Rows [L, R, H] that combine reads where they lie."""
-    handle = handle_of(handle)
-    it = handle.object
-    if it.rows is None:
-        it.rows = it.exchange.make_rows(handle.received, "bf16")
-    return it.rows
+    return handle_of(handle).output.rows()
 
 
 def handle_of(handle: Any) -> LowLatencyHandle:

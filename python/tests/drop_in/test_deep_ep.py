@@ -281,6 +281,28 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
             assert got is out and calc_diff(out, weighted(x, ids, weights)) < (9e-4 if use_fp8 else 1e-5)
 
 
+def _combine_buffers(buffer):
+    """Rows of one handle stay while those of the next are written, as DeepEP's buffers alternate."""
+    inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    handles, rows = [], []
+    for factor in (1, 2):
+        received, count, handle, _, _ = buffer.low_latency_dispatch(x * factor, ids, MOST, EXPERTS, use_fp8=False)
+        handles.append(handle)
+        rows.append(buffer.get_next_low_latency_combine_buffer(handle))
+        rows[-1][:, :, :] = received.nan_to_num(0, 0, 0)
+    assert rows[0].data_ptr() != rows[1].data_ptr()
+    for factor, handle in zip((1, 2), handles):
+        out, _, _ = buffer.low_latency_combine(rows[0], ids, weights, handle, zero_copy=True)
+        assert calc_diff(out, weighted(x * factor, ids, weights)) < 1e-5
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@low_latency_places
+def test_low_latency_combine_buffers(where, world):
+    over_ranks(where, world, _combine_buffers)
+
+
 @pytest.mark.parametrize("use_fp8, round_scale, use_ue8m0", [(False, False, False), (True, False, False), (True, True, False),
                                                              (True, True, True)])
 @pytest.mark.parametrize("world", [1, 2])

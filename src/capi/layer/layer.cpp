@@ -114,23 +114,34 @@ switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int
 
 switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer) {
+  return sy_moe_layer_create_on(group, config, w13, w2, nullptr, layer);
+}
+
+switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+                                         void* stream, sy_moe_layer** layer) {
   if (layer) *layer = nullptr;
   if (!group) return guarded([] { require(nullptr, "group"); });
   std::shared_ptr<Group> share;
   sy_internal_share_group_1(group, &share);
   return collective(*share, [&] {
     require(layer, "layer");
-    *layer = std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, to_config(config), w13, w2)}).release();
+    *layer = std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, to_config(config), w13, w2, stream)}).release();
   });
 }
 
 switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                             const void* w2_scales, sy_moe_layer** other) {
+  return sy_moe_layer_with_weights_on(layer, w13, w2, w13_scales, w2_scales, nullptr, other);
+}
+
+switchyard_code_t sy_moe_layer_with_weights_on(const sy_moe_layer* layer, const void* w13, const void* w2,
+                                               const void* w13_scales, const void* w2_scales, void* stream,
+                                               sy_moe_layer** other) {
   if (other) *other = nullptr;
   return guarded([&] {
     require(layer, "layer");
     require(other, "other");
-    const MoeWeights weights{w13, w2, w13_scales, w2_scales};
+    const MoeWeights weights{w13, w2, w13_scales, w2_scales, stream};
     *other = std::make_unique<sy_moe_layer>(sy_moe_layer{layer->group, layer->layer.with_weights(weights)}).release();
   });
 }

@@ -113,11 +113,11 @@ namespace {
 constexpr const char* kInstead = "use MoeLayer with separate calls, or NormalExchange";
 }  // namespace
 
-FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2)
+FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream)
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         group.impl().require_one_host("FusedMoe", kInstead);
         if constexpr (kHasGpuCode)
-          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales});
+          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales, stream});
         throw AgreedError(ErrorCode::unsupported,
                           "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
                           "MoeLayer",

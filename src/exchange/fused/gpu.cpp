@@ -106,6 +106,7 @@ struct WeightSet {
   gemm::GroupedParams up, down;
   FusedFp8Scales up_scales, down_scales;  ///< fp8
   DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
+  Point ready;                            ///< fp8: they are there; null: they were there when the set was made
 };
 
 class CudaFused final : public FusedImpl {
@@ -128,10 +129,12 @@ class CudaFused final : public FusedImpl {
   ~CudaFused() override {
     try {
       const DeviceGuard guard(gpu_.device());
+      if (!order_) return;
+      for (auto& [number, set] : sets_) end_set(set);
+      state_.end_after(order_->uses());
+      memory_.end_after(order_->uses());
+      gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
-      for (auto& [number, set] : sets_) gpu_.let_go(std::move(set.scales));
-      gpu_.let_go(std::move(state_));
-      gpu_.let_go(std::move(memory_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
@@ -165,7 +168,7 @@ class CudaFused final : public FusedImpl {
     const auto found = sets_.find(set);
     if (found == sets_.end()) return;
     const DeviceGuard guard(gpu_.device());
-    gpu_.let_go(std::move(found->second.scales));
+    end_set(found->second);
     sets_.erase(found);
   }
 
@@ -202,9 +205,9 @@ class CudaFused final : public FusedImpl {
     p.out = static_cast<std::byte*>(out);
     p.add = o.add;
     const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
-    if (at.capture.active)
-      for (const void* used : {x, static_cast<const void*>(out)})
-        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
+    for (const void* used : {x, static_cast<const void*>(out)})
+      if (const std::shared_ptr<MemoryHolder> holder = used ? gpu_.holders().find(used) : nullptr) holder->used_on(at.stream, at.capture);
+    if (set.ready && !at.capture.active && !StreamPoints::reached(*set.ready)) StreamPoints::order(at.stream, at.id, *set.ready);
     const bool fp8 = config.type == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two
@@ -307,12 +310,21 @@ class CudaFused final : public FusedImpl {
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
                        spread_up + here() * weight_scales_of(config).up};
-    spread(set.up, weights.w13_scales, 2 * config.intermediate, true, set.up_scales);
-    spread(set.down, weights.w2_scales, config.hidden, false, set.down_scales);
-    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "scales of the weights");
+    // In the order of the caller's stream, which makes the scales. One that is captured makes nothing now: they are there.
+    auto* const stream = static_cast<gpu::Stream>(weights.stream);
+    const bool captured = capture_of(stream).active;
+    const gpu::Stream on = captured ? gpu_.copy_stream() : stream;
+    spread(set.up, weights.w13_scales, 2 * config.intermediate, true, set.up_scales, on);
+    spread(set.down, weights.w2_scales, config.hidden, false, set.down_scales, on);
+    if (captured)
+      check_cuda(gpu::wait_for_stream(on), "scales of the weights");
+    else
+      set.ready = gpu_.points().mark(on, stream_id(on));
     return set;
   }
-  void spread(const gemm::GroupedParams& g, const void* given, int64_t weights, bool gated, const FusedFp8Scales& to) {
+  void end_set(WeightSet& set) { set.scales.end_after(order_->uses().until(set.ready)); }
+  void spread(const gemm::GroupedParams& g, const void* given, int64_t weights, bool gated, const FusedFp8Scales& to,
+              gpu::Stream stream) {
     WeightScales s;
     s.given = given;
     s.ue8m0 = config.weight_scales == ScaleKind::ue8m0;
@@ -322,7 +334,7 @@ class CudaFused final : public FusedImpl {
     s.gated = gated;
     s.column_tiles = g.column_tiles;
     s.spread = const_cast<float4*>(to.weights);
-    spread_scales(s, gpu_.copy_stream());
+    spread_scales(s, stream);
   }
 
   PlanParams plan_params(const FusedParts& parts, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {

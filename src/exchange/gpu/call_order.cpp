@@ -23,15 +23,17 @@ CallOrder::CallOrder(CudaRank& gpu, const char* object, uint64_t number, Invalid
 
 CallOrder::~CallOrder() {
   gpu_.forget_ids(&counted_);
-  if (last_) gpu::wait_for_event(last_->event);
-  gpu_.drain();
-  gpu_.let_go(std::move(moved_));
+  moved_.end_after(uses());
 }
+
+MemoryUses CallOrder::uses() const { return MemoryUses(gpu_.shared_points()).until(last_).while_held(graphs_); }
 
 CallStream CallOrder::begin(gpu::Stream stream) {
   CallStream call{stream, capture_of(stream), 0};
   if (call.capture.active) {
     gpu_.note_capture(call.capture);
+    if (std::exchange(last_capture_, call.capture.id) != call.capture.id)
+      keep_in_graph(std::make_shared<HoldMark>(graphs_), call.capture.graph);
     return call;
   }
   if (gpu::is_legacy(stream)) {  // there is one, and it is never another GPU's

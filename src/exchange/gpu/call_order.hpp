@@ -4,7 +4,7 @@
 
 #include "arch/gpu_runtime.hpp"
 #include "exchange/gpu/rank.hpp"
-#include "exchange/gpu/stream_point.hpp"
+#include "arch/gpu_order.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard::detail {
@@ -24,7 +24,6 @@ class CallOrder {
   CallOrder(CudaRank& gpu, const char* object, uint64_t number, InvalidIds invalid_ids);
   CallOrder(const CallOrder&) = delete;
   CallOrder& operator=(const CallOrder&) = delete;
-  /// Waits for the last call that was not captured, and for replays as CudaRank::drain does. Never throws.
   ~CallOrder();
 
   /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.
@@ -34,6 +33,8 @@ class CallOrder {
 
   /// Waits for the last call that was not captured.
   void wait() const;
+  /// All calls so far, and graphs that hold calls: what the object's memory ends after.
+  MemoryUses uses() const;
   /// The end of the last call that was not captured, or null.
   const Point& last() const { return last_; }
   /// Sets what the object's calls count in.
@@ -50,6 +51,8 @@ class CallOrder {
   CountedIds counted_;
   Point last_;
   int last_warps_ = 0;
+  const Holds graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of the object
+  unsigned long long last_capture_ = 0;
   static constexpr unsigned long long kNoStream = ~0ull;
   unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was found to be one of this GPU
   unsigned long long legacy_id_ = kNoStream;       ///< of the default stream, once it was used

@@ -4,59 +4,43 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "arch/gpu_runtime.hpp"
+#include "arch/gpu_deferred_frees.hpp"
 
 namespace switchyard::detail {
 
-/// Memory of the device that is current when it is made; zero. Its end does not wait for the GPU, whose other groups may wait
-/// for ranks that wait for this one: whoever ends it knows that nothing uses it any more. (Without memory pools it waits.)
+/// Memory of the device that is current when it is made; zero. What is destroyed is freed at once, in the order of the rank's
+/// copies and without a wait (but on devices without memory pools): nothing may use it. Everything else ends by end_after().
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   /// Waits for `stream`, on which it writes the zeros.
   DeviceMemory(size_t bytes, gpu::Stream stream);
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), stream_(other.stream_) {}
+  DeviceMemory(DeviceMemory&& other) noexcept : memory_(std::exchange(other.memory_, {})) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(stream_, other.stream_);
+    std::swap(memory_, other.memory_);
     return *this;
   }
-  ~DeviceMemory();
+  ~DeviceMemory() {
+    if (memory_.data != nullptr) memory_.release();
+  }
+  /// Frees it when `uses` are over. Any thread, also in a callback of the driver.
+  void end_after(MemoryUses uses) noexcept {
+    DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses));
+  }
   template <class T>
   T* as(size_t offset = 0) const {
-    return reinterpret_cast<T*>(data_ + offset);
+    return reinterpret_cast<T*>(static_cast<std::byte*>(memory_.data) + offset);
   }
 
  private:
-  std::byte* data_ = nullptr;
-  gpu::Stream stream_ = nullptr;  ///< the device's copy stream, if the memory is of the device's pool
+  Allocation memory_;
 };
 
 /// Sets flags in device memory to `word`: at construction, the epoch before the first. Waits for `stream`.
 void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream);
-
-/// Memory whose last user let go of it where no CUDA function may be called, or while graphs may still run. Any thread.
-class DeviceGraves {
- public:
-  void bury(DeviceMemory memory) {
-    const std::lock_guard lock(mutex_);
-    buried_.push_back(std::move(memory));
-  }
-  /// Frees it, with the device current.
-  void clear() {
-    std::vector<DeviceMemory> buried;
-    const std::lock_guard lock(mutex_);
-    buried.swap(buried_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<DeviceMemory> buried_;
-};
 
 /// Host memory that is registered with a GPU. Its end waits for all that runs on that GPU, and while it waits no other thread
 /// of the process can launch anything there: see end_device.

@@ -8,11 +8,16 @@
 #include <mutex>
 #include <vector>
 
+#include "arch/gpu_order.hpp"
+
 namespace switchyard::detail {
 
 /// Memory of the GPU as long as this lives.
 struct MemoryHolder {
   virtual ~MemoryHolder() = default;
+  /// What is enqueued on `stream`, whose state is `capture`, until this ends uses the memory; a graph keeps it. The GPU is
+  /// current.
+  virtual void used_on(gpu::Stream stream, const CaptureState& capture) = 0;
 };
 
 /// Who holds which memory of a rank's GPU: a call that is given an address finds the owner of what lies there, of whichever

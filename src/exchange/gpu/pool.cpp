@@ -15,8 +15,6 @@ namespace {
 /// With more free ranges than these, those whose users are done are joined.
 constexpr size_t kMostPieces = 24;
 
-bool per_thread(gpu::Stream stream) { return gpu::is_per_thread(stream); }
-
 }  // namespace
 
 // ---- a block ----
@@ -29,30 +27,26 @@ CudaBlock::~CudaBlock() {
     pool->free(*this);
 }
 
-void CudaBlock::add_user(gpu::Stream user) {
-  const std::thread::id here = std::this_thread::get_id();
-  const auto same = [&](const User& u) { return u.stream == user && (!per_thread(user) || u.thread == here); };
-  auto at = std::find_if(users_.begin(), users_.end(), same);
-  if (at == users_.end()) at = users_.insert(at, User{user, here, nullptr});
-  if (per_thread(user)) at->point = pool->points().mark(user, stream_id(user));
-}
-
 void CudaBlock::used_by(void* given) {
   if (pool) {
     auto* const user = static_cast<gpu::Stream>(given);
     const DeviceGuard guard(pool->device());
-    const CaptureState state = capture_of(user);
-    if (state.active)
-      used_in(state, user);
-    else
-      add_user(user);
+    used_on(user, capture_of(user));
   }
   for (const std::weak_ptr<CudaBlock>& companion : companions)
     if (const auto block = companion.lock()) block->used_by(given);
 }
 
+void CudaBlock::used_on(gpu::Stream user, const CaptureState& state) {
+  if (!pool) return;
+  if (state.active)
+    used_in(state, user);
+  else
+    users_.add(user, pool->points());
+}
+
 void CudaBlock::used_in(const CaptureState& state, gpu::Stream user) {
-  if (!arena || state.id != capture || per_thread(user)) return keep_in_graph(shared_from_this(), state.graph);
+  if (!arena || state.id != capture || gpu::is_per_thread(user)) return keep_in_graph(shared_from_this(), state.graph);
   if (user != stream && std::find(captured_users_.begin(), captured_users_.end(), user) == captured_users_.end())
     captured_users_.push_back(user);
 }
@@ -152,7 +146,7 @@ std::vector<StreamUse> CudaPool::uses_of(CudaBlock& block) {
 
 void CudaPool::free(CudaBlock& block) noexcept {
   Freed freed{block.offset, uses_of(block), std::move(block.users_)};
-  if (block.has_stream && block.content != Content::staging) freed.users.push_back({block.stream, block.thread, nullptr});
+  if (block.has_stream && block.content != Content::staging) freed.users.add_unmarked(block.stream, block.thread);
   if (in_driver_callback() || !settle(freed)) {
     const std::lock_guard lock(mutex_);
     freed_.push_back(std::move(freed));
@@ -164,24 +158,14 @@ bool CudaPool::settle(Freed& freed) try {
     ranges_.give(freed.offset, std::move(freed.uses));
     return true;
   }
-  const std::thread::id here = std::this_thread::get_id();
   const DeviceGuard guard(device_);
-  for (const CudaBlock::User& user : freed.users)
-    if (!per_thread(user.stream) && capture_of(user.stream).active) return false;  // an event would be part of the capture
-  std::vector<StreamUse> marks;
-  for (const CudaBlock::User& user : freed.users) {
-    if (per_thread(user.stream) && user.thread != here) {
-      if (user.point) marks.push_back({user.point, false});  // all that is known of another thread's stream
-      continue;
-    }
-    marks.push_back({points_->mark(user.stream, stream_id(user.stream)), false});
-  }
+  std::vector<Point> marks;
+  if (!freed.users.mark(*points_, marks)) return false;
   // What comes before a point of the same stream needs no point of its own.
   std::erase_if(freed.uses, [&](const StreamUse& use) {
-    return std::any_of(marks.begin(), marks.end(),
-                       [&](const StreamUse& mark) { return mark.point->stream_id == use.point->stream_id; });
+    return std::any_of(marks.begin(), marks.end(), [&](const Point& mark) { return mark->stream_id == use.point->stream_id; });
   });
-  freed.uses.insert(freed.uses.end(), std::make_move_iterator(marks.begin()), std::make_move_iterator(marks.end()));
+  for (Point& mark : marks) freed.uses.push_back({std::move(mark), false});
   ranges_.give(freed.offset, std::move(freed.uses));
   return true;
 } catch (const std::exception&) {
@@ -200,24 +184,16 @@ void CudaPool::settle_freed() {
   freed_.insert(freed_.end(), std::make_move_iterator(left.begin()), std::make_move_iterator(left.end()));
 }
 
-bool CudaPool::await_users(std::chrono::milliseconds grace) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point end = Clock::now() + grace;
-  for (;;) {
-    settle_freed();
-    bool all = true;
-    ranges_.forget([&](const StreamUse& use) {
-      const bool over = StreamPoints::reached(*use.point);
-      all = all && over;
-      return over;
-    });
-    {
-      const std::lock_guard lock(mutex_);
-      all = all && freed_.empty();  // of streams that are captured just now nothing is known
-    }
-    if (all || Clock::now() > end) return all;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+bool CudaPool::is_idle() {
+  settle_freed();
+  bool all = true;
+  ranges_.forget([&](const StreamUse& use) {
+    const bool over = StreamPoints::reached(*use.point);
+    all = all && over;
+    return over;
+  });
+  const std::lock_guard lock(mutex_);
+  return all && freed_.empty();  // of streams that are captured just now nothing is known
 }
 
 std::string CudaPool::describe() const {
@@ -267,7 +243,7 @@ void GraphArena::let_go(CudaBlock& block) noexcept try {
   const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.offset == block.offset; });
   part->after = std::move(after);
   part->uses.insert(part->uses.end(), uses.begin(), uses.end());
-  part->users.insert(part->users.end(), block.users_.begin(), block.users_.end());
+  part->users.add(block.users_);
   part->held = false;
 } catch (const std::exception&) {
   // The block is not used again in this graph.

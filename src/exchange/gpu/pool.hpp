@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "arch/gpu_deferred_frees.hpp"
 #include "exchange/gpu/memory_holders.hpp"
-#include "exchange/gpu/stream_point.hpp"
 #include "exchange/group/output_block.hpp"
 #include "heap/ordered_ranges.hpp"
 
@@ -61,6 +61,7 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
 
   ~CudaBlock() override;
   void used_by(void* stream) override;
+  void used_on(gpu::Stream stream, const CaptureState& capture) override;
   /// A call of another object, up to `point`, uses it.
   void used_until(const Point& point);
   /// What was captured on `user` uses it.
@@ -69,13 +70,7 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
  private:
   friend class CudaPool;
   friend class GraphArena;
-  struct User {
-    gpu::Stream stream;
-    std::thread::id thread;
-    Point point;  ///< cudaStreamPerThread: its work at the time of used_by; only `thread` knows it by this name
-  };
-  void add_user(gpu::Stream user);
-  std::vector<User> users_;
+  StreamUsers users_;
   std::vector<gpu::Stream> captured_users_;  ///< in the capture of its own call
   std::vector<Point> points_;
 };
@@ -99,8 +94,8 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   std::vector<HeapRange> kept() const override { return ranges_.kept(); }
 
   StreamPoints& points() const { return *points_; }
-  /// Waits, at most `grace`, for all that was told of blocks that were freed. False: something still uses them.
-  bool await_users(std::chrono::milliseconds grace);
+  /// Whether all that uses blocks that were freed is done. The GPU is current.
+  bool is_idle();
   int device() const { return device_; }
 
  private:
@@ -109,7 +104,7 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   struct Freed {  // whose streams have not been marked yet
     size_t offset;
     std::vector<StreamUse> uses;
-    std::vector<CudaBlock::User> users;
+    StreamUsers users;
   };
   std::shared_ptr<CudaBlock> make_block(size_t bytes, Content content);
   void free(CudaBlock& block) noexcept;
@@ -151,7 +146,7 @@ class GraphArena final : public std::enable_shared_from_this<GraphArena> {
     bool held = true;
     std::vector<Point> after;     ///< of the capture that goes on
     std::vector<StreamUse> uses;  ///< outside of graphs
-    std::vector<CudaBlock::User> users;
+    StreamUsers users;
   };
   /// The smallest part that is free and holds `bytes`, or null.
   Part* find(size_t bytes, Content content);

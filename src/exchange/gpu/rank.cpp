@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "exchange/gpu/check.hpp"
+#include "exchange/gpu/held_memory.hpp"
 #include "exchange/gpu/kernel.hpp"
 #include "exchange/group/exchange_base.hpp"
 #include "heap/gpu/copy_stream.hpp"
@@ -83,38 +85,93 @@ CudaRank::~CudaRank() {
     gpu::wait_for_stream(copies_);
     if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
     counters_ = DeviceMemory();
+    ended_.clear();
+    *running_ = 0;
+    DeferredFrees::of_process().sweep();
     points_->close();
-    graves_->clear();
   } catch (const Error&) {
     // The context is gone, and everything in it.
   }
 }
 
-namespace {
-
-/// Counts a graph with calls of a rank while the graph lives.
-struct GraphMark {
-  explicit GraphMark(std::shared_ptr<std::atomic<int>> graphs) : count(std::move(graphs)) { ++*count; }
-  GraphMark(const GraphMark&) = delete;
-  ~GraphMark() { --*count; }
-  std::shared_ptr<std::atomic<int>> count;
-};
-
-}  // namespace
-
 void CudaRank::note_capture(const CaptureState& capture) {
   if (last_capture_.exchange(capture.id) == capture.id) return;
-  keep_in_graph(std::make_shared<GraphMark>(graphs_), capture.graph);
+  keep_in_graph(std::make_shared<HoldMark>(graphs_), capture.graph);
+}
+
+CudaRank::Users CudaRank::sweep_ended() noexcept try {
+  const DeviceGuard guard(device());
+  const std::lock_guard lock(ended_mutex_);
+  Users users = Users::none;
+  std::erase_if(ended_, [&](Ended& each) {
+    if (each.uses.over()) return true;
+    users = std::max(users, each.uses.is_held() ? Users::graphs : each.uses.of_calls() ? Users::calls : Users::others);
+    return false;
+  });
+  return users;
+} catch (const Error&) {
+  return Users::none;  // without a context nothing runs
+}
+
+void CudaRank::end_block(HeapBlock block, MemoryUses uses) noexcept {
+  {
+    const std::lock_guard lock(ended_mutex_);
+    ended_.push_back({std::move(block), std::move(uses)});
+  }
+  sweep_ended();
+}
+
+void CudaRank::end_block(HeapBlock block, std::function<bool()> over) noexcept {
+  end_block(std::move(block), MemoryUses(points_).and_until(std::move(over)));
+}
+
+bool CudaRank::wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLook{1}, kGraceOfGraphs{50};
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    const Users users = sweep_ended();
+    const auto waited = Clock::now() - begin;
+    if (users == Users::none || (users == Users::graphs && waited > kGraceOfGraphs)) return true;
+    if (waited > (users == Users::others ? of_others : of_calls)) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+void CudaRank::await_ended(Milliseconds deadline) {
+  const DeviceGuard guard(device());
+  DeferredFrees::of_process().sweep();
+  if (!wait_for_ended(deadline, deadline))
+    throw Error(ErrorCode::peer_timeout, "work of an object that was destroyed still runs after " +
+                                             std::to_string(deadline.count()) + " ms, in memory that the new one may get");
+}
+
+std::function<bool()> CudaRank::end_of_use(void* stream) {
+  const DeviceGuard guard(device());
+  StreamUsers users;
+  users.add(static_cast<gpu::Stream>(stream), *points_);
+  auto uses = std::make_shared<MemoryUses>(points_);
+  uses->on(std::move(users));
+  (void)uses->over();  // marks the stream, unless it is captured
+  return [uses, gpu = device()] {
+    const DeviceGuard current(gpu);
+    return uses->over();
+  };
+}
+
+void CudaRank::used_by(const char* name, const void* memory, void* stream) {
+  const DeviceGuard guard(device());
+  const std::shared_ptr<MemoryHolder> holder = holders_.find(memory);
+  if (!holder) invalid(name, ": no memory of the library's lies there");
+  holder->used_on(static_cast<gpu::Stream>(stream), capture_of(static_cast<gpu::Stream>(stream)));
 }
 
 void CudaRank::drain() noexcept {
   using namespace std::chrono_literals;
-  constexpr auto kLook = 1ms, kGrace = 1000ms;
+  constexpr auto kLook = 1ms, kGrace = 1000ms, kGraceOfCalls = 30000ms;
   constexpr int kLooks = 50;
   const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
   if (still_waits()) return;
-  for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
-  if (*graphs_ == 0 && !expects_users_) return;
   const auto wait = [gpu = device()] {
     try {
       const DeviceGuard guard(gpu);
@@ -124,6 +181,10 @@ void CudaRank::drain() noexcept {
     }
   };
   try {
+    const DeviceGuard guard(device());
+    const bool ended = wait_for_ended(kGraceOfCalls, kGrace);
+    for (int i = 0; i < kLooks && *graphs_ > 0; ++i) std::this_thread::sleep_for(kLook);
+    if (ended && *graphs_ == 0) return;
     drained_ = std::async(std::launch::async, wait);
     drained_.wait_for(kGrace);
   } catch (const std::exception&) {
@@ -155,10 +216,6 @@ void CudaRank::give_host_words(const HostWords& words) {
   const std::lock_guard lock(words_mutex_);
   words_taken_.reset(static_cast<size_t>(reinterpret_cast<std::byte*>(words.host) - control_ - kHostWordsAt) /
                      HostWords::kBytes);
-}
-
-void CudaRank::let_go(DeviceMemory memory) {
-  if (*graphs_ > 0 || expects_users_) graves_->bury(std::move(memory));
 }
 
 CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
@@ -303,9 +360,11 @@ struct Reach {
 
 }  // namespace
 
-std::shared_ptr<void> CudaRank::ordinary_memory(size_t bytes) {
-  const auto segment = std::make_shared<MallocSegment>(device(), bytes);
-  return {segment, segment->data()};
+std::shared_ptr<void> CudaRank::ordinary_memory(size_t bytes, void* stream) {
+  const DeviceGuard guard(device());
+  const auto memory = HeldMemory::make(bytes, *this);
+  memory->used_on(static_cast<gpu::Stream>(stream), capture_of(static_cast<gpu::Stream>(stream)));
+  return {memory, memory->data()};
 }
 
 std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bitset>
+#include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -17,11 +19,12 @@
 #include "exchange/gpu/memory.hpp"
 #include "exchange/gpu/memory_holders.hpp"
 #include "exchange/gpu/state.hpp"
-#include "exchange/gpu/stream_point.hpp"
+#include "arch/gpu_order.hpp"
 #include "exchange/gpu/tracing.hpp"
 #include "exchange/group/impl.hpp"
 #include "exchange/tuning/blocks.hpp"
 #include "heap/gpu/cuda_heap.hpp"
+#include "heap/heap_block.hpp"
 
 namespace switchyard::detail {
 
@@ -67,7 +70,7 @@ class CudaRank final : public DeviceRank {
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
-  std::shared_ptr<void> ordinary_memory(size_t bytes) override;
+  std::shared_ptr<void> ordinary_memory(size_t bytes, void* stream) override;
   std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
@@ -104,20 +107,24 @@ class CudaRank final : public DeviceRank {
   std::weak_ptr<CudaRank*> token() const { return self_; }
   /// A call is captured: until its graph is gone, replays may run.
   void note_capture(const CaptureState& capture);
-  /// Waits for the replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for
-  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it
-  /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
-  /// the rest.
+  /// Waits for the calls of ended objects, at most thirty seconds, for other users of their memory, at most one, and for the replays that may still run: a moment for the graphs
+  /// to be gone, if they are destroyed already, and then for the whole GPU, because nobody counts replays. That voids captures
+  /// of other threads, which is why it is the last step, and it ends after a second, because other groups' kernels may wait for
+  /// ranks that wait for this one to leave. ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
   /// Rounds between hosts of all objects of this rank: GpuRounds::of.
   std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
   void end_rounds() noexcept override { rounds_.reset(); }
-  /// Something may still use rows of an object that goes.
-  void expect_users() noexcept { expects_users_ = true; }
-  /// Takes the memory of an object that ends, after drain(). The memory is freed now, or together with this rank if replays or
-  /// others may still use it.
-  void let_go(DeviceMemory memory);
+  /// Takes an object's block of the heap, which no later object has before `uses` are over. Where a graph still holds calls of
+  /// the object, it stays taken until the graph is gone.
+  void end_block(HeapBlock block, MemoryUses uses) noexcept;
+  void end_block(HeapBlock block, std::function<bool()> over) noexcept override;
+  void await_ended(Milliseconds deadline) override;
+  std::function<bool()> end_of_use(void* stream) override;
+  void used_by(const char* name, const void* memory, void* stream) override;
+  /// What ends with this rank, because nobody knows what still uses it.
+  MemoryUses until_end() const { return MemoryUses(points_).while_held(running_); }
   /// copy_stream() of this rank's device.
   gpu::Stream copy_stream() const { return copies_; }
   /// What lets kernels reach the control memory. No kernel of this rank may run any more.
@@ -128,8 +135,6 @@ class CudaRank final : public DeviceRank {
   HostWords take_host_words();
   void give_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
-  DeviceGraves& graves() { return *graves_; }
-  std::shared_ptr<DeviceGraves> shared_graves() const { return graves_; }
 
  private:
   static constexpr size_t kInvalidBellAt = kHeapHeaderBytes + 768;  ///< in the control memory
@@ -157,13 +162,23 @@ class CudaRank final : public DeviceRank {
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
   const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of this rank
   std::atomic<unsigned long long> last_capture_ = 0;
-  std::atomic<bool> expects_users_ = false;
+  struct Ended {
+    HeapBlock block;
+    MemoryUses uses;
+  };
+  enum class Users : uint8_t { none, graphs, others, calls };
+  /// Gives back the blocks of ended objects that nothing uses any more. \returns what uses the others
+  Users sweep_ended() noexcept;
+  /// Waits until nothing uses them: for calls and for others at most so long, for graphs a moment. False: calls or others still do.
+  bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
+  std::mutex ended_mutex_;
+  std::vector<Ended> ended_;
+  const Holds running_ = std::make_shared<std::atomic<int>>(1);
   std::future<void> drained_;  ///< of the last drain()
   std::atomic<uint64_t> heard_ = 0;
   FaultRecord host_fault_;  ///< `ready` is atomic
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;
-  const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
   std::shared_ptr<GpuRounds> rounds_;
   std::mutex words_mutex_;
   std::bitset<HostWords::kMost> words_taken_;  // guarded by words_mutex_

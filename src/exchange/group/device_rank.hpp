@@ -3,12 +3,14 @@
 // (exchange/gpu/rank.hpp), which is not here.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bootstrap/bootstrap.hpp"
 #include "heap/heap.hpp"
+#include "heap/heap_block.hpp"
 #include "protocol/call.hpp"
 #include "switchyard/group.hpp"
 
@@ -43,9 +45,19 @@ class DeviceRank {
   /// A copy for kernels, until the slot gets another; they reach the slot from now on, until its mapping ends. `distances` has
   /// an entry per rank.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
-  /// Memory of the GPU that peers do not see, until the last share of it is gone; both may wait for the GPU. Throws
-  /// Error(system) where there is none.
-  virtual std::shared_ptr<void> ordinary_memory(size_t bytes) = 0;
+  /// Memory of the GPU that peers do not see, for work on `stream`. It is freed when the last share is gone and what was
+  /// enqueued there until then is done. Throws Error(system) where there is none.
+  virtual std::shared_ptr<void> ordinary_memory(size_t bytes, void* stream) = 0;
+  /// What tells, without a wait, whether all work that was enqueued on `stream` so far is done.
+  virtual std::function<bool()> end_of_use(void* stream) = 0;
+  /// Takes the block of an object that has ended; no later object has it before over().
+  virtual void end_block(HeapBlock block, std::function<bool()> over) noexcept = 0;
+  /// Before a new object takes memory of the heap: waits for work that uses blocks of ended objects. Throws
+  /// Error(peer_timeout).
+  virtual void await_ended(Milliseconds deadline) = 0;
+  /// What is enqueued on `stream` until memory of the library ends uses it. Throws invalid_argument, naming it `name`, if none
+  /// lies at `memory`.
+  virtual void used_by(const char* name, const void* memory, void* stream) = 0;
   /// Kernels launched from now on record, up to `capacity` spans for each of blocks * warps tracks.
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;
   /// Waits for the GPU and brings what was recorded. Nothing if tracing was off.

@@ -76,6 +76,14 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
   group_.check_usable(object);
   made_ = object;
   sized_by_ = sized_by;
+  if (group_.device) {
+    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each other.
+    const StepReport idle = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
+    std::vector<StepReport> ranks(static_cast<size_t>(world()));
+    group_.all_gather(&idle, sizeof idle, ranks.data(), object, Operation::construction, group_.options.rendezvous_timeout,
+                      object_);
+    for (size_t r = 0; r < ranks.size(); ++r) raise_if_failed(ranks[r], object, r);
+  }
   Claim mine;
   AgreedFields fields;
   mine.report = attempt([&] { fields = build(); });

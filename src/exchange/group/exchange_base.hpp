@@ -82,6 +82,8 @@ class ExchangeBase {
   /// first.
   void take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts);
   int64_t invalid_ids_so_far() const { return invalid_ids_; }
+  /// The block, for what ends it later than this object.
+  HeapBlock give_up_heap() noexcept { return std::move(heap_block_); }
 
   /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
   template <class F>

@@ -99,6 +99,10 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   return RegisteredMemory(std::move(r));
 }
 
+void Group::used_by(const void* memory, void* stream) {
+  if (impl_->device) impl_->device->used_by("memory", memory, stream);
+}
+
 void Group::sleep() {
   Impl& g = *impl_;
   g.check_alive("sleep");

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "switchyard/row_memory.hpp"
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <vector>
 
 #include "base/mix_hash.hpp"
 #include "exchange/group/device_rank.hpp"
@@ -30,19 +32,30 @@ class RowMemoryState final : public ExchangeBase {
     });
   }
 
-  void* allocate(size_t bytes) {
+  ~RowMemoryState() {
+    if (!group_.device) return;
+    group_.device->end_block(give_up_heap(), [ending = std::move(ending_)]() mutable {
+      std::erase_if(ending, [](const Ending& each) { return each.over(); });
+      return ending.empty();
+    });
+  }
+
+  /// `stream`: on GPUs, that of the work that uses it.
+  void* allocate(size_t bytes, void* stream) {
+    sweep();
     if (const auto offset = room_->allocate(bytes, kAlignment)) return base_ + *offset;
-    std::shared_ptr<void> memory = group_.device ? group_.device->ordinary_memory(bytes) : memory_of_host(bytes);
+    std::shared_ptr<void> memory = group_.device ? group_.device->ordinary_memory(bytes, stream) : memory_of_host(bytes);
     void* const at = memory.get();
     const std::lock_guard lock(mutex_);
     ordinary_.emplace(at, std::move(memory));
     return at;
   }
 
-  void release(void* memory) noexcept {
+  /// Nobody else has the memory before what was enqueued on `stream` so far is done.
+  void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
-    if (contains(memory)) return room_->release(static_cast<size_t>(static_cast<std::byte*>(memory) - base_));
-    std::shared_ptr<void> gone;  // outside the lock: a GPU may have to be waited for
+    if (contains(memory)) return release_room(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
+    std::shared_ptr<void> gone;  // outside the lock
     const std::lock_guard lock(mutex_);
     if (const auto found = ordinary_.find(memory); found != ordinary_.end()) {
       gone = std::move(found->second);
@@ -56,6 +69,32 @@ class RowMemoryState final : public ExchangeBase {
   }
 
  private:
+  /// Room that is given back while work uses it.
+  struct Ending {
+    size_t offset;
+    std::function<bool()> over;
+  };
+  void release_room(size_t offset, void* stream) noexcept {
+    if (!group_.device) return room_->release(offset);
+    try {
+      Ending ending{offset, group_.device->end_of_use(stream)};
+      const std::lock_guard lock(mutex_);
+      ending_.push_back(std::move(ending));
+    } catch (const std::exception&) {
+      return;  // without a note of it the room stays taken
+    }
+    sweep();
+  }
+  /// Makes room of what nothing uses any more.
+  void sweep() noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(ending_, [&](const Ending& each) {
+      if (!each.over()) return false;
+      room_->release(each.offset);
+      return true;
+    });
+  }
+
   static std::shared_ptr<void> memory_of_host(size_t bytes) {
     void* const memory = ::operator new(bytes, std::align_val_t(kAlignment), std::nothrow);
     if (memory == nullptr)
@@ -68,6 +107,7 @@ class RowMemoryState final : public ExchangeBase {
   std::optional<OffsetAllocator> room_;
   std::mutex mutex_;
   std::map<void*, std::shared_ptr<void>> ordinary_;
+  std::vector<Ending> ending_;
 };
 
 }  // namespace detail
@@ -78,12 +118,12 @@ RowMemory::RowMemory(RowMemory&&) noexcept = default;
 RowMemory& RowMemory::operator=(RowMemory&&) noexcept = default;
 RowMemory::~RowMemory() = default;
 
-void* RowMemory::allocate(size_t bytes) {
+void* RowMemory::allocate(size_t bytes, void* stream) {
   if (!state_) throw Error(ErrorCode::invalid_argument, "RowMemory is empty: it was default-constructed or moved from");
-  return state_->allocate(bytes);
+  return state_->allocate(bytes, stream);
 }
-void RowMemory::release(void* memory) noexcept {
-  if (state_) state_->release(memory);
+void RowMemory::release(void* memory, void* stream) noexcept {
+  if (state_) state_->release(memory, stream);
 }
 bool RowMemory::contains(const void* memory) const noexcept { return state_ && state_->contains(memory); }
 

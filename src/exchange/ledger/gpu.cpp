@@ -87,9 +87,11 @@ class CudaLedger final : public LedgerImpl {
   ~CudaLedger() override {
     try {
       const DeviceGuard guard(gpu_.device());
+      if (!order_) return;
+      state_.end_after(order_->uses());
+      ledgers_.end_after(order_->uses());
+      gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
-      gpu_.let_go(std::move(state_));
-      gpu_.let_go(std::move(ledgers_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }

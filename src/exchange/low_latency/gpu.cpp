@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "exchange/gpu/call_order.hpp"
+#include "exchange/gpu/held_memory.hpp"
 #include "exchange/low_latency/hosts/gpu_links.hpp"
 #include "exchange/low_latency/impl.hpp"
 #include "exchange/low_latency/launch.hpp"
@@ -14,31 +15,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Memory on `device`, which is current when it is made.
-struct MemoryOnDevice final : MemoryHolder {
-  int device;
-  DeviceMemory memory;
-  std::shared_ptr<DeviceGraves> graves;
-  MemoryOnDevice(int on, size_t bytes, gpu::Stream stream, std::shared_ptr<DeviceGraves> later)
-      : device(on), memory(bytes, stream), graves(std::move(later)) {}
-  MemoryOnDevice(const MemoryOnDevice&) = delete;
-  MemoryOnDevice& operator=(const MemoryOnDevice&) = delete;
-  ~MemoryOnDevice() override {
-    if (in_driver_callback()) {  // the last of its graphs is gone
-      graves->bury(std::move(memory));
-      return;
-    }
-    try {
-      const DeviceGuard guard(device);
-      memory = DeviceMemory();
-    } catch (const Error&) {
-      // Without a context, as in a forked child, nothing is left to free.
-    }
-  }
-};
-
 struct CudaLowLatencyBlock final : LowLatencyBlock {
-  std::shared_ptr<void> memory;
+  std::shared_ptr<HeldMemory> memory;
   CrossedIds crossed;  ///< several hosts: so many bytes
   int64_t crossed_bytes = 0;
   std::vector<int> host_of;  ///< several hosts: [W] of the group that dispatched last
@@ -69,9 +47,12 @@ class CudaLowLatency final : public LowLatencyImpl {
   ~CudaLowLatency() override {
     try {
       const DeviceGuard guard(gpu_.device());
-      order_.reset();
+      if (!order_) return;
+      if (hosts_) order_->wait();  // this host takes part in the rounds of its calls
       hosts_.reset();
-      gpu_.let_go(std::move(state_));
+      state_.end_after(order_->uses());
+      gpu_.end_block(give_up_heap(), order_->uses());
+      order_.reset();
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
@@ -108,19 +89,20 @@ class CudaLowLatency final : public LowLatencyImpl {
     auto block = std::make_shared<CudaLowLatencyBlock>();
     const int64_t bytes = round_up(carve_output(nullptr, layout_, scales_, rank(), given).bytes, 256);
     block->crossed_bytes = hosts_ ? hosts_->crossed_bytes() : 0;
-    block->memory = allocate(static_cast<size_t>(bytes + block->crossed_bytes));
-    auto* const at = static_cast<std::byte*>(block->memory.get());
+    block->memory = hold(static_cast<size_t>(bytes + block->crossed_bytes));
+    auto* const at = static_cast<std::byte*>(block->memory->data());
     block->tables = carve_output(at, layout_, scales_, rank(), given);
     block->crossed.ids = reinterpret_cast<int32_t*>(at + bytes);
     return block;
   }
 
-  std::shared_ptr<void> allocate(size_t bytes) override {
+  std::shared_ptr<HeldMemory> hold(size_t bytes) const {
     const DeviceGuard guard(gpu_.device());
-    gpu_.graves().clear();
-    auto owner = std::make_shared<MemoryOnDevice>(gpu_.device(), bytes, gpu_.copy_stream(), gpu_.shared_graves());
-    gpu_.holders().remember(owner->memory.as<void>(), bytes, owner);
-    return {owner, owner->memory.as<void>()};
+    return HeldMemory::make(bytes, gpu_);
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    const std::shared_ptr<HeldMemory> held = hold(bytes);
+    return {held, held->data()};
   }
 
   void check_pointer(const char* name, const void* p, size_t alignment, bool known) const override {
@@ -136,7 +118,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            {p.own}, [&](int blocks, const CallStream& at) {
+            {p.x}, block.memory.get(), [&](int blocks, const CallStream& at) {
               if (hosts_)
                 return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
                                         {at.stream, at.capture.active, launched(halves), blocks, warps});
@@ -145,12 +127,12 @@ class CudaLowLatency final : public LowLatencyImpl {
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock& given, Halves halves) override {
-    const auto& block = static_cast<const CudaLowLatencyBlock&>(given);
+    auto& block = static_cast<CudaLowLatencyBlock&>(given);
     if (hosts_ && block.host_of != hosts_->host_of())
       throw Error(ErrorCode::unsupported, "combine: the output was filled in a group of other hosts; dispatch again");
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
-            {p.own, p.y}, [&](int blocks, const CallStream& at) {
+            {p.y, p.out}, block.memory.get(), [&](int blocks, const CallStream& at) {
               if (hosts_)
                 return hosts_->combine(p, state_.as<LowLatencyState>(), block.crossed,
                                        {at.stream, at.capture.active, launched(halves), blocks, warps});
@@ -161,7 +143,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   void run(FlatParams& p, const AllToAllOptions& o) override {
     const int warps = warps_or(tuned_.warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
-            {p.d.x, p.c.out}, [&](int blocks, const CallStream& at) {
+            {p.d.x, p.c.out}, nullptr, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
@@ -186,18 +168,19 @@ class CudaLowLatency final : public LowLatencyImpl {
     return capture.active ? capture.id : 0;
   }
 
-  /// `used`: addresses in memory that this library may have made, which then belongs to the graph of a captured call.
+  /// Memory of the library that the call uses: what lies at the addresses `used`, and `output`. It ends after the call, or with
+  /// the graph of a captured one.
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
-               std::initializer_list<const void*> used, Launch&& launch) {
+               std::initializer_list<const void*> used, HeldMemory* output, Launch&& launch) {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<gpu::Stream>(given);
     context = gpu_.context(bounded_ns(group_.options.timeout), operation);
     order_->give_counters(context);
     const CallStream at = order_->begin(stream);
-    if (at.capture.active)
-      for (const void* p : used)
-        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
+    for (const void* p : used)
+      if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) holder->used_on(stream, at.capture);
+    if (output != nullptr) output->used_on(stream, at.capture);
     launch(blocks, at);
     order_->end(at, blocks * warps);
   }

@@ -86,15 +86,19 @@ RingParts CudaNormal::ring_parts() const {
 CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
-    order_.reset();
+    if (!order_) return;
+    if (hosts_) order_->wait();  // this host takes part in the rounds of its calls
     hosts_.reset();
-    if (pool_ && !pool_->await_users(std::chrono::seconds(1))) gpu_.expect_users();
-    gpu_.let_go(std::move(state_));
-    gpu_.let_go(std::move(private_pool_));
+    spare_tables_.reset();
+    MemoryUses uses = order_->uses();
+    uses.and_until([pool = pool_] { return pool->is_idle(); });
+    state_.end_after(uses);
+    private_pool_.end_after(uses);
+    gpu_.end_block(give_up_heap(), uses);
+    order_.reset();
   } catch (const Error&) {
     // Without a context nothing is left to free.
   }
-  spare_tables_.reset();
 }
 
 TablesShape CudaNormal::shape_of(int64_t tokens) const {
@@ -149,8 +153,8 @@ void CudaNormal::use(const void* address, CudaCall& call) const {
   const std::shared_ptr<MemoryHolder> holder = address ? gpu_.holders().find(address) : nullptr;
   if (const auto block = std::dynamic_pointer_cast<CudaBlock>(holder))
     use(block, call);
-  else if (holder && call.captured)
-    keep_in_graph(holder, call.at.capture.graph);
+  else if (holder)
+    holder->used_on(call.stream(), call.at.capture);
 }
 
 GraphArena& CudaNormal::arena_of(const CaptureState& capture) {

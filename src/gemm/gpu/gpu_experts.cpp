@@ -52,6 +52,7 @@ class GpuExperts final : public ExpertMlp::Impl {
       const size_t scales = static_cast<size_t>(options.max_rows) * scale_row_bytes(shape.intermediate, ScaleKind::f32);
       between.data = static_cast<std::byte*>(intermediate_->data()) + scales;
     }
+    intermediate_->used_on(static_cast<gpu::Stream>(call.stream));
     const GroupedGemmOptions how{call.stream, call.num_sms};
     gate_up_->run(x, rows, between, how);
     ExpertRows by_rows = rows;

@@ -76,6 +76,7 @@ class GpuGemm final : public GroupedGemm::Impl {
       map_outputs(out);
     if (fp8_) set_scales(x, rows);
     params_.ranges = row_ranges(rows, end);
+    tickets_.used_on(static_cast<gpu::Stream>(options.stream));
     launch(blocks, static_cast<gpu::Stream>(options.stream));
   }
 

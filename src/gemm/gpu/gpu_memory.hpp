@@ -4,9 +4,12 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
+#include "arch/gpu_deferred_frees.hpp"
 #include "arch/gpu_runtime.hpp"
 #include "switchyard/status.hpp"
 
@@ -20,43 +23,69 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
               std::string(where) + ": " + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// The stream of the current device in whose order objects of expert compute get their memory. One per device, for the life of
-/// the process: the driver maps streams to few hardware queues, and two ranks' calls that share one wait for each other.
-inline gpu::Stream memory_stream(const char* where) {
+/// In whose order objects of expert compute get their memory on the current device, and points of the work that uses it. One per
+/// device, for the life of the process: the driver maps streams to few hardware queues, and two ranks' calls that share one wait
+/// for each other.
+struct MemoryOrder {
+  gpu::Stream stream = nullptr;
+  std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();
+};
+inline const MemoryOrder& memory_order(const char* where) {
   static std::mutex mutex;
-  static auto* streams = new std::map<int, gpu::Stream>;  // outlives static objects
+  static auto* orders = new std::map<int, MemoryOrder>;  // outlives static objects
   int device = 0;
   check_gpu(gpu::current_device(&device), where, "current GPU");
   const std::lock_guard lock(mutex);
-  gpu::Stream& stream = (*streams)[device];
-  if (stream == nullptr) check_gpu(gpu::make_stream(&stream), where, "stream");
-  return stream;
+  MemoryOrder& order = (*orders)[device];
+  if (order.stream == nullptr) check_gpu(gpu::make_stream(&order.stream), where, "stream");
+  return order;
 }
 
-/// Memory of the current GPU, zero at first. Made and freed in the order of memory_stream(), so that neither waits for what
-/// else the GPU does. Nothing may use it when it is destroyed.
+/// Memory of the current GPU, zero at first. Made and freed in the order of memory_order(), so that neither waits for what
+/// else the GPU does. It may be destroyed at any time and on any thread: it is freed after the work on all streams that it was
+/// used on, and after the graphs that use it.
 class GpuMemory {
  public:
-  GpuMemory(const char* where, size_t bytes) : stream_(memory_stream(where)) {
-    gpu::Status status = gpu::allocate_in_order(&memory_, bytes, stream_);
-    if (status == gpu::kOk) status = gpu::fill(memory_, 0, bytes, stream_);
-    if (status == gpu::kOk) status = gpu::wait_for_stream(stream_);
-    if (status == gpu::kOk) return;
-    release();
+  GpuMemory(const char* where, size_t bytes) : held_(std::make_shared<Held>()) {
+    DeferredFrees::of_process().sweep();
+    Allocation memory;
+    const MemoryOrder& order = memory_order(where);
+    held_->points = order.points;
+    memory.stream = order.stream;
+    gpu::Status status = gpu::allocate_in_order(&memory.data, bytes, memory.stream);
+    if (status == gpu::kOk) {
+      memory.context = current_context();
+      held_->memory = memory;
+      status = gpu::fill(memory.data, 0, bytes, memory.stream);
+    }
+    if (status == gpu::kOk) status = gpu::wait_for_stream(memory.stream);
     check_gpu(status, where, std::to_string(bytes) + " bytes of the GPU's memory");
   }
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
-  ~GpuMemory() { release(); }
-  void* data() const { return memory_; }
+  void* data() const { return held_->memory.data; }
 
- private:
-  void release() {
-    if (memory_ != nullptr) (void)gpu::release_in_order(memory_, stream_);
+  /// What is enqueued on `stream` until this ends uses it; a graph that is captured there keeps it. The GPU is current.
+  void used_on(gpu::Stream stream) {
+    const CaptureState capture = capture_of(stream);
+    const std::lock_guard lock(held_->mutex);
+    if (!capture.active) return held_->users.add(stream, *held_->points);
+    if (std::exchange(held_->last_capture, capture.id) != capture.id) keep_in_graph(held_, capture.graph);
   }
 
-  gpu::Stream stream_;
-  void* memory_ = nullptr;
+ private:
+  struct Held {
+    Held() = default;
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() { DeferredFrees::of_process().defer(memory, MemoryUses(points).on(std::move(users))); }
+    std::shared_ptr<StreamPoints> points;
+    Allocation memory;
+    std::mutex mutex;
+    StreamUsers users;
+    unsigned long long last_capture = 0;
+  };
+  const std::shared_ptr<Held> held_;
 };
 
 }  // namespace switchyard::detail::gemm

@@ -44,6 +44,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     params_.ranges = row_ranges(rows, std::min(dy.rows, x.rows));
     params_.end = static_cast<int>(std::max(dy.rows, x.rows));
     if (dw != dw_) map_gradients(dw);
+    tickets_.used_on(static_cast<gpu::Stream>(options.stream));
     const gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
     check_gpu(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), kWhere, "launch");
   }

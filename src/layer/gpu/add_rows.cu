@@ -70,6 +70,7 @@ class GpuRowAdder final : public RowAdder {
     const AddParams params{static_cast<uint4*>(out), static_cast<const uint4*>(sums_.data()), call.device_tokens, tokens,
                            vectors_};
     const auto stream = static_cast<gpu::Stream>(call.stream);
+    sums_.used_on(stream);
     gemm::check_gpu(gpu::launch(is_f16_ ? add_rows<__half> : add_rows<__nv_bfloat16>, grid, stream, params), kClass,
                     "launch of the kernel that adds to out");
   }

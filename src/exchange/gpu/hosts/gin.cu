@@ -163,7 +163,7 @@ const Kernel<const GinParams> reset_signals("gin reset kernel", gin::reset_hosts
 class KernelsOfGin final : public GpuGin {
  public:
   explicit KernelsOfGin(CudaRank& gpu) : gpu_(gpu), words_(sizeof(GinWords), gpu.copy_stream()) {}
-  ~KernelsOfGin() override { gpu_.graves().bury(std::move(words_)); }  // a kernel may be left behind
+  ~KernelsOfGin() override { words_.end_after(gpu_.until_end()); }  // a kernel may be left behind
 
   int header_version() const override { return NCCL_VERSION_CODE; }
   size_t device_comm_bytes() const override { return sizeof(ncclDevComm); }

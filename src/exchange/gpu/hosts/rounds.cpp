@@ -198,7 +198,7 @@ void GpuRounds::send_first_round(Milliseconds budget) {
   }
   if (look.state == RoundState::done) return;
   carrier_->abort();
-  gpu_.graves().bury(std::move(memory));
+  memory.end_after(gpu_.until_end());
   throw Error(look.state == RoundState::under_way ? ErrorCode::rendezvous : ErrorCode::system,
               "NCCL: the first round with the ranks of other hosts did not come to an end (NCCL_DEBUG=WARN says more)");
 }

@@ -28,7 +28,7 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
   if (beside_ != nullptr) gpu::destroy_stream(beside_);
-  gpu_.let_go(std::move(memory_));
+  memory_.end_after(group_.abort_word() == 0 ? MemoryUses() : gpu_.until_end());
 }
 
 void GpuLowLatencyLinks::take_memory() {

@@ -12,7 +12,7 @@
 
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
-#include "exchange/gpu/stream_point.hpp"
+#include "arch/gpu_order.hpp"
 #include "exchange/low_latency/hosts/far_plan.hpp"
 #include "exchange/low_latency/hosts/launch.hpp"
 

@@ -73,11 +73,11 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
 GpuHostLinks::~GpuHostLinks() {
   if (group_.abort_word() == 0) return;  // all calls have ended, and rounds with them
   for (Peer& peer : peers_) {
-    gpu_.graves().bury(std::move(peer.slot_out));
-    gpu_.graves().bury(std::move(peer.slot_in));
+    peer.slot_out.end_after(gpu_.until_end());
+    peer.slot_in.end_after(gpu_.until_end());
   }
-  gpu_.graves().bury(std::move(memory_));
-  gpu_.graves().bury(std::move(scratch_));
+  memory_.end_after(gpu_.until_end());
+  scratch_.end_after(gpu_.until_end());
 }
 
 int64_t GpuHostLinks::MovedRail::Way::begin(int64_t k) {
@@ -134,13 +134,13 @@ std::shared_ptr<GpuHostTables> GpuHostLinks::take_tables() {
     carve(*tables);
   }
   tables->used = nullptr;
-  return {tables.release(), [idle = std::weak_ptr<Idle>(idle_), graves = gpu_.shared_graves()](GpuHostTables* ended) {
+  return {tables.release(), [idle = std::weak_ptr<Idle>(idle_), ends = gpu_.until_end()](GpuHostTables* ended) {
             std::unique_ptr<GpuHostTables> held(ended);
             if (const auto to = idle.lock()) {
               const std::lock_guard lock(to->mutex);
               to->tables.push_back(std::move(held));
             } else {
-              graves->bury(std::move(held->memory));  // kernels of another object may read it
+              held->memory.end_after(ends);  // kernels of another object may read it
             }
           }};
 }

@@ -13,7 +13,7 @@
 #include "bootstrap/host_map.hpp"
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
-#include "exchange/gpu/stream_point.hpp"
+#include "arch/gpu_order.hpp"
 #include "exchange/normal/hosts/launch.hpp"
 
 namespace switchyard::detail {

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of streams, and what captured graphs keep: how memory of a GPU is handed from one user to the next. Host code, for
+// all libraries of the project; each library has its own instance of what is static here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "arch/gpu_runtime.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// Throws Error(system) naming `what` unless the runtime reports success.
+inline void check_order(gpu::Status status, const char* what) {
+  if (status == gpu::kOk) return;
+  gpu::forget_error();
+  throw Error(ErrorCode::system, std::string(what) + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
+}
+
+/// Functions of the driver that the runtime has no like of, looked up once; null where the driver lacks them.
+struct DriverCalls {
+  int (*event_query)(gpu::Event) = nullptr;  ///< the runtime's leaves "not ready" as the caller's pending error
+  int (*current_context)(void** context) = nullptr;
+  int (*push_context)(void* context) = nullptr;
+  int (*pop_context)(void** context) = nullptr;
+
+  static const DriverCalls& get() {
+    static const DriverCalls all = [] {
+      DriverCalls found;
+      const auto look_up = [](auto* function, const char* name) {
+        void* at = nullptr;
+        if (gpu::driver_function(&at, name) != gpu::kOk) gpu::forget_error();
+        *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(at);
+      };
+      look_up(&found.event_query, "cuEventQuery");
+      look_up(&found.current_context, "cuCtxGetCurrent");
+      look_up(&found.push_context, "cuCtxPushCurrent");
+      look_up(&found.pop_context, "cuCtxPopCurrent");
+      return found;
+    }();
+    return all;
+  }
+};
+
+/// The context of the device that is current for this thread; null without one.
+inline void* current_context() noexcept {
+  void* context = nullptr;
+  const auto ask = DriverCalls::get().current_context;
+  return ask != nullptr && ask(&context) == 0 ? context : nullptr;
+}
+
+/// Makes a context current for this thread while it lives. Never throws: without the context the calls that follow fail. (A pair
+/// of calls of the runtime would create a context on the device that the thread has as its default.)
+class CurrentContext {
+ public:
+  explicit CurrentContext(void* context) noexcept
+      : pushed_(context != nullptr && context != current_context() && DriverCalls::get().push_context(context) == 0) {}
+  ~CurrentContext() {
+    void* own = nullptr;
+    if (pushed_) DriverCalls::get().pop_context(&own);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const bool pushed_;
+};
+
+/// Everything that was enqueued on a stream until the point was made.
+struct StreamPoint {
+  gpu::Event event;
+  unsigned long long stream_id;
+  mutable std::atomic<bool> known_reached = false;  ///< and nobody need ask or wait any more
+};
+using Point = std::shared_ptr<const StreamPoint>;
+
+struct CaptureState {
+  bool active = false;
+  unsigned long long id = 0;  ///< of the capture
+  gpu::Graph graph = nullptr;
+};
+/// Whether `stream` is captured now. Leaves the capture alone.
+inline CaptureState capture_of(gpu::Stream stream) {
+  CaptureState state;
+  if (gpu::is_legacy(stream)) return state;  // it cannot be captured, and asking would spoil captures
+  check_order(gpu::capture_info(stream, &state.active, &state.id, &state.graph), "cudaStreamGetCaptureInfo");
+  if (!state.active) state.graph = nullptr;
+  return state;
+}
+
+/// Identifies the stream and not its handle: cudaStreamPerThread means another stream in each thread. Not for captured streams.
+inline unsigned long long stream_id(gpu::Stream stream) {
+  unsigned long long id = 0;
+  check_order(gpu::id_of(stream, &id), "cudaStreamGetId");
+  return id;
+}
+/// Identifies a captured stream among the streams of its capture.
+inline unsigned long long captured_stream_id(gpu::Stream stream) { return reinterpret_cast<uintptr_t>(stream); }
+
+/// While it lives, calls of this thread that wait or allocate do not spoil a capture that is under way.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { check_order(gpu::exchange_capture_mode(&before_), "capture mode"); }
+  ~RelaxedCapture() { (void)gpu::exchange_capture_mode(&before_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  gpu::CaptureMode before_ = gpu::kRelaxedCapture;
+};
+
+/// True in this thread while the driver calls back because a graph was destroyed: no CUDA function may be called.
+inline int& driver_callback_depth() noexcept {
+  thread_local int depth = 0;
+  return depth;
+}
+inline bool in_driver_callback() noexcept { return driver_callback_depth() > 0; }
+
+/// Keeps `object` until the graph and all that is executed of it are destroyed; `release` frees it, and calls no CUDA function.
+inline void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*)) {
+  struct Retained {
+    void* object;
+    void (*release)(void*);
+    static void end(void* given) {
+      auto* const retained = static_cast<Retained*>(given);
+      ++driver_callback_depth();
+      retained->release(retained->object);
+      --driver_callback_depth();
+      delete retained;
+    }
+  };
+  auto* const retained = new Retained{object, release};
+  gpu::GraphObject held = nullptr;
+  const gpu::Status status = gpu::make_graph_object(&held, retained, Retained::end);
+  if (status != gpu::kOk) Retained::end(retained);
+  check_order(status, "cudaUserObjectCreate");
+  const gpu::Status kept = gpu::give_to_graph(graph, held);
+  if (kept != gpu::kOk) gpu::release_graph_object(held);
+  check_order(kept, "cudaGraphRetainUserObject");
+}
+/// Retains a copy of a smart pointer until the graph ends.
+template <class Owner>
+void keep_in_graph(const Owner& owner, gpu::Graph graph) {
+  retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
+}
+
+/// Makes points on streams of one GPU, of events that are used again. Held by all that hold points, which may outlive the rank.
+class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
+ public:
+  /// What was enqueued on `stream` so far. If that is captured, the point is for its capture only. The GPU is current.
+  Point mark(gpu::Stream stream, unsigned long long id) {
+    gpu::Event event = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        event = idle_.back();
+        idle_.pop_back();
+      }
+    }
+    if (event == nullptr) {
+      check_order(gpu::make_event(&event), "cudaEventCreate");
+      const std::lock_guard lock(mutex_);
+      idle_.reserve(++made_);  // give() needs no memory
+    }
+    const Point point(new StreamPoint{event, id}, [points = shared_from_this()](const StreamPoint* p) {
+      points->give(p->event);
+      delete p;
+    });
+    check_order(gpu::record_event(event, stream), "cudaEventRecord");
+    return point;
+  }
+  /// The same for the place where `point` was, which nobody but the caller holds: it is now, by the same event.
+  void move(const StreamPoint& point, gpu::Stream stream) {
+    std::atomic_thread_fence(std::memory_order_acquire);  // who held it before is done with it
+    point.known_reached.store(false, std::memory_order_relaxed);
+    check_order(gpu::record_event(point.event, stream), "cudaEventRecord");
+  }
+  /// Destroys the idle events. Points that are still held give theirs up to the context, because their last holder may be a
+  /// callback of the driver.
+  void close() noexcept {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (gpu::Event event : idle_) gpu::destroy_event(event);
+    idle_.clear();
+  }
+
+  /// Whether all of it is done. Neither waits nor touches the pending error of the caller, nor spoils a capture.
+  static bool reached(const StreamPoint& point) noexcept try {
+    if (point.known_reached.load(std::memory_order_acquire)) return true;
+    const RelaxedCapture relaxed;  // some stream of this thread may be captured
+    const auto query = DriverCalls::get().event_query;
+    if (query == nullptr || query(point.event) != 0) return false;
+    point.known_reached.store(true, std::memory_order_release);
+    return true;
+  } catch (const Error&) {
+    return false;  // as far as one knows
+  }
+  /// `stream` goes on after it. Nothing for its own stream.
+  static void order(gpu::Stream stream, unsigned long long id, const StreamPoint& point) {
+    if (point.stream_id != id) check_order(gpu::order_after(stream, point.event), "cudaStreamWaitEvent");
+  }
+  /// This thread waits for it.
+  static void wait(const StreamPoint& point) { check_order(gpu::wait_for_event(point.event), "wait for the users of rows"); }
+
+ private:
+  void give(gpu::Event event) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) idle_.push_back(event);
+  }
+  std::mutex mutex_;
+  std::vector<gpu::Event> idle_;
+  size_t made_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory outside the heap that a user or an object of a rank holds by shares.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "exchange/gpu/memory.hpp"
+#include "exchange/gpu/memory_holders.hpp"
+#include "exchange/gpu/rank.hpp"
+
+namespace switchyard::detail {
+
+/// The last share may go at any time, on any thread: the memory is freed after the work on all streams that it was used on, and
+/// graphs that use it hold shares.
+class HeldMemory final : public MemoryHolder, public std::enable_shared_from_this<HeldMemory> {
+ public:
+  /// The rank's GPU is current.
+  static std::shared_ptr<HeldMemory> make(size_t bytes, CudaRank& gpu) {
+    std::shared_ptr<HeldMemory> made(new HeldMemory(bytes, gpu));
+    gpu.holders().remember(made->data(), bytes, made);
+    return made;
+  }
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+  ~HeldMemory() override { memory_.end_after(MemoryUses(points_).on(std::move(users_))); }
+
+  void* data() const { return memory_.as<void>(); }
+  void used_on(gpu::Stream stream, const CaptureState& capture) override {
+    if (capture.active) return keep_in_graph(shared_from_this(), capture.graph);
+    const std::lock_guard lock(mutex_);
+    users_.add(stream, *points_);
+  }
+
+ private:
+  HeldMemory(size_t bytes, CudaRank& gpu)
+      : points_(gpu.shared_points()), memory_(bytes, gpu.copy_stream()) {}
+
+  const std::shared_ptr<StreamPoints> points_;
+  DeviceMemory memory_;
+  std::mutex mutex_;
+  StreamUsers users_;
+};
+
+}  // namespace switchyard::detail
