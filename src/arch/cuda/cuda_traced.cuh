@@ -24,6 +24,10 @@ struct BlockBegin {
   int64_t launch;
 };
 
+/// Static shared memory that tracing adds to a kernel, rounded up for its alignment.
+inline constexpr int64_t kTraceShared = 32 * sizeof(OpenTrack) + 2 * sizeof(OpenTrack);
+static_assert(sizeof(BlockBegin) <= 2 * sizeof(OpenTrack));
+
 #if defined(SWITCHYARD_UNTRACED_KERNELS)
 /// Every kernel once, without tracing: scripts/cuda_archs.sh, whose objects nobody runs.
 template <class Base>

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 }  // namespace low_latency
 
-static_assert(sizeof(FlatParams) <= kStaticShared && sizeof(CudaFlat) <= 4096);
+static_assert(sizeof(FlatParams) + kTraceShared <= kStaticShared && sizeof(CudaFlat) <= 4096);
 
 /// Once per device and function, before any rank waits for another: loads the kernels and lets them have all shared memory.
 template <class Make>

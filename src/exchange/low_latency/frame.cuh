@@ -171,7 +171,7 @@ __device__ inline uint64_t load_combined(const LowLatencyCombineParams& given) {
   return known ? ptx::load_relaxed<Scope::device>(&given.own->call) : 0;
 }
 
-inline constexpr int64_t kStaticShared = 3072;  ///< parameters
+inline constexpr int64_t kStaticShared = 3328;  ///< parameters, and what tracing adds
 inline int most_low_latency_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< of a warp: rows of a message's entries

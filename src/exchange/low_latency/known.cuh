@@ -86,7 +86,7 @@ struct KnownFlat {
 
   static bool holds(const FlatParams& p) { return decltype(d)::holds(p.d) && decltype(c)::holds(p.c); }
 };
-static_assert(sizeof(KnownFlat<DType::bf16>) <= kStaticShared);
+static_assert(sizeof(KnownFlat<DType::bf16>) + kTraceShared <= kStaticShared);
 
 /// Kernels of known parameters move rows out of registers; the general ones may meet any.
 template <class P>
