@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/as_error.hpp"
-#include "heap/collective_step.hpp"
 #include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 
@@ -22,29 +21,10 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// What a rank tells the others of its share of a construction.
-struct Claim {
-  detail::StepReport report;
-  uint64_t hash = 0;
-  GpuPlace place;
-};
-
-/// Collective. Throws on all ranks alike if one has failed or has other settings.
-std::vector<Claim> compare(Group& group, const Claim& mine) {
-  std::vector<Claim> all(static_cast<size_t>(group.size()));
-  group.all_gather(&mine, sizeof mine, all.data());
-  for (size_t r = 0; r < all.size(); ++r) detail::raise_if_failed(all[r].report, kClass, r);
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r].hash != all[0].hash)
-      throw Error(ErrorCode::mismatch,
-                  std::string(kClass) + ": ranks 0 and " + std::to_string(r) + " have different MoeLayerConfigs");
-  return all;
-}
-
 /// Most multiprocessors of a product of this rank, whose GPU other ranks may share: their kernels wait on some for what this
 /// rank does next, and a product ends only when all its blocks have run. 0: all.
-int product_sms(const std::vector<Claim>& all, const GpuPlace& mine, const GroupOptions& options) {
-  const auto here = std::count_if(all.begin(), all.end(), [&](const Claim& c) { return c.place.uuid == mine.uuid; });
+int product_sms(const std::vector<GpuPlace>& all, const GpuPlace& mine, const GroupOptions& options) {
+  const auto here = std::count_if(all.begin(), all.end(), [&](const GpuPlace& place) { return place.uuid == mine.uuid; });
   int most = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
   if (options.num_sms > 0) most = most > 0 ? std::min(most, options.num_sms) : options.num_sms;
   return std::min(most, mine.multiprocessors);
@@ -65,36 +45,37 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   detail::MakeProducts make_products;
   std::shared_ptr<detail::ExpertProducts> products;
   const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales};
-  Claim mine;
+  GpuPlace place;
+  std::vector<GpuPlace> places(static_cast<size_t>(group.size()));
   const Backend backend = group.options().backend;
-  mine.report = detail::attempt([&] {
+  const auto share = [&]() -> uint64_t {
     MoeLayerConfig wanted = config;
     if (wanted.form == MoeForm::automatic && group.hosts() > 1) wanted.form = MoeForm::separate;  // one kernel needs one host
     setup = detail::set_up(wanted, group.size(), backend);
-    mine.hash = setup.hash();
-    if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
-    setup.gpu = mine.place.device;
+    const uint64_t hash = setup.hash();
+    if (backend == Backend::cuda) place = detail::gpu_place_of(group);
+    setup.gpu = place.device;
     const CurrentGpu current(setup.gpu);
     if (setup.config.form == MoeForm::fused) {
-      if (backend == Backend::cuda) return;
+      if (backend == Backend::cuda) return hash;
       make_products = fused_products(group, setup);
       products = make_products(weights);
-      return;
+      return hash;
     }
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
-  });
-  const std::vector<Claim> all = compare(group, mine);
+    return hash;
+  };
+  group.agree(kClass, "MoeLayerConfig", share, &place, sizeof place, places.data());
   if (setup.config.form == MoeForm::fused)
     return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));
-  LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
+  LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(places, place, group.options()) : 0);
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));
-  Claim rows;
-  rows.report = detail::attempt([&] {
+  group.agree(kClass, "MoeLayerConfig", [&]() -> uint64_t {
     const CurrentGpu current(setup.gpu);
     made->make_rows();
+    return 0;
   });
-  compare(group, rows);
   return made;
 }
 

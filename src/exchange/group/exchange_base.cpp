@@ -61,26 +61,12 @@ size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
 }
 
 void ExchangeBase::construct(const char* object, const char* config, const std::function<uint64_t()>& build) {
-  struct Claim {
-    StepReport report;
-    uint64_t heap_offset = 0, hash = 0;
-  };
   group_.check_usable(object);
-  Claim mine;
+  ConstructionReport mine;
   mine.report = attempt([&] { mine.hash = build(); });
   mine.heap_offset = heap_block_.offset();
-  std::vector<Claim> all(static_cast<size_t>(world()));
-  group_.all_gather(&mine, sizeof mine, all.data(), object, Operation::construction, group_.options.rendezvous_timeout,
-                    object_);
-  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, object, r);
-  for (size_t r = 0; r < all.size(); ++r) {
-    const bool same_config = all[r].hash == all[0].hash;
-    if (same_config && all[r].heap_offset == all[0].heap_offset) continue;
-    const std::string who = std::string(object) + ": rank 0 and rank " + std::to_string(r);
-    throw AgreedError(ErrorCode::mismatch,
-                      same_config ? who + " hold other objects in their heaps"
-                                  : who + " were given different " + config + " values, or make different objects");
-  }
+  group_.agree(object, config, mine);
+  group_.objects = object_;
 }
 
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {

@@ -8,6 +8,7 @@
 
 #include "base/enum_text.hpp"
 #include "base/forked.hpp"
+#include "base/mix_hash.hpp"
 #include "exchange/group/enum_checks.hpp"
 #include "exchange/group/exchange_base.hpp"
 #include "exchange/group/impl.hpp"
@@ -29,6 +30,12 @@ std::string describe_call(uint64_t word) {
   std::string text = operation_name(static_cast<Operation>(called_operation(word)));
   if (called_object(word) != 0) text += " of object " + std::to_string(called_object(word));
   return text;
+}
+
+void check_gathered(const char* call, const void* mine, size_t bytes, const void* all) {
+  if (bytes > 0 && (!mine || !all))
+    throw Error(ErrorCode::invalid_argument, std::string(call) + ": " + (mine ? "all" : "mine") + " is null, with bytes = " +
+                                                 std::to_string(bytes) + ": null is for 0 bytes only");
 }
 
 uint64_t peek_word(const uint64_t* word) {
@@ -251,11 +258,53 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   throw PeerTimeout(report);
 }
 
+Milliseconds Group::Impl::deadline_of(Operation operation) const {
+  switch (operation) {
+    case Operation::construction:
+    case Operation::register_memory:
+    case Operation::sleep:
+    case Operation::wake: return options.rendezvous_timeout;
+    case Operation::none:
+    case Operation::dispatch:
+    case Operation::cached_dispatch:
+    case Operation::combine:
+    case Operation::ledger_combine:
+    case Operation::all_to_all:
+    case Operation::layer:
+    case Operation::all_gather:
+    case Operation::barrier: break;
+  }
+  return options.timeout;
+}
+
 void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* name, Operation operation,
-                             Milliseconds deadline, uint64_t object) {
+                             uint64_t object) {
   check_alive(name);
   enter(operation, object);
-  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline); });
+  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline_of(operation)); });
+}
+
+void Group::Impl::agree(const char* subject, const char* config, const ConstructionReport& mine, const void* data, size_t bytes,
+                        void* all) {
+  check_usable(subject);
+  enter(Operation::construction, objects + 1);
+  collectively(subject, [&] {
+    const Deadline deadline(deadline_of(Operation::construction));
+    ConstructionReport claim = mine;
+    for (const char* c = subject; *c != '\0'; ++c) claim.hash = mix_hash(claim.hash, static_cast<uint64_t>(*c));
+    std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
+    bootstrap->all_gather(&claim, sizeof claim, shares.data(), deadline.remaining());
+    for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
+    for (size_t r = 0; r < shares.size(); ++r) {
+      const bool same = shares[r].hash == shares[0].hash;
+      if (same && shares[r].heap_offset == shares[0].heap_offset) continue;
+      const std::string who = std::string(subject) + ": rank 0 and rank " + std::to_string(r);
+      throw AgreedError(ErrorCode::mismatch,
+                        same ? who + " hold other objects in their heaps"
+                             : who + " were given different " + config + " values, or make different objects");
+    }
+    if (bytes > 0) bootstrap->all_gather(data, bytes, all, deadline.remaining());
+  });
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
@@ -298,16 +347,25 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
   char mine = 0, all[kMaxRanks];
-  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier, impl_->options.timeout);
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier);
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {
   impl_->collective_call("all_gather", [&] {
-    if (bytes > 0 && (!mine || !all))
-      throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") +
-                                                   " is null, with bytes = " + std::to_string(bytes) +
-                                                   ": null is for 0 bytes only");
-    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
+    check_gathered("all_gather", mine, bytes, all);
+    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather);
+  });
+}
+
+void Group::agree(const char* subject, const char* config, const std::function<uint64_t()>& share, const void* mine,
+                  size_t bytes, void* all) {
+  impl_->collective_call(subject, [&] {
+    ConstructionReport own;
+    own.report = attempt([&] {
+      check_gathered(subject, mine, bytes, all);
+      own.hash = share();
+    });
+    impl_->agree(subject, config, own, mine, bytes, all);
   });
 }
 

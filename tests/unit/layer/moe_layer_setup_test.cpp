@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -347,6 +349,26 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
   });
 }
 
+/// Ranks load their weights at very different times, and the deadline of calls may be short.
+TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
+  for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
+    for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
+      if (form == MoeForm::fused && exchange == MoeExchange::low_latency) continue;
+      const size_t heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2) + (size_t{1} << 20);
+      const auto all =
+          harness::outcomes(2, harness::options_with(std::chrono::milliseconds(100), heap_bytes), [&](Group& group) {
+            HostRig rig;
+            MoeLayerConfig config = small();
+            config.form = form;
+            config.exchange = exchange;
+            void* const weights = rig.room(weight_bytes(config));
+            if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+            MoeLayer layer(group, config, weights, weights);
+          });
+      for (const Outcome& o : all) EXPECT_EQ(harness::code_name(o.code), "ok") << o.text;
+    }
+}
+
 TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
   const auto both = [](const std::vector<Outcome>& all, ErrorCode code, const std::string& part) {
     for (const Outcome& found : all) expect_text(found, code, part);
@@ -354,7 +376,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
   both(constructions([](int rank, MoeLayerConfig& c) { c.topk = rank == 1 ? 0 : 2; }), ErrorCode::invalid_argument,
        "MoeLayer, rank 1: MoeLayerConfig::topk = 0: must be in [1, 32]");
   both(constructions([](int rank, MoeLayerConfig& c) { c.intermediate = rank == 1 ? 24 : 16; }), ErrorCode::mismatch,
-       "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+       "MoeLayer: rank 0 and rank 1 were given different MoeLayerConfig values, or make different objects");
   const auto fuse = [](MoeLayerConfig& c) { c.form = MoeForm::fused; };
   both(constructions([&](int rank, MoeLayerConfig& c) {
          fuse(c);
@@ -365,7 +387,8 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
          c.exchange = MoeExchange::normal;
          if (rank == 1) fuse(c);
        }),
-       ErrorCode::mismatch, "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+       ErrorCode::mismatch,
+       "MoeLayer: rank 0 and rank 1 were given different MoeLayerConfig values, or make different objects");
   both(constructions([&](int, MoeLayerConfig& c) {
          fuse(c);
          c.intermediate = 20;
