@@ -173,10 +173,11 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   });
 }
 
-// A carrier ends while it receives, sooner or later. What MPI still writes has its memory.
+// A carrier ends while it receives, sooner or later, from a peer that is not in MPI meanwhile. What MPI writes later has its
+// memory.
 TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
   uint64_t nonce = kNonce + 300;
-  for (const int looks : {0, 1, 2, 3, 5, 8, 20, 100}) {
+  for (const int looks : {0, 1, 3, 20}) {
     nonce += 2;
     on_bare_ranks([&](int rank, int) {
       if (rank != kSender && rank != kReceiver) return;
@@ -189,8 +190,9 @@ TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
         const Leg leg[] = {{kReceiver, bytes, {}}};
         carrier->post(1, leg, nullptr);
         signals.send(kReceiver);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
         for (int i = 0; i < 1000; ++i) (void)carrier->advance(1);
-        return signals.await(kReceiver);
+        return signals.send(kReceiver);
       }
       signals.await(kSender);
       const Leg leg[] = {{kSender, {}, bytes}};
@@ -198,7 +200,7 @@ TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
       for (int i = 0; i < looks; ++i) (void)carrier->advance(1);
       memory.reset();
       carrier.reset();
-      signals.send(kSender);
+      signals.await(kSender);
     });
   }
 }

@@ -188,8 +188,8 @@ class MpiCarrier final : public Carrier {
     left.transfers.remove_if(completed);
     if (left.transfers.empty()) return;
     std::fprintf(stderr,
-                 "switchyard: rank %d: MPI has not finished %zu transfers of an exchange that has ended; their memory is kept "
-                 "until it has\n",
+                 "switchyard: rank %d: %zu of the MPI transfers of an exchange that has ended are unfinished; MPI keeps "
+                 "their memory until they finish\n",
                  rank_, left.transfers.size());
     left.memory = memory();
     remains().push_back(std::move(left));
