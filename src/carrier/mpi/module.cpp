@@ -177,7 +177,7 @@ class MpiCarrier final : public Carrier {
   ~MpiCarrier() override {
     const std::lock_guard lock(mpi_mutex());
     if (is_over()) return;
-    Remains left;
+    Remains& left = left_.front();
     for (Link& link : links_) {
       for (Transfers* const receives : {&link.heads, &link.pieces}) {
         for (Transfer& t : *receives) cancel(t);
@@ -192,7 +192,7 @@ class MpiCarrier final : public Carrier {
                  "their memory until they finish\n",
                  rank_, left.transfers.size());
     left.memory = memory();
-    remains().push_back(std::move(left));
+    remains().splice(remains().end(), left_);
   }
 
   void post(uint64_t round, std::span<const Leg> legs, void*) override {
@@ -296,7 +296,8 @@ class MpiCarrier final : public Carrier {
   const size_t most_bytes_;
   std::vector<Link> links_;
   std::vector<MPI_Status> statuses_;
-  RoundLook failure_;  ///< `done`: none
+  std::list<Remains> left_ = std::list<Remains>(1);  ///< for the end, which must not allocate
+  RoundLook failure_;                                ///< `done`: none
   std::atomic<bool> aborted_{false};
 };
 
