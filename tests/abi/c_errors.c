@@ -367,27 +367,6 @@ static void different_configs(int rank, sy_group* group) {
   CHECK(exchange == NULL);
 }
 
-// Rank 1 reports a failure of its own instead of creating an object.
-static void failed_before_creation(int rank, sy_group* group) {
-  const sy_normal_config config = make_config();
-  sy_exchange* exchange = NULL;
-  int32_t all[2] = {-1, -1};
-  if (rank == 1)
-    CHECK_FAILS(sy_group_agree(group, "model", SWITCHYARD_IO, "no such file", &rank, sizeof rank, all), SWITCHYARD_IO,
-                "model, rank 1: no such file");
-  else
-    CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SWITCHYARD_IO, "rank 1: no such file");
-  CHECK(exchange == NULL && all[0] == -1);
-  const int32_t mine = 5 + rank;
-  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, &mine, sizeof mine, all));
-  CHECK(all[0] == 5 && all[1] == 6);
-  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, NULL, 0, NULL));
-  CHECK_FAILS(sy_group_agree(group, "model", rank == 0 ? 99 : SWITCHYARD_OK, NULL, NULL, 0, NULL), SWITCHYARD_INVALID_ARGUMENT,
-              "model, rank 0: code = 99");
-  CHECK_OK(sy_exchange_create(group, &config, &exchange));
-  CHECK_OK(sy_exchange_destroy(exchange));
-}
-
 static void aborting(int rank, sy_group* group) {
   CHECK_FAILS(sy_group_abort(group, 0), SWITCHYARD_INVALID_ARGUMENT, "reason = 0");
   CHECK_OK(sy_group_check(group));
@@ -512,7 +491,6 @@ void run_error_tests(void) {
   sy_group_options options = small(20000);
   run_two_ranks(wrong_on_rank_0, &options);
   run_two_ranks(different_configs, &options);
-  run_two_ranks(failed_before_creation, &options);
   run_two_ranks(aborting, &options);
   options = small(200);
   pthread_barrier_init(&timed_out, NULL, 2);

@@ -103,8 +103,7 @@ typedef struct sy_group_options {
   size_t struct_size;
   size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
   int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< how long to wait for the peers where something is built or wakes up: the group, every
-                                  ///< object, registered memory, sleep and wake; >= 1
+  int64_t rendezvous_timeout_ms;  ///< the same of what builds (the group, objects, registered memory), sleeps or wakes, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t reserved;  ///< must be 0
@@ -153,10 +152,9 @@ switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 switchyard_code_t sy_group_barrier(sy_group* group);
 /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
 switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
-/// Collective: one step in the construction of an object that consists of several of the group's. Reports how this rank's part
-/// went: `code` SWITCHYARD_OK, or a failure with its `text` (NULL: none). Waits for the peers for rendezvous_timeout_ms. If a
-/// rank reports a failure, all ranks get that of the lowest such rank, with its number and text after `subject`; the group
-/// stays usable. Peers that create an object meanwhile fail with it there. Else gathers as sy_group_all_gather.
+/// Collective: a step of a construction, within rendezvous_timeout_ms. Reports that this rank's part went well (`code`
+/// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks fail with the error of the lowest such rank, peers
+/// that create an object meanwhile too; the group stays usable. Else gathers as sy_group_all_gather.
 switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
                                  const void* mine, size_t bytes, void* all);
 /// The pending fault of this rank, or SWITCHYARD_OK.
