@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -68,7 +69,9 @@ struct GroupOptions {
   /// Deadline of every wait inside a call; may differ by rank. Any duration from 1 ms on; milliseconds::max() is never (in
   /// fact, ten years). Group::set_timeout changes it.
   std::chrono::milliseconds timeout{30000};
-  /// How long to wait for all ranks to come: when the group is formed, and when an exchange object is constructed.
+  /// How long to wait for all ranks where they build something or take or give back memory, which they may reach at very
+  /// different times: when the group is formed, in the construction of every object, and in register_memory(), sleep(), wake()
+  /// and agree().
   std::chrono::milliseconds rendezvous_timeout{60000};
   int num_blocks = 1;  ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
   int num_warps = 1;
@@ -165,6 +168,15 @@ class Group {
   /// the memory. Calls of the library say this of their own streams. Local; nothing on the CPU. \throws
   /// Error(invalid_argument) if no such memory lies there
   void used_by(const void* memory, void* stream);
+
+  /// Collective: one step in the construction of an object that consists of several objects of the group and may fail on one
+  /// rank between them. `share` does this rank's part. agree() waits for GroupOptions::rendezvous_timeout, then gathers `bytes`
+  /// bytes of `mine`, which `share` may fill, into `all`, as all_gather does. If `share` throws on some ranks, all ranks throw
+  /// the error of the lowest of them, with its number and text, and the group stays usable. Peers may be in another agree() or
+  /// construct an exchange meanwhile: they throw the error there; if no rank fails but subjects differ, all throw
+  /// Error(mismatch). \throws PeerTimeout, PeerFailed.
+  void agree(const char* subject, const std::function<void()>& share, const void* mine = nullptr, size_t bytes = 0,
+             void* all = nullptr);
 
   /// Throws the pending fault of this rank, if any; otherwise returns. CUDA: invalid ids of objects with InvalidIds::raise are
   /// one, Error(invalid_argument), which names the objects and the numbers since the last check(); the group can be used.

@@ -52,6 +52,7 @@ class SwitchyardError(RuntimeError):
     """A failed call. ``str(error)`` is the library's text, which names the argument, what was given, and what is allowed."""
 
     code: Code = Code.SYSTEM
+    peers_know = False  # whether the library has reported it to the peers
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

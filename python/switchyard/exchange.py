@@ -10,11 +10,11 @@ import numpy as np
 
 from ._abi import arrays as _arrays, names as _names, repeated as _repeated
 from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take
-from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, library, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._torch.registry import number_of
 from .graph_memory import GraphMemory
-from .group import Group
+from .group import Group, constructs
 from .handle import Handle
 
 __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
@@ -103,6 +103,7 @@ class Exchange:
     Rows that a dispatch delivers lie in that pool until the last array that refers to them is gone.
     """
 
+    @constructs
     def __init__(self, group: Group, *, routing_gradients: bool = False, **config: Any) -> None:
         self.group = group
         self._config = normal_config(**config)
@@ -110,8 +111,7 @@ class Exchange:
         self._call = group._call
         self._backend = group._backend
         exchange = ctypes.c_void_p()
-        with self._call:
-            check(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
+        check_collective(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
         self._owned = Owned(exchange.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
         self._layout = self._config.layout
         self.hidden: int = self._config.hidden

@@ -2,18 +2,20 @@
 """The ranks that exchange rows."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import ipaddress
 import json
 import os
 import secrets
 import socket
 from types import TracebackType
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from ._abi import names as _names
-from ._abi.ffi import CallLock, Owned, byref, check, library, structs
-from .errors import Code, InvalidArgument, Unsupported
+from ._abi.ffi import CallLock, Owned, byref, check, check_collective, library, structs
+from .errors import Code, InvalidArgument, SwitchyardError, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]
 
@@ -137,10 +139,69 @@ class _Collective:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            if kind is not None and isinstance(error, InvalidArgument) and error.found_by_python and self._group.pointer:
+            if isinstance(error, InvalidArgument) and error.found_by_python and not error.peers_know and self._group.pointer:
                 library().functions.sy_group_abort(self._group.pointer, Code.INVALID_ARGUMENT)
         finally:
             self._release()
+
+
+class Construction:
+    """Around a construction: one thread at a time. Peers wait in the collective steps of a construction for as long as ranks load weights,
+    so an exception of this rank's code is reported to them in their next step. They raise it there with this rank's number and text, and
+    the group stays usable. Constructions nest; what the library has reported is not reported again.
+
+    settles: the construction ends with a step of its own, so that all ranks raise what one raises behind the last step of the others."""
+
+    __slots__ = ("_group", "_subject", "_settles")
+
+    def __init__(self, group: "Group", subject: str, settles: bool = False) -> None:
+        self._group, self._subject, self._settles = group, subject, settles
+
+    def __enter__(self) -> None:
+        self._group._lock.acquire()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        group = self._group
+        try:
+            if error is None:
+                if self._settles:
+                    group._agree(self._subject)
+            elif not group.closed and not getattr(error, "peers_know", False):
+                self._report(error)
+        finally:
+            group._lock.release()
+
+    def _report(self, error: BaseException) -> None:
+        group, functions = self._group, self._group._functions
+        if not isinstance(error, Exception):  # an interpreter that ends waits for nobody
+            functions.sy_group_abort(group.pointer, Code.SYSTEM)
+        elif isinstance(error, SwitchyardError):
+            functions.sy_group_agree(group.pointer, self._subject.encode(), error.code, error.text.encode(), None, 0, None)
+        else:
+            code = Code.INVALID_ARGUMENT if isinstance(error, (TypeError, ValueError)) else Code.SYSTEM
+            text = f"{type(error).__name__}: {error}"
+            functions.sy_group_agree(group.pointer, self._subject.encode(), code, text.encode(errors="replace"), None, 0, None)
+        with contextlib.suppress(AttributeError):
+            error.peers_know = True  # type: ignore[attr-defined]
+
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def constructs(function: _Made, settles: bool = False) -> _Made:
+    """Decorates a constructor, or a function that constructs, that is collective over the :class:`Group` among its arguments:
+    :class:`Construction`."""
+    subject = function.__qualname__.replace(".__init__", "")
+
+    @functools.wraps(function)
+    def construct(*arguments: Any, **keywords: Any) -> Any:
+        group = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Group)), None)
+        if group is None:
+            return function(*arguments, **keywords)
+        with Construction(group, subject, settles):
+            return function(*arguments, **keywords)
+
+    return construct  # type: ignore[return-value]
 
 
 class Group:
@@ -151,7 +212,8 @@ class Group:
 
     heap_bytes: symmetric memory of each rank, which exchanges live in; ``Exchange.heap_bytes(...)`` says how much one needs.
     timeout: seconds until a wait inside a call ends with :class:`PeerTimeout`; None: never. May differ by rank.
-    rendezvous_timeout: seconds to wait for all ranks to come, to the group or to the creation of an exchange.
+    rendezvous_timeout: seconds to wait for the peers where something is built or wakes up: the group, every object, :meth:`sleep` and
+    :meth:`wake`. Ranks reach that at very different times, for example when they load weights.
     backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
     workers: CPU threads of each rank. num_sms: most multiprocessors of any call on a GPU; 0: the library's choice.
     host: where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are for
@@ -249,7 +311,7 @@ class Group:
         """Collective. The same ranks in another group, with a heap of its own."""
 
         def gather(mine: Tuple[str, ...]) -> List[Any]:
-            return [json.loads(each) for each in self.all_gather(json.dumps(mine).encode().ljust(1024))]
+            return [json.loads(each) for each in self._agree("Group", json.dumps(mine).encode().ljust(1024))]
 
         return self.connect(self.rank, self.size, *_meeting(self.rank, gather), heap_bytes, **options)
 
@@ -297,6 +359,15 @@ class Group:
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
         with self._lock:
             check(self._functions.sy_group_all_gather(self.pointer, mine if mine else None, len(mine), everything))
+        return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
+
+    def _agree(self, subject: str, mine: bytes = b"") -> List[bytes]:
+        """Collective: a step of a construction, within `rendezvous_timeout`. The bytes of every rank, equally many, in rank order. A rank
+        whose construction has failed elsewhere takes part by reporting that: then all raise it."""
+        everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
+        with self._lock:
+            check_collective(self._functions.sy_group_agree(self.pointer, subject.encode(), Code.OK, None, mine if mine else None,
+                                                            len(mine), everything))
         return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
 
     def check(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import names as _names
 from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take
-from ._abi.ffi import Owned, byref, check, layer_library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, layer_library, structs
 from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
-from .group import Group
+from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
 
@@ -73,12 +73,13 @@ class MoeLayer:
     Needs the library switchyard_layer, which not every wheel has: docs/python.md.
     """
 
+    @constructs
     def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
         functions, c = layer_library().functions, _config(backend=group._backend, **config)
         first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
         made = ctypes.c_void_p()
         with group._lock:
-            check(functions.sy_moe_layer_create_on(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
+            check_collective(functions.sy_moe_layer_create_on(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
         self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales))
 
     def _hold(self, group: Group, c: structs.MoeLayerConfig, made: Optional[int], weights: Tuple[Any, ...]) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from ._abi import names as _names
 from ._abi.arrays import take
-from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, library, structs
 from ._abi.names import BF16, F16, F32, invalid, value_of
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
-from .group import Group
+from .group import Group, constructs
 from .handle import Ledger
 
 __all__ = ["LedgerCombine", "PreparedLedger"]
@@ -48,13 +48,13 @@ class LedgerCombine:
     max_rows: most rows of expert output that a ledger speaks of; 0: any number. max_ledgers: CUDA, prepared at a time.
     """
 
+    @constructs
     def __init__(self, group: Group, **config: Any) -> None:
         self.group = group
         self._config = _config(**config)
         self._functions = library().functions
         made = ctypes.c_void_p()
-        with group._call:
-            check(self._functions.sy_ledger_combine_create(group.pointer, byref(self._config), byref(made)))
+        check_collective(self._functions.sy_ledger_combine_create(group.pointer, byref(self._config), byref(made)))
         self._owned = Owned(made.value, self._functions.sy_ledger_combine_destroy, group._owned, lock=group._lock)
         self._x, self._options = structs.RowView(), structs.LedgerCombineOptions()
 

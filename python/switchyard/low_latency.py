@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from ._abi import names as _names, repeated as _repeated
 from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
-from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, library, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
 from ._torch.registry import number_of
 from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
-from .group import Group
+from .group import Group, constructs
 
 #: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
@@ -124,14 +124,14 @@ class LowLatency:
     invalid_ids: "raise" or "count", as :class:`Exchange`.
     """
 
+    @constructs
     def __init__(self, group: Group, **config: Any) -> None:
         self.group = group
         self._config = _config(**config)
         self._functions = library().functions
         self._call, self._backend = group._call, group._backend
         made = ctypes.c_void_p()
-        with self._call:
-            check(self._functions.sy_low_latency_create(group.pointer, byref(self._config), byref(made)))
+        check_collective(self._functions.sy_low_latency_create(group.pointer, byref(self._config), byref(made)))
         self._owned = Owned(made.value, self._functions.sy_low_latency_destroy, group._owned, lock=group._lock)
         self.hidden: int = self._config.hidden
         self.topk: int = self._config.topk

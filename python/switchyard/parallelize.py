@@ -7,6 +7,7 @@ top_k_index, top_k_weights)``: those of transformers from 5.0 on. Nothing of tra
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
@@ -14,7 +15,7 @@ from ._abi.ffi import layer_library
 from .errors import InvalidArgument, LibraryNotFound
 from .exchange import Exchange, is_traced
 from .gemm import GroupedGemm
-from .group import Group
+from .group import Group, constructs
 from .layer import MoeLayer
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[in
     return sum(layers.values()) + sum(Exchange.heap_bytes(world, backend=backend, **each) for each in exchanges.values())
 
 
+@functools.partial(constructs, settles=True)
 def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional[int] = None, experts: str = "automatic") -> List[str]:
     """Collective. Keeps this rank's experts of every layer, and lets tokens travel to their experts and back.
 

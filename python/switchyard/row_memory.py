@@ -6,9 +6,9 @@ import threading
 from ctypes import byref, c_void_p
 from typing import Any, Callable, Dict, Optional
 
-from ._abi.ffi import Owned, bare, check, library
+from ._abi.ffi import Owned, bare, check_collective, library
 from .errors import InvalidArgument, Unsupported
-from .group import Group
+from .group import Group, constructs
 
 __all__ = ["RowMemory"]
 
@@ -24,14 +24,14 @@ class RowMemory:
     as there is one left: tensors of any smaller size find room in these in turn. 0: as much as a tensor needs, and room that was taken for a
     small tensor is none for a larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
 
+    @constructs
     def __init__(self, group: Group, size: int, device: Optional[int] = None, segment: int = 0) -> None:
         if group.backend != "cuda":
             raise Unsupported("RowMemory is for tensors on GPUs, and this group is on the CPU")
         import torch
 
         made, functions = c_void_p(), library().functions
-        with group._call:
-            check(functions.sy_row_memory_create(group.pointer, size, byref(made)))
+        check_collective(functions.sy_row_memory_create(group.pointer, size, byref(made)))
         self._owned = Owned(made.value, functions.sy_row_memory_destroy, group._owned, lock=group._lock)
         self._at = made
         # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.

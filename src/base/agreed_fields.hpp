@@ -39,14 +39,14 @@ inline uint64_t hash_of(uint64_t seed, const AgreedFields& fields) {
 
 /// The values of one rank, as ranks gather them.
 struct AgreedClaim {
-  static constexpr size_t kMostFields = 24;
+  static constexpr size_t kMaxFields = 24;
   char object[24] = {};  ///< what the rank makes
-  int64_t values[kMostFields] = {};
+  int64_t values[kMaxFields] = {};
 
   AgreedClaim() = default;
   AgreedClaim(const char* made, const AgreedFields& fields) {
     std::strncpy(object, made, sizeof object - 1);
-    for (size_t i = 0; i < std::min(fields.size(), kMostFields); ++i) values[i] = fields[i].value;
+    for (size_t i = 0; i < std::min(fields.size(), kMaxFields); ++i) values[i] = fields[i].value;
   }
 };
 
@@ -69,7 +69,7 @@ Difference find_difference(const AgreedFields& fields, size_t world, const Claim
     return field.text != nullptr ? field.text(value) : std::to_string(value);
   };
   for (size_t r = 1; r < world; ++r)
-    for (size_t i = 0; i < std::min(fields.size(), AgreedClaim::kMostFields); ++i)
+    for (size_t i = 0; i < std::min(fields.size(), AgreedClaim::kMaxFields); ++i)
       if (const AgreedClaim& other = claim_of(r); first.values[i] != other.values[i])
         return {std::string(fields[i].name) + " = " + text(fields[i], first.values[i]) + " on rank 0 and " +
                     text(fields[i], other.values[i]) + " on " + rank(r) + ": must be equal on all ranks",

@@ -117,6 +117,18 @@ switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t 
   });
 }
 
+switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
+                                 const void* mine, size_t bytes, void* all) {
+  return collective_on(group, "group", [&] {
+    const auto share = [&] {
+      require(subject, "subject");
+      require_range("code", code, SWITCHYARD_OK, SWITCHYARD_SYSTEM);
+      if (code != SWITCHYARD_OK) throw Error(static_cast<ErrorCode>(code), text ? text : "");
+    };
+    group->group->agree(subject ? subject : "sy_group_agree", share, mine, bytes, all);
+  });
+}
+
 switchyard_code_t sy_group_check(const sy_group* group) {
   return guarded([&] {
     require(group, "group");

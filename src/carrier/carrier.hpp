@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 
 namespace switchyard::detail {
 
@@ -36,8 +38,12 @@ class Carrier {
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  /// Begins a round, with at most one leg to each peer. The memory of the spans belongs to the carrier until the round is done,
-  /// or the carrier is gone. `stream`: CUDA: whose order the round follows; CPU: null.
+  /// Shares the memory in which all spans of all rounds will lie, before the first round. A network may read and write what was
+  /// posted after the carrier has ended, if a round was under way then: such a carrier keeps its share until the network is
+  /// done.
+  void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
+  /// Begins a round, with at most one leg to each peer. The memory of the spans must stay until the round is done; of a round
+  /// that never is, it must be shared. `stream`: CUDA: whose order the round follows; CPU: null.
   virtual void post(uint64_t round, std::span<const Leg> legs, void* stream) = 0;
   /// Moves on what can move now, of all rounds, and says how `round` stands. Never waits.
   virtual RoundLook advance(uint64_t round) = 0;
@@ -47,6 +53,10 @@ class Carrier {
 
  protected:
   Carrier() = default;
+  const std::shared_ptr<const void>& memory() const { return memory_; }
+
+ private:
+  std::shared_ptr<const void> memory_;
 };
 
 }  // namespace switchyard::detail

@@ -28,8 +28,9 @@ struct MpiCarrierSpec {
 int mpi_process(std::chrono::milliseconds deadline);
 
 /// After mpi_process(). Local. Ranks of one process may use theirs from different threads: the module lets one of them into MPI
-/// at a time. The carrier cancels what it awaits when it ends; what it sends and nobody takes stays with MPI until the process
-/// ends, and its memory may be read until then. \throws Error(unsupported) if MPI has too few tags; Error(system).
+/// at a time. When the carrier ends, it cancels what it awaits and no peer has begun to send. MPI may read and write the rest
+/// until it completes, for what nobody receives until the process ends: its memory is kept so long if it was given to share(),
+/// and a line on stderr says so. \throws Error(unsupported) if MPI has too few tags; Error(system).
 std::unique_ptr<Carrier> make_mpi_carrier(const MpiCarrierSpec& spec);
 
 }  // namespace switchyard::detail

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/as_error.hpp"
-#include "heap/collective_step.hpp"
 #include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 
@@ -22,28 +21,16 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// What a rank tells the others of its share of a construction.
-struct Claim {
-  detail::StepReport report;
+/// What a rank gives its peers in a construction.
+struct Share {
   detail::AgreedClaim agreed;
   GpuPlace place;
 };
 
-/// Collective. Throws on all ranks alike if one has failed or has other settings.
-std::vector<Claim> compare(Group& group, const Claim& mine, const detail::AgreedFields& fields) {
-  std::vector<Claim> all(static_cast<size_t>(group.size()));
-  group.all_gather(&mine, sizeof mine, all.data());
-  for (size_t r = 0; r < all.size(); ++r) detail::raise_if_failed(all[r].report, kClass, r);
-  const auto differs =
-      detail::find_difference(fields, all.size(), [&](size_t r) -> const detail::AgreedClaim& { return all[r].agreed; });
-  if (!differs.text.empty()) throw Error(ErrorCode::mismatch, differs.text, differs.field != nullptr ? differs.field : "");
-  return all;
-}
-
 /// Most multiprocessors of a product of this rank, whose GPU other ranks may share: their kernels wait on some for what this
 /// rank does next, and a product ends only when all its blocks have run. 0: all.
-int product_sms(const std::vector<Claim>& all, const GpuPlace& mine, const GroupOptions& options) {
-  const auto here = std::count_if(all.begin(), all.end(), [&](const Claim& c) { return c.place.uuid == mine.uuid; });
+int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const GroupOptions& options) {
+  const auto here = std::count_if(all.begin(), all.end(), [&](const Share& share) { return share.place.uuid == mine.uuid; });
   int most = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
   if (options.num_sms > 0) most = most > 0 ? std::min(most, options.num_sms) : options.num_sms;
   return std::min(most, mine.multiprocessors);
@@ -65,10 +52,11 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   detail::MakeProducts make_products;
   std::shared_ptr<detail::ExpertProducts> products;
   const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales, stream};
-  Claim mine;
+  Share mine;
+  std::vector<Share> all(static_cast<size_t>(group.size()));
   detail::AgreedFields fields;
   const Backend backend = group.options().backend;
-  mine.report = detail::attempt([&] {
+  const auto prepare = [&] {
     MoeLayerConfig wanted = config;
     if (wanted.form == MoeForm::automatic && group.hosts() > 1) wanted.form = MoeForm::separate;  // one kernel needs one host
     setup = detail::set_up(wanted, group.size(), backend);
@@ -84,19 +72,20 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
       return;
     }
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
-  });
-  const std::vector<Claim> all = compare(group, mine, fields);
+  };
+  group.agree(kClass, prepare, &mine, sizeof mine, all.data());
+  const auto differs =
+      detail::find_difference(fields, all.size(), [&](size_t r) -> const detail::AgreedClaim& { return all[r].agreed; });
+  if (!differs.text.empty()) throw Error(ErrorCode::mismatch, differs.text, differs.field != nullptr ? differs.field : "");
   if (setup.config.form == MoeForm::fused)
     return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));
   LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));
-  Claim rows;
-  rows.report = detail::attempt([&] {
+  group.agree(kClass, [&] {
     const CurrentGpu current(setup.gpu);
     made->make_rows();
   });
-  compare(group, rows, {});
   return made;
 }
 

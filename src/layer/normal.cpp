@@ -11,9 +11,11 @@ namespace {
 class NormalLayer final : public LayerForm {
  public:
   NormalLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
-      : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {
-    // Calls of a layer come one after the other, so its graphs never run at the same time.
-    if (setup.backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
+      : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {}
+
+  void make_rows() override {
+    // Calls of a layer follow one another, so its graphs never run at the same time.
+    if (backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
   }
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,

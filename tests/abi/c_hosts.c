@@ -163,11 +163,36 @@ static void three_processes(void) {
   }
 }
 
+// Rank 1 reports a failure of its own instead of creating an object.
+static void failed_before_creation(int rank, sy_group* group) {
+  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  config.hidden = kHidden;
+  config.max_tokens = config.topk = 1;
+  config.num_experts = 2;
+  sy_exchange* exchange = NULL;
+  int32_t all[2] = {-1, -1};
+  if (rank == 1)
+    CHECK_FAILS(sy_group_agree(group, "model", SWITCHYARD_IO, "no such file", &rank, sizeof rank, all), SWITCHYARD_IO,
+                "model, rank 1: no such file");
+  else
+    CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SWITCHYARD_IO, "rank 1: no such file");
+  CHECK(exchange == NULL && all[0] == -1);
+  const int32_t mine = 5 + rank;
+  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, &mine, sizeof mine, all));
+  CHECK(all[0] == 5 && all[1] == 6);
+  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, NULL, 0, NULL));
+  CHECK_FAILS(sy_group_agree(group, "model", rank == 0 ? 99 : SWITCHYARD_OK, NULL, NULL, 0, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "model, rank 0: code = 99");
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  CHECK_OK(sy_exchange_destroy(exchange));
+}
+
 void run_host_tests(void) {
   where_ranks_are();
   wrong_options();
   const sy_group_options options = options_on("a,b");
   run_two_ranks(two_hosts, &options);
+  run_two_ranks(failed_before_creation, &options);
 #if defined(__SANITIZE_THREAD__)  // it knows no threads of a process that was forked from one with threads
   (void)three_processes;
 #else

@@ -13,6 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
+using switchyard::Error;
 using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::GroupOptions;
@@ -111,7 +112,63 @@ TEST_P(Construction, WaitsForTheRendezvousDeadline) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// A rank fails before it begins to construct, in code of the caller's, and reports that.
+TEST_P(Construction, EndsWithTheErrorOfARankThatDoesNotBegin) {
+  constexpr int kWorld = 3;
+  for (const int culprit : {0, 2}) {
+    std::vector<Outcome> first(kWorld);
+    const auto all = outcomes(kWorld, options_with(600s, size_t{1} << 20), [&](Group& group) {
+      first[static_cast<size_t>(group.rank())] = outcome_of([&] {
+        if (group.rank() != culprit) return GetParam().make_and_call(group, Size::fits);
+        group.agree("a model", [] { throw Error(ErrorCode::io, "no such file"); });
+      });
+      EXPECT_EQ(group.heap_used(), 0u);
+      GetParam().make_and_call(group, Size::fits);
+      group.barrier();
+    });
+    for (size_t r = 0; r < kWorld; ++r) {
+      EXPECT_EQ(code_name(all[r].code), "ok") << all[r].text;
+      EXPECT_EQ(code_name(first[r].code), "io") << first[r].text;
+      EXPECT_NE(first[r].text.find("rank " + std::to_string(culprit) + ": no such file"), std::string::npos) << first[r].text;
+    }
+  }
+}
+
+TEST(Agreement, GathersOrThrowsOnAllRanksAlike) {
+  constexpr int kWorld = 3;
+  const auto all = outcomes(kWorld, options_with(100ms), [](Group& group) {
+    if (group.rank() == 1) std::this_thread::sleep_for(600ms);
+    int32_t mine = 0, gathered[kWorld] = {};
+    const auto share = [&] { mine = 10 + group.rank(); };
+    group.agree("a model", share, &mine, sizeof mine, gathered);
+    EXPECT_EQ(std::vector(gathered, gathered + kWorld), (std::vector<int32_t>{10, 11, 12}));
+    const Outcome subjects = outcome_of([&] { group.agree(group.rank() == 2 ? "a layer" : "a model", share); });
+    EXPECT_EQ(code_name(subjects.code), "mismatch");
+    EXPECT_NE(subjects.text.find("rank 0 makes a model and rank 2 a layer"), std::string::npos) << subjects.text;
+    const Outcome room = outcome_of([&] { group.agree("a model", share, &mine, sizeof mine, nullptr); });
+    EXPECT_EQ(code_name(room.code), "invalid_argument");
+    EXPECT_NE(room.text.find("a model, rank 0: a model: all is null, with bytes = 4"), std::string::npos) << room.text;
+    group.set_timeout(60s);
+    group.barrier();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
 // --- Deadlines
+
+/// What builds or wakes, beside constructors of objects.
+TEST(SetupDeadline, IsThatOfTheRendezvous) {
+  const auto all = outcomes(2, options_with(100ms), [](Group& group) {
+    int ordinary = 0;
+    const std::function<void()> steps[] = {[&] { (void)group.register_memory(&ordinary, sizeof ordinary); },
+                                           [&] { group.sleep(); }, [&] { group.wake(); }};
+    for (const auto& step : steps) {
+      if (group.rank() == 1) std::this_thread::sleep_for(600ms);
+      step();
+    }
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
 
 TEST(CallDeadline, IsChangedAtRunTime) {
   const auto all = outcomes(2, options_with(600s), [&](Group& group) {

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract of carriers over MPI. Run by mpirun; each process is two ranks, as threads. Exit status 0 if all was as awaited.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <new>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -21,19 +25,27 @@ constexpr uint64_t kNonce = 0x5eed;
 
 int processes_of_run() { return std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")); }
 
-/// On each rank of this process.
+std::unique_ptr<Carrier> make_carrier(int rank, uint64_t nonce, size_t most_bytes) {
+  MpiCarrierSpec spec{rank, {}, nonce, most_bytes};
+  for (int r = 0; r < kRanksHere * processes_of_run(); ++r) spec.processes.push_back(r / kRanksHere);
+  return make_mpi_carrier(spec);
+}
+
+/// Calls body(rank, world) on each rank of this process.
 template <class Body>
-void on_ranks(uint64_t nonce, size_t most_bytes, const Body& body) {
+void on_bare_ranks(const Body& body) {
   const int process = mpi_process(std::chrono::seconds(20)), world = kRanksHere * processes_of_run();
   std::vector<std::thread> threads;
-  for (int here = 0; here < kRanksHere; ++here)
-    threads.emplace_back([&, here] {
-      MpiCarrierSpec spec{process * kRanksHere + here, {}, nonce, most_bytes};
-      for (int r = 0; r < world; ++r) spec.processes.push_back(r / kRanksHere);
-      const std::unique_ptr<Carrier> carrier = make_mpi_carrier(spec);
-      body(*carrier, spec.rank, world);
-    });
+  for (int here = 0; here < kRanksHere; ++here) threads.emplace_back([&, here] { body(process * kRanksHere + here, world); });
   for (std::thread& thread : threads) thread.join();
+}
+/// Gives each a carrier, too.
+template <class Body>
+void on_ranks(uint64_t nonce, size_t most_bytes, const Body& body) {
+  on_bare_ranks([&](int rank, int world) {
+    const std::unique_ptr<Carrier> carrier = make_carrier(rank, nonce, most_bytes);
+    body(*carrier, rank, world);
+  });
 }
 
 TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
@@ -41,21 +53,38 @@ TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
     on_ranks(kNonce + most, most, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
 }
 
-// Rank 0 sends a byte more than its peers await.
+// Rank 0 sends other sizes than its peers await. None of its bytes is written, in their buffers or behind them.
 TEST(MpiCarrier, OtherSizesAreUnlike) {
-  on_ranks(kNonce + 1, 64, [](Carrier& carrier, int rank, int world) {
-    const Bytes out(100);
-    Bytes in(99);
-    std::vector<Leg> legs;
-    if (rank == 0)
-      for (int peer = 1; peer < world; ++peer) legs.push_back({peer, out, {}});
-    else
-      legs.push_back({0, {}, in});
-    carrier.post(1, legs, nullptr);
-    const RoundLook look = finish(carrier, 1);
-    EXPECT_EQ(look.state, rank == 0 ? RoundState::done : RoundState::unlike);
-    EXPECT_EQ(look.peer, rank == 0 ? -1 : 0);
-  });
+  struct Sizes {
+    size_t sent, awaited, most;
+  };
+  constexpr std::byte kUntouched{0x5a};
+  uint64_t nonce = kNonce + 100;
+  for (const Sizes& sizes : {Sizes{100, 99, 64},
+                             {99, 100, 64},
+                             {131072, 65536, size_t{1} << 30},
+                             {131072, 65536, 50000},
+                             {65536, 131072, size_t{1} << 30},
+                             {8 << 20, 65536, size_t{1} << 30}}) {
+    on_ranks(++nonce, sizes.most, [&](Carrier& carrier, int rank, int world) {
+      if (rank == 0) {
+        const auto out = std::make_shared<const Bytes>(sizes.sent);
+        carrier.share(out);
+        std::vector<Leg> legs;
+        for (int peer = 1; peer < world; ++peer) legs.push_back({peer, *out, {}});
+        carrier.post(1, legs, nullptr);  // the round may never be done: nobody receives its bytes
+        return;
+      }
+      Bytes in(std::max(sizes.sent, sizes.awaited) * 2, kUntouched);
+      const Leg leg[] = {{0, {}, std::span(in).first(sizes.awaited)}};
+      carrier.post(1, leg, nullptr);
+      const RoundLook look = finish(carrier, 1);
+      EXPECT_EQ(look.state, RoundState::unlike);
+      EXPECT_EQ(look.peer, 0);
+      EXPECT_EQ(std::count(in.begin(), in.end(), kUntouched), static_cast<ptrdiff_t>(in.size()))
+          << sizes.sent << " bytes for " << sizes.awaited;
+    });
+  }
 }
 
 // Nobody sends: the round stays under way, names whom it waits for, and ends by an abort from another thread.
@@ -82,6 +111,98 @@ TEST(MpiCarrier, GroupsAreToldApart) {
     carrier.post(1, leg, nullptr);
   });
   on_ranks(kNonce + 4, 100000, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 5); });
+}
+
+/// Memory whose use after its end is a crash.
+std::shared_ptr<std::byte> mapped(size_t bytes) {
+  void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<std::byte*>(at), [bytes](std::byte* given) { ::munmap(given, bytes); }};
+}
+
+/// Single bytes between two ranks, by a carrier of their own.
+class Signals {
+ public:
+  Signals(int rank, uint64_t nonce) : carrier_(make_carrier(rank, nonce, 64)) {}
+  void send(int peer) { run({peer, byte_, {}}); }
+  void await(int peer) { run({peer, {}, byte_}); }
+
+ private:
+  void run(const Leg& leg) {
+    carrier_->post(++round_, {&leg, 1}, nullptr);
+    ASSERT_EQ(finish(*carrier_, round_).state, RoundState::done);
+  }
+  std::unique_ptr<Carrier> carrier_;
+  Bytes byte_ = Bytes(1);
+  uint64_t round_ = 0;
+};
+
+constexpr size_t kLong = size_t{8} << 20;           // longer than any MPI sends before it is received
+constexpr int kSender = 0, kReceiver = kRanksHere;  // of two processes
+
+// A carrier ends before its peer receives. The memory that it shares stays until MPI has sent it, and no longer.
+TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
+  on_bare_ranks([](int rank, int) {
+    if (rank != kSender && rank != kReceiver) return;
+    Signals signals(rank, kNonce + 200);
+    std::unique_ptr<Carrier> carrier = make_carrier(rank, kNonce + 201, size_t{3} << 20);
+    const auto value = [](size_t i) { return static_cast<std::byte>(i % 251); };
+    if (rank == kReceiver) {
+      signals.await(kSender);
+      Bytes in(kLong);
+      const Leg leg[] = {{kSender, {}, in}};
+      carrier->post(1, leg, nullptr);
+      EXPECT_EQ(finish(*carrier, 1).state, RoundState::done);
+      for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(in[i], value(i)) << i;
+      return signals.send(kSender);
+    }
+    std::shared_ptr<std::byte> memory = mapped(kLong);
+    for (size_t i = 0; i < kLong; ++i) memory.get()[i] = value(i);
+    carrier->share(memory);
+    const Leg leg[] = {{kReceiver, {memory.get(), kLong}, {}}};
+    carrier->post(1, leg, nullptr);
+    const std::weak_ptr<std::byte> kept = memory;
+    memory.reset();
+    carrier.reset();
+    EXPECT_FALSE(kept.expired());
+    signals.send(kReceiver);
+    signals.await(kReceiver);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!kept.expired() && std::chrono::steady_clock::now() < deadline) (void)make_carrier(rank, kNonce + 202, 64);
+    EXPECT_TRUE(kept.expired());
+  });
+}
+
+// A carrier ends while it receives, sooner or later, from a peer that is not in MPI meanwhile. What MPI writes later has its
+// memory.
+TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
+  uint64_t nonce = kNonce + 300;
+  for (const int looks : {0, 1, 3, 20}) {
+    nonce += 2;
+    on_bare_ranks([&](int rank, int) {
+      if (rank != kSender && rank != kReceiver) return;
+      Signals signals(rank, nonce);
+      std::unique_ptr<Carrier> carrier = make_carrier(rank, nonce + 1, size_t{3} << 20);
+      std::shared_ptr<std::byte> memory = mapped(kLong);
+      carrier->share(memory);
+      const std::span<std::byte> bytes(memory.get(), kLong);
+      if (rank == kSender) {
+        const Leg leg[] = {{kReceiver, bytes, {}}};
+        carrier->post(1, leg, nullptr);
+        signals.send(kReceiver);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        for (int i = 0; i < 1000; ++i) (void)carrier->advance(1);
+        return signals.send(kReceiver);
+      }
+      signals.await(kSender);
+      const Leg leg[] = {{kSender, {}, bytes}};
+      carrier->post(1, leg, nullptr);
+      for (int i = 0; i < looks; ++i) (void)carrier->advance(1);
+      memory.reset();
+      carrier.reset();
+      signals.await(kSender);
+    });
+  }
 }
 
 TEST(MpiCarrier, ARankThatIsNotThereIsRefused) {

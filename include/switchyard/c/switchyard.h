@@ -106,7 +106,7 @@ typedef struct sy_group_options {
   size_t struct_size;
   size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
   int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, to the group or to an object's creation, >= 1
+  int64_t rendezvous_timeout_ms;  ///< the same of what builds (the group, objects, registered memory), sleeps or wakes, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t reserved;  ///< must be 0
@@ -159,6 +159,11 @@ switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t 
 /// `stream` (cudaStream_t) until that memory is destroyed uses it: nobody else has it before. A graph that is captured there keeps
 /// the memory. Calls of the library say this of their own streams. Local; nothing on the CPU. Errors: invalid_argument.
 switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream);
+/// Collective: a step of a construction, within rendezvous_timeout_ms. Reports that this rank's part went well (`code`
+/// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks fail with the error of the lowest such rank, peers
+/// that create an object meanwhile too; the group stays usable. Else gathers as sy_group_all_gather.
+switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
+                                 const void* mine, size_t bytes, void* all);
 /// The pending fault of this rank, or SWITCHYARD_OK.
 switchyard_code_t sy_group_check(const sy_group* group);
 /// Makes every wait of every rank end with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other

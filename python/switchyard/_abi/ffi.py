@@ -29,7 +29,8 @@ _SIGNATURES = {
     "sy_group_in_process": "ipp", "sy_group_connect": "iisspp", "sy_group_from_environment": "pp", "sy_group_destroy": "p",
     "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_hosts": "ppp", "sy_group_host_of": "pip",
     "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
-    "sy_group_all_gather": "ppzp", "sy_group_check": "p", "sy_group_abort": "pi", "sy_group_leave": "p", "sy_group_used_by": "ppp",
+    "sy_group_all_gather": "ppzp", "sy_group_agree": "psispzp", "sy_group_check": "p",
+    "sy_group_abort": "pi", "sy_group_leave": "p", "sy_group_used_by": "ppp",
     "sy_group_wait_statistics": "pip",
     "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
     "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
@@ -203,6 +204,14 @@ def check(code: int) -> None:
         _raise(code)
 
 
+def check_collective(code: int) -> None:
+    """Like check, for collective functions of the library, which report to the peers what they return."""
+    if code:
+        error = failure(code)
+        error.peers_know = True
+        raise error from None
+
+
 def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 
@@ -284,4 +293,4 @@ class Owned:
                 self._lock.give_back_soon(self._destroy, pointer)
 
 
-__all__ = ["CallLock", "bare", "byref", "check", "failure", "layer_library", "library", "Owned", "structs"]
+__all__ = ["CallLock", "bare", "byref", "check", "check_collective", "failure", "layer_library", "library", "Owned", "structs"]

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 import torch
 
 from ..errors import InvalidArgument, Unsupported
-from ..group import Group
+from ..group import Construction, Group
 from ..low_latency import LowLatency
 from . import _copies, _low_latency, _normal
 from ._config import UNCHOSEN, Config, Sms, config_for
@@ -34,7 +34,7 @@ def _backend_of(group: Any, backend: Optional[str]) -> str:
 def _most_sms(group: Group, device: int) -> int:
     """Collective. Multiprocessors that a call may have on every rank: of a GPU, divided by the ranks on it, or the environment's budget."""
     properties = torch.cuda.get_device_properties(device)
-    everybody = group.all_gather(str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
+    everybody = group._agree("Buffer", str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
     most = properties.multi_processor_count // max(map(everybody.count, everybody))
     return max(min(most, int(os.environ.get("SWITCHYARD_NUM_SMS") or most)), 1)
 
@@ -70,11 +70,12 @@ class Buffer:
         self.runtime: Optional[Group] = made
         self._device = torch.device("cuda", options["device"]) if on_gpu else torch.device("cpu")
         self._index = options["device"] if on_gpu else -1
-        self._most_sms = _most_sms(made, options["device"]) if on_gpu else 1 << 30
-        self._streams: Union[Streams, NoStreams] = Streams(options["device"]) if on_gpu else NoStreams()
-        self._normal = _normal.Normal(made, int(num_nvl_bytes), _copies.Generations(made, int(num_nvl_bytes), options) if on_gpu
-                                      else _normal.Rings(made, int(num_nvl_bytes)))
-        self._low_latency = _low_latency.LowLatencyMode(made, self._streams)
+        with Construction(made, "Buffer", settles=True):
+            self._most_sms = _most_sms(made, options["device"]) if on_gpu else 1 << 30
+            self._streams: Union[Streams, NoStreams] = Streams(options["device"]) if on_gpu else NoStreams()
+            self._normal = _normal.Normal(made, int(num_nvl_bytes), _copies.Generations(made, int(num_nvl_bytes), options) if on_gpu
+                                          else _normal.Rings(made, int(num_nvl_bytes)))
+            self._low_latency = _low_latency.LowLatencyMode(made, self._streams)
 
     def destroy(self) -> None:
         """Local. Gives everything back."""

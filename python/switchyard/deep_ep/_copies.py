@@ -20,7 +20,7 @@ from .._abi.names import BF16, F16, F32
 from .._abi.repeated import NormalDispatch
 from ..errors import InvalidArgument
 from ..exchange import Exchange
-from ..group import Group
+from ..group import Construction, Group
 from ..handle import Handle
 from ..row_memory import RowMemory
 
@@ -192,20 +192,21 @@ class Generations:
 
     def _make(self, shape: Shape, rows: int, handles: int) -> Generation:
         """Collective. What was made before for this shape stays as long as its handles."""
-        before, world = self._made.get(shape), self._group.size
-        rows = max(rows, self._rows_of(shape, self._least, handles), 128)
-        if before is not None:
-            rows = max(rows, 2 * before.rows if rows > before.rows else before.rows)
-        tokens = min(self._most_tokens, rows)
-        room = handles * handle_bytes(shape, world, min(tokens, _up(rows, world) // world), rows)
-        pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
-        config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
-        heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
-        row_bytes = self._row_bytes(shape, rows)
-        group = self._group_of(heap + row_bytes + (1 << 20))
-        made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
-        self._made[shape] = made
-        return made
+        with Construction(self._group, "Buffer"):
+            before, world = self._made.get(shape), self._group.size
+            rows = max(rows, self._rows_of(shape, self._least, handles), 128)
+            if before is not None:
+                rows = max(rows, 2 * before.rows if rows > before.rows else before.rows)
+            tokens = min(self._most_tokens, rows)
+            room = handles * handle_bytes(shape, world, min(tokens, _up(rows, world) // world), rows)
+            pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
+            config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
+            heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
+            row_bytes = self._row_bytes(shape, rows)
+            group = self._group_of(heap + row_bytes + (1 << 20))
+            made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
+            self._made[shape] = made
+            return made
 
     @property
     def _row_memory_given(self) -> Optional[str]:

@@ -3,7 +3,12 @@
 //
 // A leg is a head and then its bytes, in messages of at most MpiCarrierSpec::most_bytes, all with the tag of the two ranks. MPI
 // keeps the order of messages with one tag between two processes, so the n-th head that a rank takes is the n-th that its peer
-// has sent; the head says whether both mean the same leg.
+// has sent; the head says whether both mean the same leg. The bytes are received only behind a head that is as awaited: an MPI
+// may write all of a message that is longer than its buffer before it reports the truncation.
+//
+// MPI reads and writes the memory of a request until the request has completed, and a send to a peer that never receives does
+// not complete. What a carrier leaves behind at its end is kept, with its memory, until later calls of any carrier find it
+// completed.
 #include <mpi.h>
 
 #include <algorithm>
@@ -11,8 +16,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -117,22 +122,52 @@ struct Head {
 struct Transfer {
   uint64_t round;
   Head head, seen{};
-  std::vector<MPI_Request> requests = {};  ///< of the head, then of the pieces
+  std::span<std::byte> into = {};          ///< receiving
+  std::vector<MPI_Request> requests = {};  ///< sending: of the head and the pieces; receiving: of the head or of the pieces
 };
+using Transfers = std::list<Transfer>;
 
 struct Link {
   int peer, process, tag_out, tag_in;
   uint64_t sent = 0, received = 0;  ///< legs begun
-  std::list<Transfer> sends = {}, receives = {};
+  Transfers sends = {};
+  Transfers heads = {};   ///< receiving: the head of the first is requested, and nothing of the others
+  Transfers pieces = {};  ///< receiving, behind heads that were as awaited
 
   bool waits_for(uint64_t round) const {
-    return (!receives.empty() && receives.front().round <= round) || (!sends.empty() && sends.front().round <= round);
+    const auto due = [round](const Transfers& list) { return !list.empty() && list.front().round <= round; };
+    return due(pieces) || due(heads) || due(sends);
   }
 };
 
+/// What a carrier has left with MPI.
+struct Remains {
+  Transfers transfers;
+  std::shared_ptr<const void> memory;  ///< of their bytes
+};
+
+/// Guarded by mpi_mutex(). Lives as long as the process.
+std::list<Remains>& remains() {
+  static auto* const all = new std::list<Remains>;
+  return *all;
+}
+
+bool completed(Transfer& t) {
+  return std::all_of(t.requests.begin(), t.requests.end(), [](MPI_Request& request) {
+    int done = 0;
+    return MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
+  });
+}
+
+/// Frees what MPI is done with.
+void sweep_remains() {
+  for (Remains& each : remains()) each.transfers.remove_if(completed);
+  remains().remove_if([](const Remains& each) { return each.transfers.empty(); });
+}
+
 class MpiCarrier final : public Carrier {
  public:
-  MpiCarrier(const MpiCarrierSpec& spec, int groups) : nonce_(spec.nonce), most_bytes_(spec.most_bytes) {
+  MpiCarrier(const MpiCarrierSpec& spec, int groups) : rank_(spec.rank), nonce_(spec.nonce), most_bytes_(spec.most_bytes) {
     const int group = static_cast<int>(spec.nonce % static_cast<uint64_t>(groups));
     const auto tag = [&](int from, int to) { return (group * kRanks + from) * kRanks + to; };
     for (int r = 0; r < static_cast<int>(spec.processes.size()); ++r)
@@ -142,28 +177,36 @@ class MpiCarrier final : public Carrier {
   ~MpiCarrier() override {
     const std::lock_guard lock(mpi_mutex());
     if (is_over()) return;
+    Remains& left = left_.front();
     for (Link& link : links_) {
-      for (Transfer& t : link.receives) {
-        for (MPI_Request& request : t.requests) cancel(request);
+      for (Transfers* const receives : {&link.heads, &link.pieces}) {
+        for (Transfer& t : *receives) cancel(t);
+        left.transfers.splice(left.transfers.end(), *receives);
       }
-      for (Transfer& t : link.sends) {
-        for (MPI_Request& request : t.requests)
-          if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
-      }
-      if (!link.sends.empty()) keep(std::move(link.sends));
+      left.transfers.splice(left.transfers.end(), link.sends);
     }
+    left.transfers.remove_if(completed);
+    if (left.transfers.empty()) return;
+    std::fprintf(stderr,
+                 "switchyard: rank %d: %zu of the MPI transfers of an exchange that has ended are unfinished; MPI keeps "
+                 "their memory until they finish\n",
+                 rank_, left.transfers.size());
+    left.memory = memory();
+    remains().splice(remains().end(), left_);
   }
 
   void post(uint64_t round, std::span<const Leg> legs, void*) override {
     const std::lock_guard lock(mpi_mutex());
+    sweep_remains();
     for (const Leg& leg : legs) {
       const auto link = std::find_if(links_.begin(), links_.end(), [&](const Link& l) { return l.peer == leg.peer; });
       if (link == links_.end()) {
         fail(RoundState::broken, leg.peer);
         continue;
       }
-      if (!leg.receive.empty()) begin_receive(*link, round, leg.receive);
+      if (!leg.receive.empty()) link->heads.push_back({round, {nonce_, link->received++, leg.receive.size()}, {}, leg.receive});
       if (!leg.send.empty()) begin_send(*link, round, leg.send);
+      receive_some(*link);
     }
   }
 
@@ -173,13 +216,7 @@ class MpiCarrier final : public Carrier {
     for (Link& link : links_) {
       if (failure_.state != RoundState::done) return failure_;
       while (!link.sends.empty() && done(link, link.sends.front())) link.sends.pop_front();
-      while (!link.receives.empty() && done(link, link.receives.front())) {
-        if (!(link.receives.front().seen == link.receives.front().head)) {
-          fail(RoundState::unlike, link.peer);
-          break;
-        }
-        link.receives.pop_front();
-      }
+      receive_some(link);
     }
     if (failure_.state != RoundState::done) return failure_;
     for (const Link& link : links_)
@@ -203,13 +240,22 @@ class MpiCarrier final : public Carrier {
           MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
                     request_of(t)));
   }
-  void begin_receive(Link& link, uint64_t round, std::span<std::byte> bytes) {
-    Transfer& t = link.receives.emplace_back(Transfer{round, {nonce_, link.received++, bytes.size()}});
-    add(link, t, MPI_Irecv(&t.seen, sizeof t.seen, MPI_BYTE, link.process, link.tag_in, communicator, request_of(t)));
-    for (size_t at = 0; at < bytes.size(); at += most_bytes_)
-      add(link, t,
-          MPI_Irecv(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
-                    request_of(t)));
+  /// Takes the heads that are there, and requests the bytes behind those that are as awaited.
+  void receive_some(Link& link) {
+    while (failure_.state == RoundState::done && !link.heads.empty()) {
+      Transfer& t = link.heads.front();
+      if (t.requests.empty())
+        add(link, t, MPI_Irecv(&t.seen, sizeof t.seen, MPI_BYTE, link.process, link.tag_in, communicator, request_of(t)));
+      if (!done(link, t)) break;
+      if (!(t.seen == t.head)) return fail(RoundState::unlike, link.peer);
+      t.requests.clear();
+      for (size_t at = 0; at < t.into.size(); at += most_bytes_)
+        add(link, t,
+            MPI_Irecv(t.into.data() + at, piece(t.into.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
+                      request_of(t)));
+      link.pieces.splice(link.pieces.end(), link.heads, link.heads.begin());
+    }
+    while (!link.pieces.empty() && done(link, link.pieces.front())) link.pieces.pop_front();
   }
   int piece(size_t left) const { return static_cast<int>(std::min(left, most_bytes_)); }
   static MPI_Request* request_of(Transfer& t) {
@@ -239,27 +285,19 @@ class MpiCarrier final : public Carrier {
     return false;
   }
 
-  /// Of a receive. One whose message is coming cannot be cancelled: it is waited for, for a moment.
-  static void cancel(MPI_Request& request) {
-    if (request == MPI_REQUEST_NULL || MPI_Cancel(&request) != MPI_SUCCESS) return;
-    const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(100);
-    int done = 0;
-    while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done && Clock::now() < deadline) {
-    }
-    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+  /// Of a receive: takes back what no message has matched. MPI completes the rest.
+  static void cancel(Transfer& t) {
+    for (MPI_Request& request : t.requests)
+      if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
   }
 
-  /// Heads that MPI may read until the process ends.
-  static void keep(std::list<Transfer> sends) {
-    static auto& kept = *new std::list<Transfer>;
-    kept.splice(kept.end(), sends);
-  }
-
+  const int rank_;
   const uint64_t nonce_;
   const size_t most_bytes_;
   std::vector<Link> links_;
   std::vector<MPI_Status> statuses_;
-  RoundLook failure_;  ///< `done`: none
+  std::list<Remains> left_ = std::list<Remains>(1);  ///< for the end, which must not allocate
+  RoundLook failure_;                                ///< `done`: none
   std::atomic<bool> aborted_{false};
 };
 
@@ -273,6 +311,7 @@ MpiEnd make(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why) {
   const int most_tag = there ? *static_cast<int*>(value) : 32767;
   const int groups = most_tag / (kRanks * kRanks);
   if (groups < 1) return end_with(MpiEnd::unsupported, why, "has fewer than 4096 tags");
+  sweep_remains();
   *carrier = new MpiCarrier(*spec, groups);
   return MpiEnd::ok;
 }

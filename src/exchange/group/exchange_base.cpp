@@ -68,40 +68,21 @@ size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
 }
 
 void ExchangeBase::construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build) {
-  struct Claim {
-    StepReport report;
-    uint64_t heap_offset = 0;
-    AgreedClaim agreed;
-  };
   group_.check_usable(object);
   made_ = object;
   sized_by_ = sized_by;
+  ConstructionReport mine;
   if (group_.device) {
-    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each other.
-    const StepReport idle = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
-    std::vector<StepReport> ranks(static_cast<size_t>(world()));
-    group_.all_gather(&idle, sizeof idle, ranks.data(), object, Operation::construction, group_.options.rendezvous_timeout,
-                      object_);
-    for (size_t r = 0; r < ranks.size(); ++r) raise_if_failed(ranks[r], object, r);
+    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each
+    // other.
+    mine.report = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
+    group_.agree(object, {}, mine);
   }
-  Claim mine;
   AgreedFields fields;
   mine.report = attempt([&] { fields = build(); });
   mine.heap_offset = heap_block_.offset();
-  mine.agreed = AgreedClaim(object, fields);
-  std::vector<Claim> all(static_cast<size_t>(world()));
-  group_.all_gather(&mine, sizeof mine, all.data(), object, Operation::construction, group_.options.rendezvous_timeout,
-                    object_);
-  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, object, r);
-  const auto differs = find_difference(fields, all.size(), [&](size_t r) -> const AgreedClaim& { return all[r].agreed; });
-  if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
-  if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r].heap_offset != all[0].heap_offset)
-      throw AgreedError(ErrorCode::mismatch, std::string(object) + ": it would lie at byte " +
-                                                 std::to_string(all[0].heap_offset) + " of the heap of rank 0 and at " +
-                                                 std::to_string(all[r].heap_offset) + " of rank " + std::to_string(r) +
-                                                 ": they hold other objects, or rows of objects that are gone");
+  group_.agree(object, fields, mine);
+  group_.objects = object_;
 }
 
 void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts) {

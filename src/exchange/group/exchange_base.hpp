@@ -64,7 +64,7 @@ class ExchangeBase {
   }
 
  protected:
-  explicit ExchangeBase(Group& group) : group_(group.impl()), object_(++group_.objects), first_epoch_(group_.first_epoch) {}
+  explicit ExchangeBase(Group& group) : group_(group.impl()), object_(group_.objects + 1), first_epoch_(group_.first_epoch) {}
   ~ExchangeBase() = default;
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
@@ -99,7 +99,7 @@ class ExchangeBase {
   }
 
   Group::Impl& group_;
-  const uint64_t object_;  ///< of the group's exchanges, from 1; the same on all ranks
+  const uint64_t object_;  ///< number among the group's exchanges, from 1; the same on all ranks once construct() returns
   const uint64_t first_epoch_;
 
  private:

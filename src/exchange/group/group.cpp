@@ -31,6 +31,25 @@ std::string describe_call(uint64_t word) {
   return text;
 }
 
+/// Throws AgreedError(mismatch) if the ranks construct different objects, or alike ones with other settings or heap offsets.
+void check_agreed(const char* subject, const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
+  const auto differs = find_difference(fields, shares.size(), [&](size_t r) -> const AgreedClaim& { return shares[r].agreed; });
+  if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
+  if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
+  for (size_t r = 0; r < shares.size(); ++r)
+    if (shares[r].heap_offset != shares[0].heap_offset)
+      throw AgreedError(ErrorCode::mismatch, std::string(subject) + ": it would lie at byte " +
+                                                 std::to_string(shares[0].heap_offset) + " of the heap of rank 0 and at " +
+                                                 std::to_string(shares[r].heap_offset) + " of rank " + std::to_string(r) +
+                                                 ": they hold other objects, or rows of objects that are gone");
+}
+
+void check_gathered(const char* call, const void* mine, size_t bytes, const void* all) {
+  if (bytes > 0 && (!mine || !all))
+    throw Error(ErrorCode::invalid_argument, std::string(call) + ": " + (mine ? "all" : "mine") + " is null, with bytes = " +
+                                                 std::to_string(bytes) + ": null is for 0 bytes only");
+}
+
 uint64_t peek_word(const uint64_t* word) {
   return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
 }
@@ -265,11 +284,46 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   throw PeerTimeout(report);
 }
 
+Milliseconds Group::Impl::deadline_of(Operation operation) const {
+  switch (operation) {
+    case Operation::construction:
+    case Operation::register_memory:
+    case Operation::sleep:
+    case Operation::wake: return options.rendezvous_timeout;
+    case Operation::none:
+    case Operation::dispatch:
+    case Operation::cached_dispatch:
+    case Operation::combine:
+    case Operation::ledger_combine:
+    case Operation::all_to_all:
+    case Operation::layer:
+    case Operation::all_gather:
+    case Operation::barrier: break;
+  }
+  return options.timeout;
+}
+
 void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* name, Operation operation,
-                             Milliseconds deadline, uint64_t object) {
+                             uint64_t object) {
   check_alive(name);
   enter(operation, object);
-  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline); });
+  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline_of(operation)); });
+}
+
+void Group::Impl::agree(const char* subject, const AgreedFields& fields, const ConstructionReport& mine, const void* data,
+                        size_t bytes, void* all) {
+  check_usable(subject);
+  enter(Operation::construction, objects + 1);
+  collectively(subject, [&] {
+    const Deadline deadline(deadline_of(Operation::construction));
+    ConstructionReport claim = mine;
+    claim.agreed = AgreedClaim(subject, fields);
+    std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
+    bootstrap->all_gather(&claim, sizeof claim, shares.data(), deadline.remaining());
+    for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
+    check_agreed(subject, fields, shares);
+    if (bytes > 0) bootstrap->all_gather(data, bytes, all, deadline.remaining());
+  });
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
@@ -312,16 +366,24 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
   char mine = 0, all[kMaxRanks];
-  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier, impl_->options.timeout);
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier);
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {
   impl_->collective_call("all_gather", [&] {
-    if (bytes > 0 && (!mine || !all))
-      throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") +
-                                                   " is null, with bytes = " + std::to_string(bytes) +
-                                                   ": null is for 0 bytes only");
-    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
+    check_gathered("all_gather", mine, bytes, all);
+    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather);
+  });
+}
+
+void Group::agree(const char* subject, const std::function<void()>& share, const void* mine, size_t bytes, void* all) {
+  impl_->collective_call(subject, [&] {
+    ConstructionReport own;
+    own.report = attempt([&] {
+      check_gathered(subject, mine, bytes, all);
+      share();
+    });
+    impl_->agree(subject, {}, own, mine, bytes, all);
   });
 }
 

@@ -34,7 +34,7 @@ std::unique_ptr<Carrier> over_sockets(Group::Impl& group, Milliseconds deadline)
 }  // namespace
 
 std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
-  const Milliseconds deadline = group.options.rendezvous_timeout;
+  const Milliseconds deadline = group.deadline_of(Operation::construction);
   Bootstrap& link = *group.bootstrap;
   Claim mine{{}, group.options.network};
   std::random_device source;

@@ -19,6 +19,7 @@ HostRails::HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carr
       round_bytes_(round_bytes),
       rail_of_host_(idx(map.hosts()), -1),
       carrier_(std::move(carrier)) {
+  carrier_->share(memory_);
   for (int r = 0; r < map_.world(); ++r) host_of_.push_back(map_.host_of(r));
   for (const int r : map_.rail_peers(rank)) {
     RailPeer peer;

@@ -40,13 +40,22 @@ class HostRails {
   static void make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
   Rounds take_rounds(int64_t count);
 
+ private:
+  /// All that rounds are sent from and received in. The carrier has a share.
+  struct Memory {
+    std::vector<RailPeer> peers;
+    std::vector<Ring> sent, received;
+  };
+  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+
+ protected:
   const HostMap map_;
   const int rank_, own_host_;
   const int64_t round_bytes_;
   std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] of whom its rows come, -1: of this one
-  std::vector<RailPeer> peers_;
+  std::vector<RailPeer>& peers_ = memory_->peers;
   // By peer.
-  std::vector<Ring> sent_, received_;
+  std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;
   std::vector<Leg> legs_;
 
  private:

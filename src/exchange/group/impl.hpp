@@ -11,6 +11,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
+#include "base/agreed_fields.hpp"
 #include "base/as_error.hpp"
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
@@ -49,6 +50,13 @@ struct SentCall {
   virtual ~SentCall() = default;
   /// Does what ranks wait for that receive it already: this rank passes rows of other hosts on. \throws what the call throws.
   virtual void pass_on() = 0;
+};
+
+/// What a rank reports of its share of a construction.
+struct ConstructionReport {
+  StepReport report;
+  AgreedClaim agreed;        ///< agree() fills it
+  uint64_t heap_offset = 0;  ///< of the object's block, if it has one
 };
 
 /// True for an error that a rank throws because of an abort, its own or another rank's, or that its peers find by themselves.
@@ -105,10 +113,19 @@ struct Group::Impl {
       throw;
     }
   }
-  /// Collective, through the bootstrap: enters `operation`, which errors call `name`. A missing rank is reported as
-  /// PeerTimeout.
+  /// The one rule for how long the host waits for its peers in a collective call: rendezvous_timeout where `operation` builds
+  /// an object or takes or gives back memory, which ranks reach at very different times, and timeout elsewhere.
+  detail::Milliseconds deadline_of(detail::Operation operation) const;
+  /// Collective, through the bootstrap, within deadline_of(operation): enters `operation`, which errors call `name`. A missing
+  /// rank is reported as PeerTimeout.
   void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
-                  detail::Milliseconds deadline, uint64_t object = 0);
+                  uint64_t object = 0);
+  /// Collective: every construction begins with it, whatever the object, so that a rank that fails before it has begun can
+  /// report the failure in the same step as ranks that construct. All throw the AgreedError of the lowest rank whose report has
+  /// a code, or AgreedError(mismatch) if subjects, `fields` or heap offsets differ. Otherwise gathers `bytes` bytes of `data`
+  /// into `all`.
+  void agree(const char* subject, const detail::AgreedFields& fields, const detail::ConstructionReport& mine,
+             const void* data = nullptr, size_t bytes = 0, void* all = nullptr);
   /// A collective_call, entered before, in which `step` makes collective calls of the bootstrap; a missing rank is reported as
   /// PeerTimeout. An abort of the group and a rank that has entered another call end them within about a second.
   template <class Step>
@@ -156,7 +173,7 @@ struct Group::Impl {
 
   detail::FaultRecord fault;
   uint64_t nonce = 0;    ///< random, the same on all ranks of this group
-  uint64_t objects = 0;  ///< exchanges made so far, which is collective
+  uint64_t objects = 0;  ///< exchanges that ranks have agreed on so far
   // Settings of the objects that are made from now on. Tests change them (tests/testing).
   uint64_t first_epoch = 1;  ///< the same on all ranks
   int64_t round_bytes =

@@ -34,7 +34,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));
-  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory, group.options.timeout);
+  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory);
   uint64_t taken = 0;
   for (const uint64_t slots : all) taken |= slots;
   for (int slot = 0; slot < Group::kMaxRegistered; ++slot)
@@ -79,19 +79,19 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   g.check_alive("register_memory");
   g.require_one_host("register_memory", "write expert outputs to a RowBuffer or to Dispatched::x");
   g.collectively("register_memory", [&] {
+    const Milliseconds deadline = g.deadline_of(Operation::register_memory);
     r = std::make_shared<Registration>();
     r->data = static_cast<std::byte*>(memory);
     r->bytes = bytes;
     r->slot = free_slot(g);
-    const std::vector<std::byte*> at =
-        g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
-                 : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
+    const std::vector<std::byte*> at = g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, deadline, r->mapping)
+                                                : share_addresses(*g.bootstrap, memory, bytes, deadline);
     std::vector<uint64_t> mine(world), all(world * world);
     for (size_t s = 0; s < world; ++s)
       mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
-    g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
+    g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), deadline);
     for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
-    run_step(*g.bootstrap, Deadline(g.options.timeout), "register_memory", [&] {
+    run_step(*g.bootstrap, Deadline(deadline), "register_memory", [&] {
       r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
     });
   });
@@ -108,7 +108,7 @@ void Group::sleep() {
   g.check_alive("sleep");
   if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
   g.enter(Operation::sleep);
-  g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); });
+  g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.deadline_of(Operation::sleep)); });
 }
 
 void Group::wake() {
@@ -116,7 +116,7 @@ void Group::wake() {
   g.check_alive("wake");
   if (!g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "wake: the group does not sleep");
   g.enter(Operation::wake);
-  g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
+  g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.deadline_of(Operation::wake)); });
 }
 
 bool Group::asleep() const { return impl_->heap->asleep(); }

@@ -141,7 +141,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
                                                  flag_word(epochs_.last()), layout_);
       try {
         hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
-                                                   group_.options.rendezvous_timeout));
+                                                   group_.deadline_of(Operation::construction)));
       } catch (const AgreedError& error) {
         throw AgreedError(error.code(),
                           std::string("LowLatencyExchange: rows that come back to other hosts have memory besides "

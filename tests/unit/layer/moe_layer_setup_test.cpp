@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -345,6 +347,26 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
     if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
     if (end.code != ErrorCode::ok) throw Error(end.code, end.text);
   });
+}
+
+/// Ranks load their weights at very different times, and the deadline of calls may be short.
+TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
+  for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
+    for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
+      if (form == MoeForm::fused && exchange == MoeExchange::low_latency) continue;
+      const size_t heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2) + (size_t{1} << 20);
+      const auto all =
+          harness::outcomes(2, harness::options_with(std::chrono::milliseconds(100), heap_bytes), [&](Group& group) {
+            HostRig rig;
+            MoeLayerConfig config = small();
+            config.form = form;
+            config.exchange = exchange;
+            void* const weights = rig.room(weight_bytes(config));
+            if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+            MoeLayer layer(group, config, weights, weights);
+          });
+      for (const Outcome& o : all) EXPECT_EQ(harness::code_name(o.code), "ok") << o.text;
+    }
 }
 
 TEST(MoeLayerSetup, FailsOnAllRanksAlike) {

@@ -104,7 +104,7 @@ std::vector<NcclId> share_ids(Bootstrap& link, const Deadline& deadline) {
 
 GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
     : group_(group), gpu_(gpu), marks_(std::make_shared<Marks>(gpu.shared_points(), gpu.device())) {
-  const Milliseconds deadline = group.options.rendezvous_timeout;
+  const Milliseconds deadline = group.deadline_of(Operation::construction);
   carrier_ = connect(deadline);
   run_step(*group.bootstrap, Deadline(deadline), kSubject, [&] { send_first_round(deadline * 3 / 4); });
   watcher_ = std::thread([this] { watch(); });

@@ -19,7 +19,8 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout)
     : group_(group), gpu_(gpu), layout_(layout), plan_(group.host_map(), group.bootstrap->rank()) {
-  run_step(*group_.bootstrap, Deadline(group_.options.rendezvous_timeout), "LowLatencyExchange", [&] { take_memory(); });
+  run_step(*group_.bootstrap, Deadline(group_.deadline_of(Operation::construction)), "LowLatencyExchange",
+           [&] { take_memory(); });
   take_far_rows();
   rounds_ = GpuRounds::of(group, gpu);
   check_cuda(gpu::make_stream(&beside_), "cudaStreamCreate");
@@ -28,6 +29,7 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
   if (beside_ != nullptr) gpu::destroy_stream(beside_);
+  // After an abort a round may be under way, which reads and writes the memory.
   memory_.end_after(group_.abort_word() == 0 ? MemoryUses() : gpu_.until_end());
 }
 
@@ -70,7 +72,8 @@ void GpuLowLatencyLinks::take_memory() {
 
 void GpuLowLatencyLinks::take_far_rows() {
   try {
-    far_rows_ = CudaHeap::create(*group_.bootstrap, idx(returns_.bytes()), gpu_.device(), group_.options.rendezvous_timeout);
+    far_rows_ =
+        CudaHeap::create(*group_.bootstrap, idx(returns_.bytes()), gpu_.device(), group_.deadline_of(Operation::construction));
   } catch (const AgreedError& error) {
     throw AgreedError(error.code(),
                       std::string("LowLatencyExchange: rows that come back to other hosts have memory besides the "
