@@ -201,6 +201,13 @@ def check(code: int) -> None:
         _raise(code)
 
 
+def number_from(function: Any, *arguments: Any) -> int:
+    """What a function writes to the int64_t that is its last argument."""
+    number = c_int64()
+    check(function(*arguments, byref(number)))
+    return number.value
+
+
 def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 
