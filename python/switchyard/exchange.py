@@ -10,7 +10,7 @@ import numpy as np
 
 from ._abi import arrays as _arrays, names as _names, repeated as _repeated
 from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take
-from ._abi.ffi import Owned, byref, check, check_collective, library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._torch.registry import number_of
 from .graph_memory import GraphMemory
@@ -57,9 +57,8 @@ def statistics_of(struct: structs.CallStatistics) -> CallStatistics:
 
 
 def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
-                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0,
-                  ring_send_chunk: int = 6, ring_slots: int = 0, ring_max_bytes: int = 0,
-                  invalid_ids: str = "raise") -> structs.NormalConfig:
+                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0, ring_send_chunk: int = 6,
+                  ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
     """The struct of the keywords of :class:`Exchange`."""
     return structs.NormalConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
@@ -75,7 +74,7 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
     """Of the exchange that brings gradients of routing weights back: float32 rows of a column per choice."""
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
-        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32, invalid_ids=config.invalid_ids)
+        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
 
 
 def keep_plans() -> Any:
@@ -93,9 +92,7 @@ class Exchange:
     max_tokens: most tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one per (token, expert),
     grouped by expert, each group padded to a multiple of `align` rows.
     dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded memory.
-    invalid_ids: ids that are neither -1, which is no expert, nor in [0, experts). "raise": InvalidArgument that names the first one, before
-    a row moves; of ids on a GPU ``Group.check()`` raises it, because no call waits for the GPU. "count": their routes go nowhere, and
-    `invalid_ids` counts them.
+    invalid_ids: of ids that are neither -1 (no expert) nor in [0, experts): "raise" or "count" (docs/routing.md).
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, whatever the routing.
     routing_gradients: expert-major, for training: gradients of routing weights come back to the tokens' owners, through a small
     exchange of its own.
@@ -118,18 +115,16 @@ class Exchange:
         self.topk: int = self._config.topk
         self.experts: int = self._config.num_experts
         self.max_tokens: int = self._config.max_tokens
-        most = ctypes.c_int64()
-        check(self._functions.sy_exchange_most_rows(byref(self._config), group.size, byref(most)))
-        self._most_rows, self._world = most.value, group.size
-        self._experts_here = len(group.experts_of(self.experts))
+        self._most_rows = number_from(self._functions.sy_exchange_most_rows, byref(self._config), group.size)
+        self._world, self._experts_here = group.size, len(group.experts_of(self.experts))
         self._number = number_of(self)
         self._make_structs()
         self._for_weights: Optional[Exchange] = None
         if routing_gradients and self._layout == EXPERT_MAJOR:
             small = _weights_config(self._config)
             self._for_weights = Exchange(group, hidden=small.hidden, experts=self.experts, topk=self.topk, dtype="f32",
-                                         max_tokens=self.max_tokens, layout="expert_major", align=small.expert_alignment,
-                                         invalid_ids=_names.name_of(_names.INVALID_IDS, small.invalid_ids))
+                                         invalid_ids="count", max_tokens=self.max_tokens, layout="expert_major",
+                                         align=small.expert_alignment)
 
     def _make_structs(self) -> None:
         """What calls fill and pass, once."""
@@ -438,11 +433,8 @@ class Exchange:
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
-        included; waits for no kernel."""
-        number = ctypes.c_int64()
-        check(self._functions.sy_exchange_invalid_ids(self.pointer, byref(number)))
-        return number.value
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        return number_from(self._functions.sy_exchange_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
         """Traffic and time of this rank's last call. CUDA: waits for it."""

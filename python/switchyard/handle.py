@@ -9,7 +9,7 @@ import numpy as np
 
 from ._abi import names as _names
 from ._abi.arrays import I32, I64, NUMPY, U8, Arrays
-from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.ffi import Owned, byref, check, library, number_from, structs
 from ._abi.names import EXPERT_MAJOR, F32, RANK_MAJOR
 from ._torch.registry import number_of
 
@@ -105,26 +105,20 @@ class Handle:
     @property
     def tokens(self) -> int:
         """T: tokens of this rank's dispatch."""
-        number = ctypes.c_int64()
-        check(library().functions.sy_handle_tokens(self.pointer, byref(number)))
-        return number.value
+        return number_from(library().functions.sy_handle_tokens, self.pointer)
 
     @property
     def invalid_ids(self) -> int:
         """Ids of this rank's dispatch that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes. CUDA: waits
         for the dispatch."""
-        number = ctypes.c_int64()
-        check(library().functions.sy_handle_invalid_ids(self.pointer, byref(number)))
-        return number.value
+        return number_from(library().functions.sy_handle_invalid_ids, self.pointer)
 
     @property
     def rows(self) -> int:
         """M: rows delivered to this rank, padding included. CUDA: waits for the dispatch."""
         if self._view is not None and self._view.rows >= 0:
             return self._view.rows
-        number = ctypes.c_int64()
-        check(library().functions.sy_handle_rows(self.pointer, byref(number)))
-        return number.value
+        return number_from(library().functions.sy_handle_rows, self.pointer)
 
     @property
     def layout(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import names as _names
 from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take
-from ._abi.ffi import Owned, byref, check, check_collective, layer_library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
 from .group import Group, constructs
 
@@ -164,11 +164,8 @@ class MoeLayer:
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
-        included; waits for no kernel."""
-        number = ctypes.c_int64()
-        check(self._functions.sy_moe_layer_invalid_ids(self.pointer, byref(number)))
-        return number.value
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        return number_from(self._functions.sy_moe_layer_invalid_ids, self.pointer)
 
     def dropped(self) -> Any:
         """uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with ``overflow="fail"``. Valid until

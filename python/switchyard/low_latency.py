@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from ._abi import names as _names, repeated as _repeated
 from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
-from ._abi.ffi import Owned, byref, check, check_collective, library, structs
+from ._abi.ffi import Owned, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
 from ._torch.registry import number_of
 from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
@@ -405,11 +405,8 @@ class LowLatency:
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
-        included; waits for no kernel."""
-        number = ctypes.c_int64()
-        check(self._functions.sy_low_latency_invalid_ids(self.pointer, byref(number)))
-        return number.value
+        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        return number_from(self._functions.sy_low_latency_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
         """Traffic and time of this rank's last call. CUDA: waits for it."""

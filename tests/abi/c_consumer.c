@@ -253,6 +253,31 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   free(own.data);
 }
 
+// An exchange that counts ids which are no experts: those of the last token of this rank, and of no other.
+static void invalid_ids(int rank, sy_group* group) {
+  sy_exchange* exchange = NULL;
+  sy_normal_config config = make_config(layout_of_run, staging_of_run);
+  config.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  Input in;
+  make_input(&in, rank, 0.0f);
+  const int64_t topk = in.ids.topk, invalid = in.ids.tokens > 0 ? topk : 0;
+  int64_t given[kMaxTokens * kTopk];
+  for (int64_t f = 0; f < in.ids.tokens * topk; ++f) given[f] = f / topk + 1 < in.ids.tokens ? -1 : ((int64_t)1 << 32) + f;
+  in.ids.data = given;
+  in.ids.is_int64 = 1;
+  sy_dispatched* dispatched = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, NULL, NULL, &dispatched));
+  int64_t of_handle = -1, of_exchange = -1;
+  CHECK_OK(sy_handle_invalid_ids(get(dispatched).handle, &of_handle));
+  CHECK_OK(sy_exchange_invalid_ids(exchange, &of_exchange));
+  CHECK(of_handle == invalid && of_exchange == invalid && *get(dispatched).invalid_ids == invalid);
+  CHECK(sy_exchange_invalid_ids(NULL, &of_exchange) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_handle_invalid_ids(get(dispatched).handle, NULL) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK_OK(sy_dispatched_destroy(dispatched));
+  CHECK_OK(sy_exchange_destroy(exchange));
+}
+
 // Dispatch, combine, cached dispatch from a handle that outlives its dispatch and has been through bytes, combine.
 static void round_trip(int rank_here, sy_group* group) {
   const Rank rank_of_run = {rank_here, group, layout_of_run};
@@ -441,6 +466,7 @@ int main(void) {
     staging_of_run = run / 2 ? SWITCHYARD_STAGING_RING : SWITCHYARD_STAGING_DIRECT;
     layout_of_run = run % 2 ? SWITCHYARD_LAYOUT_EXPERT_MAJOR : SWITCHYARD_LAYOUT_RANK_MAJOR;
     run_two_ranks(round_trip, &options);
+    run_two_ranks(invalid_ids, &options);
     run_two_ranks(views, &options);
     if (layout_of_run == SWITCHYARD_LAYOUT_RANK_MAJOR) run_two_ranks(options_of_dispatch, &options);
   }

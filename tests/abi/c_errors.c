@@ -205,8 +205,6 @@ static void null_arguments(void) {
   CHECK(sy_group_register_memory(NULL, NULL, 0, NULL) == wrong && sy_group_sleep(NULL) == wrong &&
         sy_group_wake(NULL) == wrong);
   CHECK(sy_exchange_memory_required(NULL, 1, NULL) == wrong && sy_exchange_heap_bytes_for(NULL, 1, NULL) == wrong);
-  CHECK(sy_exchange_invalid_ids(NULL, NULL) == wrong && sy_handle_invalid_ids(NULL, NULL) == wrong &&
-        sy_low_latency_invalid_ids(NULL, NULL) == wrong);
   CHECK(sy_exchange_create(NULL, NULL, NULL) == wrong && sy_exchange_dispatch(NULL, NULL, NULL, NULL, NULL, NULL) == wrong);
   CHECK(sy_exchange_dispatch_cached(NULL, NULL, NULL, NULL, NULL) == wrong && sy_dispatched_get(NULL, NULL) == wrong);
   CHECK(sy_exchange_allocate_rows(NULL, NULL, 0, NULL) == wrong && sy_rows_get(NULL, NULL) == wrong);
@@ -252,7 +250,6 @@ static void wrong_members(void) {
   options = small(1000);
   options.num_sms = -7;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "num_sms = -7");
-
   const size_t members[] = {offsetof(sy_normal_config, layout), offsetof(sy_normal_config, staging),
                             offsetof(sy_normal_config, row_type), offsetof(sy_normal_config, invalid_ids)};
   const char* names[] = {"config->layout = 256", "config->staging = 256", "config->row_type = 256",

@@ -142,7 +142,6 @@ switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_
 /// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. In a child that
 /// was forked by the process that joined: nothing.
 switchyard_code_t sy_group_destroy(sy_group* group);
-
 switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
 switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
 /// Number of hosts, and which of them this rank is on; they are numbered by their lowest ranks. Either pointer may be NULL.
@@ -169,9 +168,7 @@ switchyard_code_t sy_group_check(const sy_group* group);
 /// Makes every wait of every rank end with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other
 /// than SWITCHYARD_OK, or a number of your own up to 255. Idempotent: the first failure counts.
 switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
-/// The rank leaves at once, although objects of the group live on: calls of peers that still need it end with
-/// SWITCHYARD_PEER_FAILED. Idempotent. Later collective calls of this rank, and sy_group_check, are
-/// SWITCHYARD_INVALID_ARGUMENT; objects are destroyed as ever. CUDA: waits for the rank's GPU. In a forked child: nothing.
+/// The rank leaves now, though its objects live on; its later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
 switchyard_code_t sy_group_leave(sy_group* group);
 
 /// Time this rank spent waiting for flags of one peer since the group was formed.
@@ -342,8 +339,7 @@ typedef struct sy_dispatched_view {
   // With Overflow drop_and_report (also cached dispatch by its handle): zeros where nothing was dropped. With fail: NULL.
   const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
   const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
-
-  const int64_t* invalid_ids;  ///< one number: as sy_handle_invalid_ids, which no host has to wait for
+  const int64_t* invalid_ids;         ///< one number: as sy_handle_invalid_ids, which no host has to wait for
 } sy_dispatched_view;
 #define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
   {                                                                                                                           \
@@ -402,8 +398,7 @@ typedef struct sy_call_statistics {
 #define SWITCHYARD_CALL_STATISTICS_INIT \
   { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
-/// Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
-/// included; waits for a copy of the number and for no kernel.
+/// Invalid ids of this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays too; waits for no kernel.
 switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
@@ -415,10 +410,9 @@ switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* 
 /// many owners as there were sy_handle_retain calls and sy_handle_deserialize results; each owner releases it once.
 switchyard_code_t sy_handle_retain(sy_handle* handle);
 switchyard_code_t sy_handle_release(sy_handle* handle);
-switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);  ///< T
-switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);      ///< M, padding included
-/// Ids of this rank that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes.
-switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);
+switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);      ///< T
+switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);          ///< M, padding included
+switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if made from bytes
 
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
 /// is accepted); calling again with the same struct does not release the earlier storage.

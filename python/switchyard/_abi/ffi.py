@@ -212,6 +212,13 @@ def check_collective(code: int) -> None:
         raise error from None
 
 
+def number_from(function: Any, *arguments: Any) -> int:
+    """What a function writes to the int64_t that is its last argument."""
+    number = c_int64()
+    check(function(*arguments, byref(number)))
+    return number.value
+
+
 def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 

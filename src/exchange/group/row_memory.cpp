@@ -22,7 +22,7 @@ class RowMemoryState final : public ExchangeBase {
   static constexpr size_t kAlignment = 512;
 
   RowMemoryState(Group& group, size_t bytes) : ExchangeBase(group) {
-    construct("RowMemory", "its bytes", [&]() -> AgreedFields {
+    construct("RowMemory", "the argument bytes of RowMemory", [&]() -> AgreedFields {
       if (bytes == 0) invalid_value("RowMemory: bytes", "0", "at least 1");
       const size_t begin = take_heap(bytes, 0);
       room_.emplace(begin, begin + bytes);

@@ -107,6 +107,7 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
   for (const int world : {1, 2, 4, 8}) {
     const auto c = gpu_case(world);
     switchyard::NormalConfig normal;
+    normal.invalid_ids = switchyard::InvalidIds::count;
     normal.hidden = c->scenario.hidden;
     normal.num_experts = c->problem.experts;
     normal.topk = c->problem.topk;

@@ -87,16 +87,6 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
-/// The last block, one thread, after all blocks have counted: what the call's ids came to.
-__device__ void take_invalid_ids(const PlanView& v) {
-  InvalidIdCounts* const counts = v.invalid_ids();
-  const uint64_t invalid = counts != nullptr ? __ldcg(&counts->of_call) : 0;
-  v.p.tables.header->invalid_ids = static_cast<int64_t>(invalid);
-  if (invalid == 0) return;
-  counts->of_call = 0;
-  add_invalid_ids(v.b.call, invalid);
-}
-
 /// The last block, one warp per peer at a time: the counts row and, if it is known, the placement, behind one fence.
 template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {

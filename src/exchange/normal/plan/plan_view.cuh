@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "arch/cuda/cuda_arch.cuh"
+#include "exchange/gpu/frame.cuh"
 #include "exchange/normal/plan/launch.hpp"
 #include "plan/decisions.hpp"
 
@@ -79,6 +80,16 @@ struct PlanView {
     for (int i = threadIdx.x; i < world * world; i += kPlanThreads) gathered[i] = touching_of(i / world)[i % world];
   }
 };
+
+/// The last block, one thread, after all blocks have counted: what the call's ids came to.
+__device__ inline void take_invalid_ids(const PlanView& v) {
+  InvalidIdCounts* const counts = v.invalid_ids();
+  const uint64_t invalid = counts != nullptr ? __ldcg(&counts->of_call) : 0;
+  v.p.tables.header->invalid_ids = static_cast<int64_t>(invalid);
+  if (invalid == 0) return;
+  counts->of_call = 0;
+  add_invalid_ids(v.b.call, invalid);
+}
 
 /// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
 /// only asked for routes that exist; without one a lane has an id of its own below -1.
