@@ -12,9 +12,7 @@ namespace switchyard::detail {
 CallOrder::CallOrder(CudaRank& gpu)
     : gpu_(gpu), moved_(static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter), gpu.copy_stream()) {}
 
-CallOrder::~CallOrder() {
-  moved_.end_after(uses());
-}
+CallOrder::~CallOrder() { moved_.end_after(uses()); }
 
 MemoryUses CallOrder::uses() const { return MemoryUses(gpu_.shared_points()).until(last_).while_held(graphs_); }
 

@@ -67,7 +67,8 @@ void ExchangeBase::construct(const char* object, const char* config, const std::
   };
   group_.check_usable(object);
   if (group_.device) {
-    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each other.
+    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each
+    // other.
     const StepReport idle = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
     std::vector<StepReport> ranks(static_cast<size_t>(world()));
     group_.all_gather(&idle, sizeof idle, ranks.data(), object, Operation::construction, group_.options.rendezvous_timeout,
