@@ -49,6 +49,7 @@ class CudaLowLatency final : public LowLatencyImpl {
       const DeviceGuard guard(gpu_.device());
       if (!order_) return;
       if (hosts_) order_->wait();  // this host takes part in the rounds of its calls
+      if (hosts_) hosts_->set_uses(order_->uses());
       hosts_.reset();
       state_.end_after(order_->uses());
       gpu_.end_block(give_up_heap(), order_->uses());
