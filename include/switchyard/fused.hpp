@@ -148,9 +148,9 @@ class FusedMoe {
 
   /// Local. Weights of another layer of the model, which shares all memory of this object but theirs: calls say by
   /// FusedMoeCall::weight_set whose they compute with. They are as the constructor takes them and stay the caller's; fp8: the
-  /// scales are read in the order of weights.stream. \returns their number: the constructor's have 0, then counted on; equal on all ranks if these make
-  /// the same additions. \throws Error(invalid_argument) naming the argument; Error(unsupported) on groups of CPUs;
-  /// Error(system).
+  /// scales are read in the order of weights.stream. \returns their number: the constructor's have 0, then counted on; equal on
+  /// all ranks if these make the same additions. \throws Error(invalid_argument) naming the argument; Error(unsupported) on
+  /// groups of CPUs; Error(system).
   int add_weights(const MoeWeights& weights);
   /// The same on a group of CPUs. \throws Error(unsupported) on groups of GPUs.
   int add_products(std::shared_ptr<FusedProducts> products);

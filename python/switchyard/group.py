@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 from types import TracebackType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
@@ -400,7 +401,10 @@ class Group:
         return used.value, size.value
 
     def sleep(self) -> None:
-        """Collective. Gives the memory of the symmetric heap back until :meth:`wake`; the content of rows in it is lost."""
+        """Collective. Gives the memory of the symmetric heap back until :meth:`wake`; the content of rows in it is lost. GPUs: waits for
+        the current stream; work on other streams that uses the heap has ended."""
+        if self._backend == _names.CUDA and "torch" in sys.modules:
+            sys.modules["torch"].cuda.current_stream().synchronize()
         with self._lock:
             check(self._functions.sy_group_sleep(self.pointer))
 

@@ -28,8 +28,8 @@ class StreamUsers {
   void add_unmarked(gpu::Stream stream, std::thread::id thread) { of(stream, thread); }
   void add(const StreamUsers& others) { users_.insert(users_.end(), others.users_.begin(), others.users_.end()); }
 
-  /// Appends a point on each stream to `marks`. False, and nothing is appended, while one of them is captured: an event would be
-  /// part of the capture. A stream that its owner has destroyed has none: streams end after their work, or after memory that
+  /// Appends a point on each stream to `marks`. False, and nothing is appended, while one of them is captured: an event would
+  /// be part of the capture. A stream that its owner has destroyed has none: streams end after their work, or after memory that
   /// they use.
   bool mark(StreamPoints& points, std::vector<Point>& marks) const {
     const std::thread::id here = std::this_thread::get_id();
@@ -62,9 +62,7 @@ class StreamUsers {
     Point point;  ///< cudaStreamPerThread: its work when it was named; only `thread` knows it by this name
   };
   User& of(gpu::Stream stream, std::thread::id thread) {
-    const auto same = [&](const User& u) {
-      return u.stream == stream && (!gpu::is_per_thread(stream) || u.thread == thread);
-    };
+    const auto same = [&](const User& u) { return u.stream == stream && (!gpu::is_per_thread(stream) || u.thread == thread); };
     const auto at = std::find_if(users_.begin(), users_.end(), same);
     return at != users_.end() ? *at : users_.emplace_back(User{stream, thread, nullptr});
   }
@@ -116,6 +114,7 @@ class MemoryUses {
   /// current; not in a callback of the driver.
   bool over() noexcept try {
     if (is_held()) return false;
+    const RelaxedCapture relaxed;  // some stream of this thread may be captured
     if (!users_.empty()) {
       if (!users_.mark(*points_, marks_)) return false;
       users_ = {};

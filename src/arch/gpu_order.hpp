@@ -55,8 +55,8 @@ inline void* current_context() noexcept {
   return ask != nullptr && ask(&context) == 0 ? context : nullptr;
 }
 
-/// Makes a context current for this thread while it lives. Never throws: without the context the calls that follow fail. (A pair
-/// of calls of the runtime would create a context on the device that the thread has as its default.)
+/// Makes a context current for this thread while it lives. Never throws: without the context the calls that follow fail. (A
+/// pair of calls of the runtime would create a context on the device that the thread has as its default.)
 class CurrentContext {
  public:
   explicit CurrentContext(void* context) noexcept

@@ -136,13 +136,6 @@ switchyard_code_t sy_group_check(const sy_group* group) {
   });
 }
 
-switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream) {
-  return guarded([&] {
-    require(group, "group");
-    group->group->used_by(memory, stream);
-  });
-}
-
 switchyard_code_t sy_group_abort(sy_group* group, int32_t reason) {
   return guarded([&] {
     require(group, "group");

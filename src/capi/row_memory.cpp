@@ -92,4 +92,11 @@ void sy_row_memory_free(void* memory, ptrdiff_t, int, void* stream) {
   if (memory) guarded([&] { take_back(memory, stream); });
 }
 
+switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream) {
+  return guarded([&] {
+    require(group, "group");
+    group->group->used_by(memory, stream);
+  });
+}
+
 }  // extern "C"

@@ -35,6 +35,7 @@ static void gives_and_takes_back(void) {
   memset(first, 1, kBytes);
   memset(second, 2, 2 * kBytes);
   CHECK(first[kBytes - 1] == 1 && second[0] == 2);
+  CHECK_OK(sy_group_used_by(group, first, NULL));  // nothing on the CPU
   CHECK(sy_row_memory_allocate(0, 0, NULL) == NULL && sy_row_memory_allocate(-1, 0, NULL) == NULL);
   sy_row_memory_free(second, 2 * kBytes, 0, NULL);
   sy_row_memory_free(first, kBytes, 0, NULL);
@@ -68,6 +69,7 @@ static void outlives_its_group(void) {
 
 static void misuse(void) {
   sy_row_memory* memory = (sy_row_memory*)&memory;
+  CHECK(sy_group_used_by(NULL, NULL, NULL) == SWITCHYARD_INVALID_ARGUMENT);
   CHECK(sy_row_memory_create(NULL, kBytes, &memory) == SWITCHYARD_INVALID_ARGUMENT && memory == NULL);
   sy_group* const group = alone();
   CHECK(sy_row_memory_create(group, kBytes, NULL) == SWITCHYARD_INVALID_ARGUMENT);

@@ -87,8 +87,8 @@ switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int
 /// `layer` NULL, ends the call of the others with peer_failed.)
 switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer);
-/// The same where w13_scales and w2_scales are read in the order of `stream` (cudaStream_t); the other one: of the legacy default
-/// stream.
+/// The same where w13_scales and w2_scales are read in the order of `stream` (cudaStream_t); the other one: of the legacy
+/// default stream.
 switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                          void* stream, sy_moe_layer** layer);
 /// Local. Another layer of the model, which differs from `layer` in its weights alone and shares all memory with it but theirs;

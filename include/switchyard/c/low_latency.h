@@ -88,8 +88,8 @@ switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_la
 /// what shape. Errors: invalid_argument naming the member of `memory`.
 switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output);
-/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by names other
-/// streams whose work uses it.
+/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by names
+/// other streams whose work uses it.
 switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Where dispatch delivers. The pointers never change; CUDA: device pointers, the counts included.

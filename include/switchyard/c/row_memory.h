@@ -24,10 +24,15 @@ switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
 /// which costs a dispatch one copy of its rows and a combine one of its. NULL: without memory of either kind, or where nothing
 /// is used. For work on `stream` (cudaStream_t); `device` is not looked at.
 void* sy_row_memory_allocate(ptrdiff_t bytes, int device, void* stream);
-/// Gives back what sy_row_memory_allocate returned. Any thread; waits for nothing. Nobody else has the memory before all work that
-/// was enqueued on `stream` so far is done. Work on other streams is done, or `stream` waits for it. With the last of a group that
-/// was destroyed before, the group ends here.
+/// Gives back what sy_row_memory_allocate returned. Any thread; waits for nothing. Nobody else has the memory before all work
+/// that was enqueued on `stream` so far is done. Work on other streams is done, or `stream` waits for it. With the last of a
+/// group that was destroyed before, the group ends here.
 void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream);
+
+/// CUDA: what is enqueued on `stream` (cudaStream_t) until the library's memory at `memory` (rows, outputs, ordinary memory) is
+/// destroyed uses it: nobody else has it before. A graph that is captured there keeps it. The streams of the library's calls
+/// are known. Local; nothing on the CPU. Errors: invalid_argument if no such memory lies there.
+switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream);
 
 #ifdef __cplusplus
 }

@@ -28,9 +28,9 @@
 ///
 /// Ownership. Objects are reference counted inside: a group lives until itself and everything made from it have been destroyed,
 /// an exchange until its outputs and row buffers have, in any order. Destruction is local, never fails, and accepts NULL.
-/// GPUs: objects and memory may be destroyed at any time, also while calls and graphs use them, and destruction waits for nothing
-/// (but that of the last share of a group, and of objects of a group of several hosts): memory is handed on after all work that
-/// uses it. Streams that calls are given live until that memory is destroyed, or are synchronised before they are.
+/// GPUs: objects and memory may be destroyed at any time, also while calls and graphs use them, and destruction waits for
+/// nothing (but that of the last share of a group, and of objects of a group of several hosts): memory is handed on after all
+/// work that uses it. Streams that calls are given live until that memory is destroyed, or are synchronised before they are.
 ///
 /// Thread safety. One thread at a time per group and the objects made from it; different ranks' groups are independent.
 /// sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be destroyed on
@@ -154,10 +154,6 @@ switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 switchyard_code_t sy_group_barrier(sy_group* group);
 /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
 switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
-/// CUDA: `memory` lies in memory of the library that this rank's objects made (rows, outputs, handles). What is enqueued on
-/// `stream` (cudaStream_t) until that memory is destroyed uses it: nobody else has it before. A graph that is captured there keeps
-/// the memory. Calls of the library say this of their own streams. Local; nothing on the CPU. Errors: invalid_argument.
-switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream);
 /// Collective: a step of a construction, within rendezvous_timeout_ms. Reports that this rank's part went well (`code`
 /// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks fail with the error of the lowest such rank, peers
 /// that create an object meanwhile too; the group stays usable. Else gathers as sy_group_all_gather.

@@ -125,7 +125,8 @@ switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_con
   sy_internal_share_group_1(group, &share);
   return collective(*share, [&] {
     require(layer, "layer");
-    *layer = std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, to_config(config), w13, w2, stream)}).release();
+    *layer =
+        std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, to_config(config), w13, w2, stream)}).release();
   });
 }
 

@@ -117,7 +117,8 @@ FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, 
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         group.impl().require_one_host("FusedMoe", kInstead);
         if constexpr (kHasGpuCode)
-          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales, stream});
+          if (group.impl().device)
+            return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales, stream});
         throw AgreedError(ErrorCode::unsupported,
                           "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
                           "MoeLayer",

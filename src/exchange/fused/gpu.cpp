@@ -206,8 +206,10 @@ class CudaFused final : public FusedImpl {
     p.add = o.add;
     const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
     for (const void* used : {x, static_cast<const void*>(out)})
-      if (const std::shared_ptr<MemoryHolder> holder = used ? gpu_.holders().find(used) : nullptr) holder->used_on(at.stream, at.capture);
-    if (set.ready && !at.capture.active && !StreamPoints::reached(*set.ready)) StreamPoints::order(at.stream, at.id, *set.ready);
+      if (const std::shared_ptr<MemoryHolder> holder = used ? gpu_.holders().find(used) : nullptr)
+        holder->used_on(at.stream, at.capture);
+    if (set.ready && !at.capture.active && !StreamPoints::reached(*set.ready))
+      StreamPoints::order(at.stream, at.id, *set.ready);
     const bool fp8 = config.type == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two

@@ -33,8 +33,7 @@ class HeldMemory final : public MemoryHolder, public std::enable_shared_from_thi
   }
 
  private:
-  HeldMemory(size_t bytes, CudaRank& gpu)
-      : points_(gpu.shared_points()), memory_(bytes, gpu.copy_stream()) {}
+  HeldMemory(size_t bytes, CudaRank& gpu) : points_(gpu.shared_points()), memory_(bytes, gpu.copy_stream()) {}
 
   const std::shared_ptr<StreamPoints> points_;
   DeviceMemory memory_;

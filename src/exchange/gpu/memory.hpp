@@ -27,9 +27,7 @@ class DeviceMemory {
     if (memory_.data != nullptr) memory_.release();
   }
   /// Frees it when `uses` are over. Any thread, also in a callback of the driver.
-  void end_after(MemoryUses uses) noexcept {
-    DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses));
-  }
+  void end_after(MemoryUses uses) noexcept { DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses)); }
   template <class T>
   T* as(size_t offset = 0) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(memory_.data) + offset);

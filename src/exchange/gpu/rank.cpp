@@ -183,7 +183,7 @@ void CudaRank::drain() noexcept {
   try {
     const DeviceGuard guard(device());
     const bool ended = wait_for_ended(kGraceOfCalls, kGrace);
-    for (int i = 0; i < kLooks && *graphs_ > 0; ++i) std::this_thread::sleep_for(kLook);
+    for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
     if (ended && *graphs_ == 0) return;
     drained_ = std::async(std::launch::async, wait);
     drained_.wait_for(kGrace);

@@ -107,10 +107,10 @@ class CudaRank final : public DeviceRank {
   std::weak_ptr<CudaRank*> token() const { return self_; }
   /// A call is captured: until its graph is gone, replays may run.
   void note_capture(const CaptureState& capture);
-  /// Waits for the calls of ended objects, at most thirty seconds, for other users of their memory, at most one, and for the replays that may still run: a moment for the graphs
-  /// to be gone, if they are destroyed already, and then for the whole GPU, because nobody counts replays. That voids captures
-  /// of other threads, which is why it is the last step, and it ends after a second, because other groups' kernels may wait for
-  /// ranks that wait for this one to leave. ~CudaRank waits for the rest.
+  /// Waits for the calls of ended objects, at most thirty seconds, for other users of their memory, at most one, and for the
+  /// replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for the whole GPU,
+  /// because nobody counts replays. That voids captures of other threads, which is why it is the last step, and it ends after a
+  /// second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
   /// Rounds between hosts of all objects of this rank: GpuRounds::of.
@@ -169,7 +169,8 @@ class CudaRank final : public DeviceRank {
   enum class Users : uint8_t { none, graphs, others, calls };
   /// Gives back the blocks of ended objects that nothing uses any more. \returns what uses the others
   Users sweep_ended() noexcept;
-  /// Waits until nothing uses them: for calls and for others at most so long, for graphs a moment. False: calls or others still do.
+  /// Waits until nothing uses them: for calls and for others at most so long, for graphs a moment. False: calls or others still
+  /// do.
   bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
   std::mutex ended_mutex_;
   std::vector<Ended> ended_;

@@ -108,7 +108,11 @@ void Group::sleep() {
   g.check_alive("sleep");
   if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
   g.enter(Operation::sleep);
-  g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.deadline_of(Operation::sleep)); });
+  g.collectively("sleep", [&] {
+    const Milliseconds limit = g.deadline_of(Operation::sleep);
+    if (g.device) run_step(*g.bootstrap, Deadline(limit), "sleep", [&] { g.device->await_ended(limit); });
+    g.heap->sleep(*g.bootstrap, g.heap->kept(), limit);
+  });
 }
 
 void Group::wake() {

@@ -49,6 +49,7 @@ class CudaLowLatency final : public LowLatencyImpl {
       const DeviceGuard guard(gpu_.device());
       if (!order_) return;
       if (hosts_) order_->wait();  // this host takes part in the rounds of its calls
+      if (hosts_) hosts_->set_uses(order_->uses());
       hosts_.reset();
       state_.end_after(order_->uses());
       gpu_.end_block(give_up_heap(), order_->uses());
@@ -117,8 +118,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     block.host_of = hosts_ ? hosts_->host_of() : std::vector<int>();
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
-    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            {p.x}, block.memory.get(), [&](int blocks, const CallStream& at) {
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call, {p.x},
+            block.memory.get(), [&](int blocks, const CallStream& at) {
               if (hosts_)
                 return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
                                         {at.stream, at.capture.active, launched(halves), blocks, warps});

@@ -23,9 +23,9 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
               std::string(where) + ": " + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// In whose order objects of expert compute get their memory on the current device, and points of the work that uses it. One per
-/// device, for the life of the process: the driver maps streams to few hardware queues, and two ranks' calls that share one wait
-/// for each other.
+/// In whose order objects of expert compute get their memory on the current device, and points of the work that uses it. One
+/// per device, for the life of the process: the driver maps streams to few hardware queues, and two ranks' calls that share one
+/// wait for each other.
 struct MemoryOrder {
   gpu::Stream stream = nullptr;
   std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();

@@ -340,6 +340,30 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   });
 }
 
+/// An object ends while its calls are enqueued, without a wait, and the next one takes the same block of the heap: not before
+/// the calls of all ranks are done.
+TEST_P(GpuOrder, AnObjectEndsBeforeItsCallsRun) {
+  const auto c = make_case(gpu_scenario("ends", GetParam(), Layout::rank_major, 20));
+  const NormalConfig config = roomy_config(*c, 3);
+  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
+    RankData data(*c, me.rank(), 0);
+    const Inputs in = me.upload(*c, data);
+    me.meet();
+    {
+      NormalExchange exchange(me.group, config);
+      me.gate().close(me.stream(), 500ms);
+      const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
+      exchange.combine(d.x, d.handle, in.out, me.combine_options(*c, me.stream()));
+    }
+    me.f.check(cudaStreamQuery(me.stream()) == cudaErrorNotReady, "the object waited for its calls");
+    NormalExchange next(me.group, config);
+    me.f.check(cudaStreamQuery(me.stream()) == cudaSuccess, "the next object has memory that calls still use");
+    me.meet();
+    me.check_combined(data, in);
+    me.round(next, *c, 1);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuOrder, testing::Values(1, 2, 3));
 
 }  // namespace

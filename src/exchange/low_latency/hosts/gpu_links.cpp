@@ -29,8 +29,8 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
   if (beside_ != nullptr) gpu::destroy_stream(beside_);
-  // After an abort a round may be under way, which reads and writes the memory.
-  memory_.end_after(group_.abort_word() == 0 ? MemoryUses() : gpu_.until_end());
+  if (group_.abort_word() != 0) uses_ = gpu_.until_end();  // a kernel may be left behind, or a round be under way
+  memory_.end_after(std::move(uses_));
 }
 
 void GpuLowLatencyLinks::take_memory() {

@@ -26,6 +26,8 @@ class GpuLowLatencyLinks {
   ~GpuLowLatencyLinks();
   GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
   GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
+  /// Before the end: what its memory ends after.
+  void set_uses(MemoryUses uses) { uses_ = std::move(uses); }
 
   const std::vector<int>& host_of() const { return plan_.host_of; }
   /// Bytes of CrossedIds in an output's memory.
@@ -60,6 +62,7 @@ class GpuLowLatencyLinks {
   FarRails far_;
   FarReturns returns_;
   DeviceMemory memory_;  ///< tables, then what rounds send and bring
+  MemoryUses uses_;
   std::unique_ptr<CudaHeap> far_rows_;
   std::shared_ptr<GpuRounds> rounds_;
   std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
