@@ -29,8 +29,10 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
   if (beside_ != nullptr) gpu::destroy_stream(beside_);
-  if (group_.abort_word() == 0) return gpu_.let_go(std::move(memory_));
-  gpu_.graves().bury(std::move(memory_));  // a round may be under way, which reads and writes it
+  if (group_.abort_word() == 0)
+    gpu_.let_go(std::move(memory_));
+  else
+    gpu_.graves().bury(std::move(memory_));  // a round may be under way, which reads and writes it
 }
 
 void GpuLowLatencyLinks::take_memory() {
