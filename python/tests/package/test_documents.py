@@ -41,6 +41,7 @@ def test_ten_lines(name, tmp_path, environment):
 
 @pytest.mark.parametrize("name, says", [("start/python", "['right', 'right', 'right', 'right']"), ("how_to/normal", "[True, True, True, True]"),
                                         ("how_to/low_latency", "[True, True, True, True]"), ("how_to/flat", "[True, True, True, True]"),
+                                        ("how_to/ledger", "[True, True, True, True]"),
                                         ("how_to/layer", "[True, True, True, True]")])
 def test_programs(name, says, tmp_path, environment):
     if name == "how_to/layer":
