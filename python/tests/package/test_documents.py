@@ -100,3 +100,18 @@ def test_lists_of_verbs_are_complete(name):
     assert len(verbs) >= 8
     listed = re.findall(r"`switchyard ((?:\w+ \| )+\w+)`", text_of(name))
     assert [sorted(each.split(" | ")) for each in listed] == [sorted(verb.lower() for verb in verbs)]
+
+
+@pytest.mark.parametrize("row, source, pattern", [
+    ("GPU driver", "scripts/bundle_start.sh", r"needed_driver=(\d+)"),
+    ("glibc", "scripts/bundle_start.sh", r"needed_glibc=([\d.]+)"),
+    ("glibc", "scripts/wheel.sh", r"manylinux_(2_\d+)_x86_64"),
+    ("CMake", "pyproject.toml", r'cmake.version = ">=([\d.]+)"'),
+    ("Python", "pyproject.toml", r'requires-python = ">=([\d.]+)"'),
+    ("numpy", "pyproject.toml", r'numpy>=([\d.]+)"'),
+    ("torch (optional)", "pyproject.toml", r'torch>=([\d.]+)"'),
+])
+def test_support_matrix_has_the_versions_of_the_sources(row, source, pattern):
+    (line,) = [each for each in text_of("docs/support.md").splitlines() if each.startswith(f"| {row} |")]
+    version = re.search(pattern, text_of(source))[1].replace("_", ".")
+    assert f"{version} or later" in line
