@@ -9,12 +9,10 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parent))
 
 import links  # noqa: E402
+import python_pages  # noqa: E402
 import reference  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Pages of the Python reference: module, title.
-PYTHON = [("group", "Groups"), ("exchange", "Normal mode"), ("handle", "Handles"), ("low_latency", "Low latency"), ("layer", "A whole layer"),
-          ("parallelize", "Models of transformers"), ("run", "Ranks as threads"), ("errors", "Errors"), ("deep_ep", "The drop-in for DeepEP")]
 _made = {}
 
 
@@ -22,8 +20,7 @@ def made_pages():
     """Pages that no file holds, once for a build."""
     if not _made:
         _made.update({f"reference/{name}": text for name, text in reference.pages(ROOT).items()})
-        for module, title in PYTHON:
-            _made[f"reference/python/{module}.md"] = f"# {title}\n\n::: switchyard.{module}\n"
+        _made.update({f"reference/python/{name}": text for name, text in python_pages.pages(ROOT).items()})
         _made["design/index.md"] = designs()
     return _made
 

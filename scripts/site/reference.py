@@ -158,15 +158,30 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
+#: Names that a header declares at the scope of its namespace, each pattern at the start of a line.
+DECLARED = {
+    "c": [r"(?:const )?\w+\** (sy_\w+)\(", r"typedef .*?\b(\w+);", r"\} (\w+);", r"typedef \w+ \(\*(\w+)\)", r"#define (SWITCHYARD_\w+)\s",
+          r"  (SWITCHYARD_\w+)(?: = [^,\n]*)?,?(?: *//.*)?$"],
+    "cpp": [r"(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{", r"using (\w+) =", r"concept (\w+) =",
+            r"(?:inline |constexpr |const )*(?:std::)?\w[\w:<>]*(?: const)?[&*]? (\w+)\(", r"inline constexpr [\w:]+ (k\w+)(?:\[\])? ="],
+}
+#: Names of headers whose declarations are for the library alone.
+INTERNAL = {"NamesOf"}
+
+
+def declared(language, text):
+    """The public names of a header, found without a parser: what the reader of headers passes over must not vanish silently."""
+    text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", text, flags=re.M | re.S)
+    return {name for pattern in DECLARED[language] for name in re.findall("^" + pattern, text, re.M)} - INTERNAL
+
+
 def check_complete(root, index):
-    """An error if a function or type that a header declares has no place: what the reader passes over must not vanish silently."""
-    declared = {"c": r"^(?:const )?\w+\** (sy_\w+)\(", "cpp": r"^(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{"}
+    """An error if a header declares a function, type, constant, macro or enumerator that has no place in the reference."""
     for language, (folder, pattern, _) in LANGUAGES.items():
         for path in sorted((root / folder).glob(pattern)):
-            text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
-            for name in re.findall(declared[language], text, re.M):
-                if (language, name) not in index.places:
-                    raise RuntimeError(f"{path}: {name} has no place in the reference")
+            missing = sorted(name for name in declared(language, path.read_text(encoding="utf-8")) if (language, name) not in index.places)
+            if missing:
+                raise RuntimeError(f"{path}: no place in the reference for {', '.join(missing)}")
 
 
 def order(path):
