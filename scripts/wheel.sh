@@ -21,10 +21,11 @@ done
 
 ./dev setup python
 ./dev build --preset "$preset" --target switchyard_shared
-defines=(-C "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
+# The long form: pip of Debian 12 has no -C.
+defines=(--config-settings "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
 if [[ -n $layer ]]; then
   ./dev build --preset "$preset" --target switchyard_layer_shared
-  defines+=(-C cmake.define.SWITCHYARD_WHEEL_LAYER=ON)
+  defines+=(--config-settings cmake.define.SWITCHYARD_WHEEL_LAYER=ON)
 fi
 
 tools=build/python/tools
