@@ -36,7 +36,7 @@ choose() {
     debian12) suite=bookworm ;;
     debian13) suite=trixie ;;
     ubuntu24.04)
-      suite=noble archive=$ubuntu security=http://security.ubuntu.com/ubuntu components=main,universe
+      suite=noble archive=$ubuntu security=http://security.ubuntu.com/ubuntu components='main universe'
       keyring=$root/build/bare/ubuntu-keys/usr/share/keyrings/ubuntu-archive-keyring.gpg
       ;;
     *) die "no system '$system'; allowed: debian12, debian13, ubuntu24.04" ;;
@@ -72,9 +72,9 @@ apt_sources() {
   lines=$(apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
     awk -v suite="$suite" '$3 == suite || $3 == suite "-updates" || $3 == suite "-security"' | sort -u)
   if ! grep -q " $suite main\$" <<<"$lines"; then
-    lines=$(printf "deb %s $suite ${components/,/ }\n" "$archive"
-      printf "deb %s $suite-updates ${components/,/ }\n" "$archive"
-      printf "deb %s $suite-security ${components/,/ }\n" "$security")
+    lines=$(printf "deb %s $suite $components\n" "$archive"
+      printf "deb %s $suite-updates $components\n" "$archive"
+      printf "deb %s $suite-security $components\n" "$security")
   fi
   echo "$lines"
 }
@@ -116,6 +116,14 @@ provision() {
   done
 }
 
+# The user `dev`, who may not call sudo, and that user's copy of the clone, in the state in which it is now.
+make_user() {
+  chroot "$tree" useradd --create-home --shell /bin/bash dev
+  mkdir "$tree/home/dev/switchyard"
+  git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2>/dev/null | tar -c -T - | tar -x -C "$tree/home/dev/switchyard"
+  chroot "$tree" chown -R dev:dev /home/dev/switchyard
+}
+
 verb_remove() {
   if awk -v tree="$tree" '$2 == tree || index($2, tree "/") == 1 {found = 1} END {exit !found}' /proc/self/mounts; then
     die "something is mounted in $tree, and removing it would remove what is mounted there: umount it first"
@@ -138,13 +146,10 @@ verb_make() {
   local mirror
   mirror=$(apt_sources | awk -v suite="$suite" '$3 == suite {print $2; exit}')
   say "making $system from $mirror in $tree"
-  in_namespaces debootstrap --variant=minbase --include=git,ca-certificates --components="$components" --keyring="$keyring" \
+  in_namespaces debootstrap --variant=minbase --include=git,ca-certificates --components=main --keyring="$keyring" \
     "$suite" "$tree" "$mirror" "${script[@]}" >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; die "debootstrap failed; all it said: $tree.log"; }
   provision
-  chroot "$tree" useradd --create-home --shell /bin/bash dev
-  mkdir "$tree/home/dev/switchyard"
-  git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2>/dev/null | tar -c -T - | tar -x -C "$tree/home/dev/switchyard"
-  chroot "$tree" chown -R dev:dev /home/dev/switchyard
+  make_user
   say "made $system ($(du -sh --one-file-system "$tree" | cut -f1))"
 }
 
