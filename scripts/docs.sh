@@ -18,7 +18,7 @@ done
 ./dev setup python
 environment=build/python/docs
 wanted=scripts/site/requirements.txt
-if ! cmp -s "$wanted" "$environment/installed.txt"; then
+if ! cmp -s "$wanted" "$environment/installed.txt" || ! "$environment/bin/python" -c 'import mkdocs' 2>/dev/null; then
   say "installing MkDocs and what it needs into $environment"
   python3 -m venv --clear "$environment"
   "$environment/bin/pip" -q --disable-pip-version-check install -r "$wanted"

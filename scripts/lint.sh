@@ -93,6 +93,7 @@ check layers python3 scripts/lint_layers.py
 check results check_results
 check shell check_shell
 check python check_python
+check pages python3 scripts/page_blocks.py --check
 [[ -z $tidy ]] || check clang-tidy check_tidy
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

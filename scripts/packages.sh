@@ -18,6 +18,8 @@ packages_of() {
       # Environments for the Python package; everything else of it comes from PyPI
       python) printf '%s\n' python3 python3-venv ;;
       lint) printf '%s\n' clang-14 clang-format-14 shellcheck python3 python3-venv ;;
+      # Bare systems, in which CI runs the release lane (scripts/bare.sh)
+      bare) printf '%s\n' debootstrap ;;
       lint_python) printf '%s\n' 'clang-tidy==23.1.4' ;;
       *) echo "packages_of: no group '$group'" >&2; return 1 ;;
     esac

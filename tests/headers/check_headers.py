@@ -4,10 +4,14 @@
 
   public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
             One that speaks of Error brings it: callers can catch what it documents
-  internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails
+  internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
+            Headers that include CUDA's are checked only where CUDA's are installed; the others' names are printed
+  baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
+            (-march=sapphirerapids, what -march=native means there)
 """
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,10 +50,15 @@ def public_jobs(build):
                     yield name, [compiler, "-xc", "-std=c11", "-pedantic-errors", "-Wstrict-prototypes", *WARN, *include], text
 
 
+def layers_of(build):
+    """(view, folder) of each layer."""
+    return [line.split() for line in (build / "view" / "layers.txt").read_text().splitlines()]
+
+
 def internal_jobs(build):
     compiler = shutil.which("clang++") or shutil.which("clang++-14") or compilers(["g++"])  # the faster one
     include = [f"-I{ROOT / 'include'}", f"-I{build / 'include'}"]
-    layers = [line.split() for line in (build / "view" / "layers.txt").read_text().splitlines()]
+    layers = layers_of(build)
     for view, folder in layers:
         for path in sorted((ROOT / "src" / folder).rglob("*.hpp")):
             name = path.relative_to(ROOT / "src").as_posix()
@@ -61,24 +70,51 @@ def internal_jobs(build):
             yield name, command, f'#include "{name}"\n'
 
 
+def baseline_jobs(build):
+    layers = layers_of(build)
+    include = [f"-I{ROOT / 'include'}", f"-I{build / 'include'}"]
+    for path in sorted((ROOT / "src").rglob("*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        if "hwy/foreach_target.h" in text:
+            name = path.relative_to(ROOT / "src").as_posix()
+            view = max((layer for layer in layers if name.startswith(layer[1] + "/")), key=lambda layer: len(layer[1]))[0]
+            command = [compilers(["g++"]), "-xc++", "-std=c++20", "-O2", "-march=sapphirerapids", "-ffp-contract=off", "-DHWY_SHARED_DEFINE",
+                       "-Wall", "-Wextra", "-Werror", f"-I{build / 'view' / view}", *include]
+            yield name, command, text
+
+
 def compile_alone(job):
+    """("", output) if the text compiles, else what failed: "cuda" if that is a header of CUDA that is not installed."""
     name, command, text = job
     run = subprocess.run([*command, "-fsyntax-only", "-"], input=text, capture_output=True, text=True, check=False)
-    return None if run.returncode == 0 else f"FAIL {name}: {' '.join(command)}\n{run.stderr}"
+    if run.returncode == 0:
+        return "", ""
+    if re.search(r"fatal error: '?cuda\w*\.h'?(: No such file| file not found)", run.stderr):
+        return "cuda", name
+    return "error", f"FAIL {name}: {' '.join(command)}\n{run.stderr}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["public", "internal"])
+    parser.add_argument("kind", choices=["public", "internal", "baseline"])
     parser.add_argument("build", type=Path, help="build folder (generated headers, views)")
     args = parser.parse_args()
-    jobs = list((public_jobs if args.kind == "public" else internal_jobs)(args.build.resolve()))
+    kinds = {"public": public_jobs, "internal": internal_jobs, "baseline": baseline_jobs}
+    jobs = list(kinds[args.kind](args.build.resolve()))
     if not jobs:
-        sys.exit("no header found")
+        sys.exit("nothing to compile found")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures = [result for result in pool.map(compile_alone, jobs) if result]
+        results = list(pool.map(compile_alone, jobs))
+    failures = [text for why, text in results if why == "error"]
+    need_cuda = [name for why, name in results if why == "cuda"]
+    if need_cuda and args.kind != "internal":  # users of the public headers need no CUDA
+        failures += [f"FAIL {name}: includes headers of CUDA" for name in need_cuda]
+        need_cuda = []
     print("\n".join(failures))
-    print(f"{len(jobs) - len(failures)} of {len(jobs)} compilations passed")
+    if need_cuda:
+        print(f"not checked, because CUDA's headers are not installed: {len(need_cuda)} headers: {' '.join(need_cuda)}")
+    checked = len(jobs) - len(need_cuda)
+    print(f"{checked - len(failures)} of {checked} compilations passed")
     return 1 if failures else 0
 
 

@@ -4,6 +4,9 @@
 
 #include "gemm/announce.hpp"
 
+// Highway 1.0.3 (Debian 12) does not compile where this target is the compiler's baseline (-march=native on Ice Lake and later): it
+// leaves the target out of those to compile, then requires it. AVX3 takes its place.
+#define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gemm/cpu/row_math-inl.hpp"
 #include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
