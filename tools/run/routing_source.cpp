@@ -112,7 +112,7 @@ std::vector<std::string> RoutingSource::words() {
 }
 
 std::string RoutingSource::help() {
-  std::string text = "Routing sources (--routing, --routings):\n";
+  std::string text = "Routing sources (--routing):\n";
   for (const Word& word : kWords) {
     const std::string name = std::string(word.name) + (*word.number != 0 ? std::string("[:") + word.number + "]" : "");
     text += fmt::format("  {:<22} {}\n", name, word.meaning);
@@ -158,6 +158,9 @@ void RoutingSource::use_word(const std::string& flag, const std::string& word, c
                              const RoutingGeometry& g) {
   experts_ = static_cast<int>(g.experts > 0 ? g.experts : g.usual_experts);
   topk_ = g.topk > 0 ? static_cast<int>(g.topk) : 8;
+  if (topk_ > experts_)
+    throw UsageError(fmt::format("--topk: {} given, which exceeds --experts {}; allowed: 1 to {}",
+                                 g.topk > 0 ? std::to_string(topk_) : fmt::format("auto ({})", topk_), experts_, experts_));
   generator_.num_experts = experts_;
   generator_.topk = topk_;
   generator_.world = world_;
@@ -205,7 +208,11 @@ void RoutingSource::use_file(const std::string& flag, const std::string& path, s
   kind_ = Kind::recording;
   if (access(path.c_str(), R_OK) != 0)
     throw UsageError(fmt::format("{}: cannot read '{}': {}", flag, path, std::strerror(errno)));
-  file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
+  try {
+    file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("{}: {}", flag, e.what()));
+  }
   const std::vector<int> layers = file_->layers();
   layer_ = layer.value_or(layers.front());
   if (std::find(layers.begin(), layers.end(), layer_) == layers.end()) {

@@ -15,7 +15,7 @@ namespace {
 void declare(Options& add, TuneOptions& o) {
   add.group("What to tune");
   add.choice("--backend", o.backend, kBackends, "cuda: SMs, warps, stages, pieces and chunks; cpu: pieces");
-  add.choices("--modes", o.modes, tune_modes(),
+  add.choices("--mode", o.modes, tune_modes(),
               "Modes; by themselves all of the backend's: low_latency alone on the CPU. flat shares the pieces of low_latency");
   add.group("Shapes (lists: an entry for every combination)");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
@@ -49,8 +49,8 @@ void declare(Options& add, TuneOptions& o) {
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard tune\n"
-      "  switchyard tune --backend cuda --tokens 512,4096 --modes normal,normal_expert_major --json tune.json\n"
-      "  switchyard tune --backend cuda --modes low_latency,flat --tokens 8,32,128 --hidden 4096,7168\n");
+      "  switchyard tune --backend cuda --tokens 512,4096 --mode normal,normal_expert_major --json tune.json\n"
+      "  switchyard tune --backend cuda --mode low_latency,flat --tokens 8,32,128 --hidden 4096,7168\n");
 }
 
 VerbRun add(Options& options) {

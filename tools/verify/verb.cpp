@@ -59,19 +59,19 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
 void declare(Options& add, VerifyOptions& o) {
   add.group("What to check (lists: every combination is run)");
   add.choice("--backend", o.backend, kBackends, "cuda: every rank has a GPU, or shares one with other ranks");
-  add.choices("--modes", o.modes, verify_modes(),
+  add.choices("--mode", o.modes, verify_modes(),
               "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: a "
               "whole layer in separate calls, bf16 and on CUDA fp8, around normal and around low-latency mode, and its fused "
               "form where the library has it");
-  add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
-  add.choices("--dtypes", o.dtypes, kRowKinds, "Row types; fp8 rows come with float32 or UE8M0 scales");
+  add.choices("--layout", o.layouts, kLayouts, "Order of the received rows");
+  add.choices("--dtype", o.dtypes, kRowKinds, "Row types; fp8 rows come with float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize,
               "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales; of a layer, CUDA, also those between its "
               "products [none; layers on CUDA: all that their sizes allow]");
   add.choices("--staging", o.staging, kStaging, "How rows travel");
-  add.choices("--orders", o.orders, kOrders,
+  add.choices("--order", o.orders, kOrders,
               "Order of combine's sum; per_route applies to expert_major, per_host to normal mode");
-  add.texts("--routings", o.routings, "SOURCE,...", true,
+  add.texts("--routing", o.routings, "SOURCE,...", true,
             "Routing sources, comma-separated or given several times, see below [uniform,zipf,drops]");
   add.group("Shapes (lists)");
   add.integers("--ranks", o.ranks, 1, kMaxRanks,
@@ -106,12 +106,12 @@ void declare(Options& add, VerifyOptions& o) {
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard verify\n"
-      "  switchyard verify --ranks 1-5,8 --routings recorded,all_to_one --tokens 0,1,64 --processes\n"
-      "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n"
+      "  switchyard verify --ranks 1-5,8 --routing recorded,all_to_one --tokens 0,1,64 --processes\n"
+      "  switchyard verify --quantize all --dtype bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n"
       "  switchyard verify --backend cuda --ranks 2,8 --sms 4,24 --processes\n"
-      "  switchyard verify --modes flat --ranks 2,8 --hidden 131,2880 --topk 3\n"
-      "  switchyard verify --modes layer --ranks 2,8 --routings zipf,drops --tokens 0,1,64\n"
-      "  switchyard verify --modes layer --backend cuda --quantize f32 --hidden 7168 --intermediate 2048\n"
+      "  switchyard verify --mode flat --ranks 2,8 --hidden 131,2880 --topk 3\n"
+      "  switchyard verify --mode layer --ranks 2,8 --routing zipf,drops --tokens 0,1,64\n"
+      "  switchyard verify --mode layer --backend cuda --quantize f32 --hidden 7168 --intermediate 2048\n"
       "  switchyard verify ledger --help\n");
 }
 
