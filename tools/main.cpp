@@ -124,22 +124,21 @@ void print_help(const CLI::App& app) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Mixture-of-Experts expert parallelism: run it, check it, measure it, and see what this machine can do.",
+  CLI::App app("Runs, checks and measures expert parallelism for Mixture-of-Experts models on this machine.",
                "switchyard");
   app.formatter(std::make_shared<CLI::Formatter>());
   app.get_formatter()->column_width(34);
-  app.set_help_flag("-h,--help", "Show this text and leave");
-  app.set_version_flag("--version", build_description(), "Show version, commit and build, and leave");
+  app.set_help_flag("-h,--help", "Print this text and exit");
+  app.set_version_flag("--version", build_description(), "Print version, commit and build, and exit");
   app.fallthrough(false);
   app.require_subcommand(0, 1);
   app.footer(
-      "\nStart with:   switchyard doctor     then   switchyard demo\n"
-      "Each verb has its own --help, with examples.\n"
-      "Exit status:  0 fine, 1 a check failed, 2 wrong usage, 3 an error while running");
+      "\nStart with `switchyard doctor`, then `switchyard demo`. `switchyard VERB --help` lists the options of a verb, with examples.\n"
+      "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
   std::vector<std::pair<CLI::App*, VerbRun>> verbs;
   for (const Verb* verb : all_verbs()) {
     CLI::App* sub = app.add_subcommand(verb->name, verb->help);
-    sub->set_help_flag("-h,--help", "Show this text and leave");
+    sub->set_help_flag("-h,--help", "Print this text and exit");
     Options options(*sub);
     verbs.emplace_back(sub, verb->add(options));
   }

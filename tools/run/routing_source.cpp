@@ -28,17 +28,17 @@ struct Word {
   bool whole = false;  ///< an integer of at least 0
 };
 constexpr Word kWords[] = {
-    {"recorded", "layer=N", "the recording that comes with the project: a trained 256-expert, top-8 gate on real text"},
+    {"recorded", "layer=N", "the recording of the project: a trained gate of 256 experts, top-8, on real text"},
     {"uniform", "", "all experts equally likely"},
-    {"zipf", "exponent", "skewed: the i-th most popular expert has likelihood i^-exponent (1.2)"},
-    {"group_limited", "groups", "4 of 8 groups of experts (or as many as given), uniformly inside them", true},
+    {"zipf", "exponent", "skewed: the i-th most popular expert has a probability proportional to i^-exponent (1.2)"},
+    {"group_limited", "groups", "experts of 4 of 8 groups (or of as many as given), uniform inside them", true},
     {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalised weights"},
     {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
     {"round_robin", "", "exactly balanced"},
-    {"all_to_one", "rank", "everything to the experts of one rank (0)", true},
-    {"one_expert", "expert", "everything to one expert (0); other routes are dropped", true},
+    {"all_to_one", "rank", "all routes go to the experts of one rank (0)", true},
+    {"one_expert", "expert", "one route of each token goes to one expert (0); the others are dropped", true},
     {"drops", "fraction", "uniform, with a fraction of the routes dropped (0.3)"},
-    {"duplicates", "", "uniform, but an expert may come twice in a token"},
+    {"duplicates", "", "uniform, but a token may name an expert twice"},
 };
 
 const Word* find_word(const std::string& name) {

@@ -81,7 +81,7 @@ MISTAKES = [
     ("bench --tokens 99999999999999999999", "--tokens: '99999999999999999999' given", "an integer from 1 to 1048576"),
     ("bench --hidden 0x100", "--hidden: '0x100' given", "an integer from 8 to 131072"),
     ("bench --tokens 1e3", "--tokens: '1e3' given", "an integer from 1 to 1048576"),
-    ("bench --tokens 128,256", "--tokens: '128,256' given", "--sweep tokens=128,256"),
+    ("bench --tokens 128,256", "--tokens: '128,256' given", "an integer from 1 to 1048576"),
     ("bench --iterations 1", "--iterations: '1' given", "an integer from 20 to"),
     ("verify --ranks 4-1", "--ranks: range '4-1' given", "first <= last"),
     ("verify --tokens 1,,2", "--tokens: '1,,2' given", "separated by commas"),

@@ -93,7 +93,7 @@ class Usage(unittest.TestCase):
         self.expect(["verify", "--dtype", "fp8", "--quantize", "f32"], "nothing to verify")
         self.expect(["verify", "--hidden", "3", "--ranks", "1"], "hidden = 3", "multiple of 16")
         self.expect(["demo", "--hidden", "12"], "--hidden: 12 given", "multiple of 8")
-        self.expect(["demo", "--routing", "uniform", "--experts", "4"], "--experts 4 --topk 8")
+        self.expect(["demo", "--routing", "uniform", "--experts", "4"], "--topk: auto (8) given, which exceeds --experts 4")
         self.expect(["demo", "--routing", "zipf", "--hidden", "100000", "--intermediate", "100000"], "need about")
 
     def test_routing(self):
@@ -117,7 +117,7 @@ class Files(unittest.TestCase):
             path = Path(folder, "broken.safetensors")
             path.write_bytes(b"\xff" * 100)
             code, _, err = run("demo", "--routing", str(path))
-            self.assertEqual(code, 3)
+            self.assertEqual(code, 2)
             self.assertIn("broken.safetensors", err)
             self.assertIn("expected", err)
 
@@ -424,6 +424,10 @@ class Demo(unittest.TestCase):
         names = {s[2] for s in data["timeline"]["slices"]}
         self.assertLessEqual({"dispatch", "combine", "plan", "expert_mlp"}, names)
         self.assertEqual({s[0] for s in data["timeline"]["slices"]}, set(range(world)))
+        for phase in data["phases"]:
+            self.assertTrue(phase["meaning"], f"the report does not explain {phase['name']}")
+        self.assertLessEqual({"dispatch", "expert MLP", "combine"}, {bar["name"] for bar in data["times"]})
+        self.assertTrue(all(bar["us"] > 0 for bar in data["times"]), data["times"])
 
     def check_trace(self, trace, data):
         spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] != "flow"]
@@ -488,7 +492,7 @@ class Installed(unittest.TestCase):
             path.mkdir()
             path.joinpath("moe_lm_e256_k8_layer3.safetensors").write_bytes(b"")
             code, _, err = run("demo", "--ranks", "1", env={"SWITCHYARD_DATA_DIR": folder})
-            self.assertEqual(code, 3)
+            self.assertEqual(code, 2)
             self.assertIn(folder, err)
 
 
