@@ -142,6 +142,7 @@ std::string missing_spans(const LateSite& c, int late) {
   options.num_warps = c.waiting == Waiting::own_rank ? 2 : 1;
   options.host = c.host;
   switchyard::TraceOptions tracks;
+  tracks.num_blocks = options.num_blocks;
   tracks.num_warps = options.num_warps;
   tracks.events_per_track = 1 << 10;
   Trace trace(kWorld, tracks);

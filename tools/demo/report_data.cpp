@@ -24,7 +24,7 @@ struct Traffic {
   std::vector<std::vector<int64_t>> rows;    ///< [source][dest] one per (token, rank)
   std::vector<std::vector<int64_t>> routes;  ///< [source][dest] one per (token, expert)
   std::vector<int64_t> experts;              ///< routes to each expert
-  int64_t pairs = 0, remote_pairs = 0, routes_total = 0;
+  int64_t pairs = 0, routes_total = 0;
 };
 
 Traffic count_traffic(const DemoPlan& plan, const DemoOutcome& outcome) {
@@ -49,7 +49,6 @@ Traffic count_traffic(const DemoPlan& plan, const DemoOutcome& outcome) {
           touched[dest] = 1;
           ++t.rows[source][dest];
           ++t.pairs;
-          t.remote_pairs += dest != source ? 1 : 0;
         }
       }
     }
