@@ -186,8 +186,8 @@ TEST_P(LateSites, ASpanOfEachWaitingRankCoversTheDelay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LateSites, testing::ValuesIn(late_sites()), [](const auto& info) {
-  return std::string(site_name(info.param.site)) + "_in_" + info.param.call;
+INSTANTIATE_TEST_SUITE_P(All, LateSites, testing::ValuesIn(late_sites()), [](const auto& one) {
+  return std::string(site_name(one.param.site)) + "_in_" + one.param.call;
 });
 
 TEST(LateSites, EverySiteHasACase) {

@@ -182,13 +182,15 @@ void Options::argument(const std::string& name, std::string& target, const std::
 void Options::toggle(const std::string& flag, bool& target, const std::string& help) {
   app_->add_flag_callback(
           flag, [&target] { target = true; }, wrapped(help, kHelpWidth))
-      ->group(group_);
+      ->group(group_)
+      ->disable_flag_override();
 }
 
 void Options::toggle_off(const std::string& flag, bool& target, const std::string& help) {
   app_->add_flag_callback(
           flag, [&target] { target = false; }, wrapped(help, kHelpWidth))
-      ->group(group_);
+      ->group(group_)
+      ->disable_flag_override();
 }
 
 void Options::json_output(bool& target, const std::string& help) {

@@ -23,6 +23,11 @@ void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
   add.choice("--backend", m.backend, kBackends, "With --measure: measure the CPU or the GPUs");
   add.integer("--hosts", m.hosts, 1, 64, "With --measure: number of hosts to write to the file, each with the rates of this machine");
   add.integer("--seconds", m.seconds, 1, 600, "With --measure: approximate time to spend on memory and network");
+  add.when_given([add, &m] {
+    for (const char* flag : {"--backend", "--hosts", "--seconds"})
+      if (m.path.empty() && add.has(flag))
+        throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
+  });
   add.footer(
       "\nEach line starts with ok, limited or no; limited and no come with the reason and a remedy. '-' marks information.\n"
       "Exit status 1: a requirement of the CPU backend is missing.\n"
@@ -37,14 +42,7 @@ VerbRun add(Options& options) {
   const auto m = std::make_shared<MeasureOptions>();
   declare(options, *o, *m);
   return [o, m] {
-    if (m->path.empty()) {
-      const MeasureOptions usual;
-      for (const auto& [flag, changed] : {std::pair("--backend", m->backend != usual.backend),
-                                          {"--hosts", m->hosts != usual.hosts},
-                                          {"--seconds", m->seconds != usual.seconds}})
-        if (changed) throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
-      return run_doctor(*o);
-    }
+    if (m->path.empty()) return run_doctor(*o);
     if (o->json) throw UsageError("--json: given with --measure, which writes JSON to its FILE");
     return run_measure(*m);
   };

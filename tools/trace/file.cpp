@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <stdexcept>
@@ -63,7 +64,8 @@ int warps_in(const json& metadata, size_t index) {
   const auto name = metadata.at("args").at("name").get<std::string>();
   const size_t at = name.rfind(" warp ");
   if (at == std::string::npos) return 1;
-  const int warp = std::stoi(name.substr(at + 6));
+  int warp = -1;
+  std::from_chars(name.data() + at + 6, name.data() + name.size(), warp);
   if (warp < 0 || warp >= kMostWarps)
     throw BadEvent(fmt::format("traceEvents[{}]: '{}' given; allowed: warp 0 to {}", index, name, kMostWarps - 1));
   return warp + 1;

@@ -59,6 +59,14 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.when_given([add, &t] {
     for (const std::string& name : add.given())
       if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");
+    const bool on_cpu = backend_named(t.run.backend) == Backend::cpu;
+    if (on_cpu && add.has("--sms")) throw UsageError("--sms: given with --backend cpu; it belongs to --backend cuda");
+    for (const char* flag : {"--blocks", "--warps"})
+      if (!on_cpu && add.has(flag))
+        throw UsageError(std::string(flag) + ": given with --backend cuda; it belongs to --backend cpu");
+    for (const char* flag : {"--layout", "--staging"})
+      if (!mode_named(t.run.mode).has_layouts && add.has(flag))
+        throw UsageError(std::string(flag) + ": given with --mode " + t.run.mode + "; it belongs to --mode normal");
     for (const char* flag : {"--form", "--intermediate"})
       if (add.has(flag) && !mode_named(t.run.mode).has_experts)
         throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
