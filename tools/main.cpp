@@ -126,8 +126,7 @@ void print_help(const CLI::App& app) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Runs, checks and measures expert parallelism for Mixture-of-Experts models on this machine.",
-               "switchyard");
+  CLI::App app("Runs, checks and measures expert parallelism for Mixture-of-Experts models on this machine.", "switchyard");
   app.formatter(std::make_shared<CLI::Formatter>());
   app.get_formatter()->column_width(34);
   app.set_help_flag("-h,--help", "Print this text and exit");
@@ -135,7 +134,8 @@ int run(int argc, char** argv) {
   app.fallthrough(false);
   app.require_subcommand(0, 1);
   app.footer(
-      "\nStart with `switchyard doctor`, then `switchyard demo`. `switchyard VERB --help` lists the options of a verb, with examples.\n"
+      "\nStart with `switchyard doctor`, then `switchyard demo`. `switchyard VERB --help` lists the options of a verb, with "
+      "examples.\n"
       "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
   std::vector<std::pair<CLI::App*, VerbRun>> verbs;
   for (const Verb* verb : all_verbs()) {

@@ -45,9 +45,9 @@ struct CountsCame {
   }
 };
 
-/// Waits until all ranks have come to `site`, counts or placement, in this call, in a span of its own. A rank that makes a fresh dispatch waits for counts before it offers
-/// a place, and so for ever if others make a cached dispatch or a combine: they see by its counts that it does. Its flag cannot
-/// be that of a later call while it is awaited in this one.
+/// Waits until all ranks have come to `site`, counts or placement, in this call, in a span of its own. A rank that makes a
+/// fresh dispatch waits for counts before it offers a place, and so for ever if others make a cached dispatch or a combine:
+/// they see by its counts that it does. Its flag cannot be that of a later call while it is awaited in this one.
 template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   WarpSpan<A> span(w, call, site == Site::counts ? Event::wait_counts : Event::wait_placement, -1);

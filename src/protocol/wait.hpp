@@ -241,9 +241,9 @@ struct NoOtherSign {
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
 /// touching shared data.
-/// `span` covers the wait in a trace: the caller has opened it, and its argument becomes the rank that was waited for last, if a
-/// wait was needed. `strayed(w, rank)` is asked now and then: true if the awaited rank is seen to make another call, which it has
-/// recorded.
+/// `span` covers the wait in a trace: the caller has opened it, and its argument becomes the rank that was waited for last, if
+/// a wait was needed. `strayed(w, rank)` is asked now and then: true if the awaited rank is seen to make another call, which it
+/// has recorded.
 template <class A, class Flag, class Writer, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
                             Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Strayed& strayed = {}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank sets one flag 100 ms late, at each site of sites.def and in every mode that has the site: the trace of each rank that
-// waits for the flag has a span that covers the delay and names the late rank.
+// One rank sets one flag 100 ms late, at each site of sites.def and in every mode that has the site: the trace of each rank
+// that waits for the flag has a span that covers the delay and names the late rank.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -59,9 +59,7 @@ std::shared_ptr<const LedgerCase> odd_rows(int world) {
 }
 
 std::vector<WatchedCall> more_calls() {
-  constexpr auto make = [](Group& group) {
-    return NormalRig(group, NormalRig::config(Staging::direct, Layout::expert_major));
-  };
+  constexpr auto make = [](Group& group) { return NormalRig(group, NormalRig::config(Staging::direct, Layout::expert_major)); };
   constexpr auto dispatch = [](NormalRig& rig, const Watch& watch) { watch([&] { rig.dispatch(); }); };
   // Rows outside the heap are copied into it, and pulled from there.
   constexpr auto by_rank = [](Group& group) { return NormalRig(group, NormalRig::config()); };
@@ -186,9 +184,8 @@ TEST_P(LateSites, ASpanOfEachWaitingRankCoversTheDelay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LateSites, testing::ValuesIn(late_sites()), [](const auto& one) {
-  return std::string(site_name(one.param.site)) + "_in_" + one.param.call;
-});
+INSTANTIATE_TEST_SUITE_P(All, LateSites, testing::ValuesIn(late_sites()),
+                         [](const auto& one) { return std::string(site_name(one.param.site)) + "_in_" + one.param.call; });
 
 TEST(LateSites, EverySiteHasACase) {
   std::set<Site> with_case = kNobodyWaits;

@@ -282,9 +282,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
                common(first, "routing"), first.processes ? "processes" : "threads",
                std::all_of(points.begin(), points.end(), is_pinned) ? ", pinned" : "");
   }
-  void begin(Progress& progress, const BenchOptions& first) override {
-    limit_ = copy_limit_of(progress, first, machine_);
-  }
+  void begin(Progress& progress, const BenchOptions& first) override { limit_ = copy_limit_of(progress, first, machine_); }
   void end() override {
     if (const std::string note = limit_note(largest_share()); !note.empty()) notes_.push_back(note);
     if (limit_.bytes < 2 * machine_.llc_bytes)

@@ -13,7 +13,8 @@ namespace {
 
 void add_shape(Options& add, BenchOptions& o) {
   add.group("Shape");
-  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 if there are at least 16 cores; CUDA: one per GPU");
+  add.automatic("--ranks", o.ranks, 1, kMaxRanks,
+                "Number of ranks; auto: 2, or 8 if there are at least 16 cores; CUDA: one per GPU");
   add.integer("--blocks", o.blocks, 1, 64, "CPU: workers of a rank = blocks x warps");
   add.automatic("--warps", o.warps, 1, 256, "CPU: warps per block; auto: as many as occupy all cores");
   add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors for each call; auto: the default of the library");
@@ -23,10 +24,9 @@ void add_shape(Options& add, BenchOptions& o) {
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.integer("--alignment", o.alignment, 1, 1024, "expert_major: pad the rows of each expert to a multiple of this");
   add.toggle("--contest", o.contest, "flat: measure the five benchmark shapes of the published all-to-all contest, in f16");
-  add.texts(
-      "--sweep", o.sweep, "NAME=N,N,...", false,
-      "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-      "late-us, dtype, quantize, scale-order, sending, routing, layout or order. Several sweeps are combined");
+  add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
+            "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
+            "late-us, dtype, quantize, scale-order, sending, routing, layout or order. Several sweeps are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {
@@ -36,11 +36,9 @@ void add_layer(Options& add, BenchOptions& o) {
 }
 
 void add_decode(Options& add, BenchOptions& o) {
-  add.choice("--sending", o.sending, kSendings,
-             "low_latency, flat, layer: send each row once per rank, or once per route");
-  add.choice(
-      "--scale-order", o.scale_order, kScaleOrders,
-      "low_latency, layer: memory order of the received scales (with --quantize or --dtype fp8)");
+  add.choice("--sending", o.sending, kSendings, "low_latency, flat, layer: send each row once per rank, or once per route");
+  add.choice("--scale-order", o.scale_order, kScaleOrders,
+             "low_latency, layer: memory order of the received scales (with --quantize or --dtype fp8)");
   add.automatic(
       "--pieces", o.pieces, 1, 16,
       "low_latency, flat, layer: number of parts of a row that are placed and returned separately; auto: the default of the "
@@ -48,9 +46,10 @@ void add_decode(Options& add, BenchOptions& o) {
   add.integer("--late-us", o.late_us, 0, kMostLateUs,
               "low_latency, flat, and normal mode on GPUs: microseconds by which rank 0 enters each timed call after the "
               "others; times count from its entry");
-  add.integer("--compute", o.compute, 0, 1'000'000,
-              "low_latency: also time split calls with this many microseconds of arithmetic between their halves, and report how "
-              "much of the exchange it hides; 0: off");
+  add.integer(
+      "--compute", o.compute, 0, 1'000'000,
+      "low_latency: also time split calls with this many microseconds of arithmetic between their halves, and report how "
+      "much of the exchange it hides; 0: off");
 }
 
 void declare(Options& add, BenchOptions& o) {
@@ -65,12 +64,14 @@ void declare(Options& add, BenchOptions& o) {
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize,
              "Send rows as fp8 with these scales; layer, CUDA: compute the experts in fp8");
-  add.choice("--staging", o.staging, kStaging, "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
+  add.choice("--staging", o.staging, kStaging,
+             "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
   add.choice("--order", o.order, kOrders, "Order of the sum in combine");
   add_layer(add, o);
   add_decode(add, o);
   add.text("--routing", o.routing, "SOURCE", "Source of the routing: a pattern or a recording, see below");
-  add.toggle("--cached", o.cached, "CPU: reuse the handle of an earlier dispatch, which needs no counting and no exchange of counts");
+  add.toggle("--cached", o.cached,
+             "CPU: reuse the handle of an earlier dispatch, which needs no counting and no exchange of counts");
   add_shape(add, o);
   add.group("Ring staging (auto: the default of the library)");
   add.automatic("--channels", o.channels, 1, 256, "Number of token ranges that travel independently");

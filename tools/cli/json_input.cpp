@@ -41,8 +41,7 @@ json read_json(const InputFile& file) {
   std::ifstream in(file.path, std::ios::binary);
   if (!in) refuse(file, fmt::format("cannot be read: {}", std::strerror(errno)));
   std::error_code ignored;
-  if (std::filesystem::is_directory(file.path, ignored))
-    refuse(file, fmt::format("cannot be read: {}", std::strerror(EISDIR)));
+  if (std::filesystem::is_directory(file.path, ignored)) refuse(file, fmt::format("cannot be read: {}", std::strerror(EISDIR)));
   const int first = in.peek();
   if (first == std::ifstream::traits_type::eof()) refuse(file, "is empty");
   if (first == 0x1f) refuse(file, fmt::format("is packed by gzip; unpack it first: gzip -dc '{}' > unpacked.json", file.path));

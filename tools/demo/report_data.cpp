@@ -122,14 +122,14 @@ std::string meaning_of(const std::string& phase) {
       {"plan", "where each row goes"},
       {"exchange_counts", "each rank tells all others how many rows it sends; includes wait_counts"},
       {"wait_counts", "waits for the counts of another rank"},
-      {"wait_placement", "waits until another rank has said where its rows are to lie, or lie"},
+      {"wait_placement", "waits for the addresses of the rows of another rank"},
       {"send_rows", "copies rows to the ranks of their experts"},
       {"wait_rows", "waits for rows of another rank"},
       {"place_aliases", "copies a received row to the other experts that its token chose on this rank"},
       {"copy_out", "copies received rows into memory of the caller"},
       {"zero_padding", "zeroes the rows between experts"},
       {"reduce_local", "sums the outputs of a token's experts on this rank"},
-      {"wait_outputs", "waits until another rank has made its sums"},
+      {"wait_outputs", "waits for the sums of another rank"},
       {"pull_reduce", "reads sums of other ranks, and adds them"},
       {"wait_pulled", "waits until another rank has read the sums of this one"},
       {"ring_send", "appends rows to rings of other ranks"},
@@ -141,7 +141,7 @@ std::string meaning_of(const std::string& phase) {
       {"pull_rows", "reads rows of the tokens of other ranks"},
       {"expert_up", "the first product of an expert"},
       {"expert_down", "the second product of an expert"},
-      {"wait_told", "waits until another rank has said which rows it has"},
+      {"wait_told", "waits for the row numbers of another rank"},
       {"wait_tile_rows", "waits for the rows of a tile"},
       {"wait_tiles", "waits for tiles of a product"}};
   const auto known = kMeanings.find(phase);
@@ -179,9 +179,11 @@ json phases(const DemoPlan& plan, const Trace& trace) {
     if (p.name == "step") continue;
     const auto [known, fresh] = index.try_emplace(p.name, out.size());
     if (fresh)
-      out.push_back(
-          {{"name", p.name}, {"category", p.category}, {"meaning", meaning_of(p.name)}, {"count", 0},
-           {"ms", std::vector<double>(at(plan.options.ranks))}});
+      out.push_back({{"name", p.name},
+                     {"category", p.category},
+                     {"meaning", meaning_of(p.name)},
+                     {"count", 0},
+                     {"ms", std::vector<double>(at(plan.options.ranks))}});
     json& row = out[known->second];
     row["count"] = row["count"].get<uint64_t>() + p.count;
     row["ms"][at(p.rank)] = p.slowest_ms / static_cast<double>(plan.options.steps);

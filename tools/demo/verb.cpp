@@ -32,7 +32,8 @@ void declare(Options& add, DemoOptions& o) {
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
   add.integer("--blocks", o.blocks, 1, 64, "Blocks of each rank; a rank has blocks x warps workers");
   add.integer("--warps", o.warps, 1, 64, "Warps per block");
-  add.choice("--staging", o.staging, kStaging, "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
+  add.choice("--staging", o.staging, kStaging,
+             "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
   add.integer("--alignment", o.alignment, 1, 1024, "Pad the rows of each expert to a multiple of this");
   add.group("Output");
   add.folder("--out", o.out, "Folder for report.html and trace.json; created if missing");

@@ -16,12 +16,12 @@ namespace {
 void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
   add.json_output(o.json, "Print all findings as JSON");
   add.group("Numbers for `switchyard plan`");
-  add.file(
-      "--measure", m.path,
-      "Measure the rates of memory, links and network loopback of this machine and the cost of calls, and write them to a "
-      "topology file, instead of the report");
+  add.file("--measure", m.path,
+           "Measure the rates of memory, links and network loopback of this machine and the cost of calls, and write them to a "
+           "topology file, instead of the report");
   add.choice("--backend", m.backend, kBackends, "With --measure: measure the CPU or the GPUs");
-  add.integer("--hosts", m.hosts, 1, 64, "With --measure: number of hosts to write to the file, each with the rates of this machine");
+  add.integer("--hosts", m.hosts, 1, 64,
+              "With --measure: number of hosts to write to the file, each with the rates of this machine");
   add.integer("--seconds", m.seconds, 1, 600, "With --measure: approximate time to spend on memory and network");
   add.when_given([add, &m] {
     for (const char* flag : {"--backend", "--hosts", "--seconds"})

@@ -41,8 +41,10 @@ void declare(Options& add, PlanOptions& o) {
   add.file("--html", o.html_path, "Write a page with plots of time, traffic and memory over the number of ranks");
   add.text("--commit", o.commit, "TEXT", "Commit to record instead of the one of this build");
   add.footer(
-      "\nNothing is measured. Rows are counted over the routes of all ranks; times are computed from the rates of the topology, "
-      "memory by the\nfunctions of the library. Predictions are for rank-major rows of normal mode: docs/concepts/prediction.md.\n"
+      "\nNothing is measured. Rows are counted over the routes of all ranks; times are computed from the rates of the "
+      "topology, "
+      "memory by the\nfunctions of the library. Predictions are for rank-major rows of normal mode: "
+      "docs/concepts/prediction.md.\n"
       "To write a topology file of this machine: switchyard doctor --measure here.json\n"
       "\nVariants:\n"
       "  flat_per_route         one row per route, from the rank of the token to the rank of the expert\n"

@@ -11,6 +11,23 @@
 namespace switchyard::tool {
 namespace {
 
+/// \throws UsageError for options that would change nothing
+void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
+  for (const std::string& name : add.given())
+    if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");
+  const bool on_cpu = backend_named(t.run.backend) == Backend::cpu;
+  if (on_cpu && add.has("--sms")) throw UsageError("--sms: given with --backend cpu; it belongs to --backend cuda");
+  for (const char* flag : {"--blocks", "--warps"})
+    if (!on_cpu && add.has(flag))
+      throw UsageError(std::string(flag) + ": given with --backend cuda; it belongs to --backend cpu");
+  for (const char* flag : {"--layout", "--staging"})
+    if (!mode_named(t.run.mode).has_layouts && add.has(flag))
+      throw UsageError(std::string(flag) + ": given with --mode " + t.run.mode + "; it belongs to --mode normal");
+  for (const char* flag : {"--form", "--intermediate"})
+    if (add.has(flag) && !mode_named(t.run.mode).has_experts)
+      throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
+}
+
 void declare(Options& add, TraceVerbOptions& t) {
   BenchOptions& o = t.run;
   o.warmup = 3;
@@ -18,14 +35,16 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.choice("--mode", o.mode, trace_modes(),
              "normal, low_latency: dispatch and combine; flat: both in one call; ledger: a combine; layer: a whole layer of "
              "normal mode. --layout and --staging apply to normal");
-  add.choice("--form", o.form, kForms,
-             "layer: fused (one call, order per_route), or separate calls, of which those of the exchange are recorded, on the CPU "
-             "also the experts; automatic: fused where supported");
+  add.choice(
+      "--form", o.form, kForms,
+      "layer: fused (one call, order per_route), or separate calls, of which those of the exchange are recorded, on the CPU "
+      "also the experts; automatic: fused where supported");
   add.choice("--backend", o.backend, kBackends, "cuda: record every warp of the kernels");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Send rows as fp8 with these scales");
-  add.choice("--staging", o.staging, kStaging, "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
+  add.choice("--staging", o.staging, kStaging,
+             "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
   add.choice("--order", o.order, kOrders, "Order of the sum in combine");
   add.choice("--sending", o.sending, kSendings, "low_latency: send each row once per rank, or once per route");
   add.automatic("--pieces", o.pieces, 1, 16, "low_latency: number of parts of a row that are placed and returned separately");
@@ -46,31 +65,19 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.integer("--calls", t.calls, 1, 1 << 16,
               "Number of calls (of dispatch and combine: pairs) to record; the first fused layer on GPUs takes longer");
   add.integer("--warmup", o.warmup, 0, 1 << 16, "Unrecorded calls before them");
-  add.integer("--events", t.events, 16, kMaxTraceEvents, "Number of spans of 32 bytes that each worker keeps; the newest are kept");
+  add.integer("--events", t.events, 16, kMaxTraceEvents,
+              "Number of spans of 32 bytes that each worker keeps; the newest are kept");
   add.integer("--cost", t.cost_rounds, 0, 1 << 12,
               "Also measure the cost of recording: number of rounds of --calls, with and without it in turn; 0: off");
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
   add.integer("--seed", o.seed, 0, kMostSeed, "Seed of rows and synthetic routing");
   add.group("Output");
-  add.file("--out", t.out, "File for the Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
+  add.file("--out", t.out,
+           "File for the Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
   add.json_output(t.json, "Print the summary as JSON");
   add.group("Instead of recording");
   add.file("--in", t.in, "Summarise a trace that was written earlier, on any machine");
-  add.when_given([add, &t] {
-    for (const std::string& name : add.given())
-      if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");
-    const bool on_cpu = backend_named(t.run.backend) == Backend::cpu;
-    if (on_cpu && add.has("--sms")) throw UsageError("--sms: given with --backend cpu; it belongs to --backend cuda");
-    for (const char* flag : {"--blocks", "--warps"})
-      if (!on_cpu && add.has(flag))
-        throw UsageError(std::string(flag) + ": given with --backend cuda; it belongs to --backend cpu");
-    for (const char* flag : {"--layout", "--staging"})
-      if (!mode_named(t.run.mode).has_layouts && add.has(flag))
-        throw UsageError(std::string(flag) + ": given with --mode " + t.run.mode + "; it belongs to --mode normal");
-    for (const char* flag : {"--form", "--intermediate"})
-      if (add.has(flag) && !mode_named(t.run.mode).has_experts)
-        throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
-  });
+  add.when_given([add, &t] { refuse_without_effect(add, t); });
   add.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
              "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"

@@ -18,8 +18,10 @@ void declare(Options& add, TuneOptions& o) {
   add.choices("--mode", o.modes, tune_modes(),
               "Modes to tune [all of the backend; cpu: low_latency]. flat uses the pieces of low_latency");
   add.group("Shapes (lists: one entry per combination)");
-  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 if there are at least 16 cores; CUDA: one per GPU");
-  add.integers("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank, as max_tokens of the configuration [normal 4096, others 128]");
+  add.automatic("--ranks", o.ranks, 1, kMaxRanks,
+                "Number of ranks; auto: 2, or 8 if there are at least 16 cores; CUDA: one per GPU");
+  add.integers("--tokens", o.tokens, 1, 1 << 20,
+               "Tokens per rank, as max_tokens of the configuration [normal 4096, others 128]");
   add.integers("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 16");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
@@ -43,7 +45,8 @@ void declare(Options& add, TuneOptions& o) {
   add.file("--html", o.html_path, "Write a page with a plot for each key of the search");
   add.text("--commit", o.commit, "TEXT", "Commit to record instead of the one of this build");
   add.footer(
-      "\nKeys are searched one after the other: SMs, then warps, stages, pieces and chunks, each with the best values of those\n"
+      "\nKeys are searched one after the other: SMs, then warps, stages, pieces and chunks, each with the best values of "
+      "those\n"
       "before. All results are checked. The file that SWITCHYARD_TUNING names is ignored during the search.\n"
       "Set SWITCHYARD_TUNING=FILE to use the file; `switchyard doctor` shows which one is in use. See docs/tuning.md.\n\n" +
       RoutingSource::help() +

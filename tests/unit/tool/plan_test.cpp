@@ -360,8 +360,7 @@ TEST(PlanTopology, SaysWhatIsWrong) {
   EXPECT_EQ(with("/host/ranks", 65), "host.ranks is 65; allowed: 1 to 64");
   EXPECT_EQ(with("/host/copy/host_read_gbs", 3), "host.copy has one of host_read_gbs and host_write_gbs");
   EXPECT_EQ(with("/host/calls/ranks", {4, 1}), "host.calls.ranks is 1; allowed: 5 to 64");
-  EXPECT_EQ(with("/host/calls/combine_us", {4}),
-            "host.calls.combine_us has 1 times; allowed: 2, one for each number of ranks");
+  EXPECT_EQ(with("/host/calls/combine_us", {4}), "host.calls.combine_us has 1 times; allowed: 2, one for each number of ranks");
   EXPECT_EQ(with("/network/bisection", 2), "network.bisection is 2; allowed: above 0, at most 1");
   EXPECT_EQ(with("/network", nullptr), "network is missing, and there are 4 hosts");
   EXPECT_EQ(with("/hosts", json::array({2, 3})), "hosts is 3; allowed: 1 to 2");

@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
   if (!begin_hosts_block(p.call, p.state, call)) return;
   CudaWarp w(CudaWarp::Bare{});
   // A trace counts this kernel to the plan: the kernels that move rows between hosts do not record.
-  const KernelTrace<A> trace(w, call.device_trace, Event::plan,
-                             pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
+  const KernelTrace<A> trace(w, call.device_trace, Event::plan, pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
   const uint64_t signature = p.handle != nullptr ? mix_hash(p.place.signature, p.handle->identity) : p.place.signature;
   int failed = -1;
