@@ -20,9 +20,9 @@ die() { printf 'gpu_figures: %s\n' "$*" >&2; exit 2; }
 tool=build/cuda/bin/switchyard out=figures only=. list=''
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --tool) tool=${2:?--tool needs a file}; shift 2 ;;
-    --out) out=${2:?--out needs a folder}; shift 2 ;;
-    --only) only=${2:?--only needs a regular expression}; shift 2 ;;
+    --tool) tool=${2:-}; [[ -n $tool ]] || die "--tool needs a file"; shift 2 ;;
+    --out) out=${2:-}; [[ -n $out ]] || die "--out needs a folder"; shift 2 ;;
+    --only) only=${2:-}; [[ -n $only ]] || die "--only needs a regular expression"; shift 2 ;;
     --list) list=1; shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown option '$1'" ;;

@@ -45,10 +45,10 @@ tools=() bin=build/cuda/bin deadline=600 limit=3600 logs=build/gpu_sanitize
 while [[ $# -gt 0 ]]; do
   case $1 in
     --tool) [[ ${2:-} =~ ^(memcheck|racecheck|synccheck)$ ]] || die "--tool = '${2:-}': memcheck, racecheck or synccheck"; tools+=("$2"); shift 2 ;;
-    --bin) bin=${2:?--bin needs a folder}; shift 2 ;;
+    --bin) bin=${2:-}; [[ -n $bin ]] || die "--bin needs a folder"; shift 2 ;;
     --deadline) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--deadline = '${2:-}': seconds, at least 1"; deadline=$2; shift 2 ;;
     --limit) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--limit = '${2:-}': seconds, at least 1"; limit=$2; shift 2 ;;
-    --logs) logs=${2:?--logs needs a folder}; shift 2 ;;
+    --logs) logs=${2:-}; [[ -n $logs ]] || die "--logs needs a folder"; shift 2 ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; die "unknown option '$1'" ;;
   esac

@@ -68,6 +68,8 @@ std::string explain_switch(const CLI::App& app, const std::string& what) {
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const Chosen chosen = chosen_verb(app);
   std::string what = error.what();
+  if (const size_t end = what.find(" was given a disallowed flag override"); end != std::string::npos)
+    return fmt::format("{}: given with a value, but it is a switch that takes no value", what.substr(0, end));
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return fmt::format("{}: no value given, or several where one is allowed", what.substr(0, what.find(':')));
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return explain_switch(*chosen.app, what);
@@ -124,22 +126,21 @@ void print_help(const CLI::App& app) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Mixture-of-Experts expert parallelism: run it, check it, measure it, and see what this machine can do.",
-               "switchyard");
+  CLI::App app("Runs, checks and measures expert parallelism for Mixture-of-Experts models on this machine.", "switchyard");
   app.formatter(std::make_shared<CLI::Formatter>());
   app.get_formatter()->column_width(34);
-  app.set_help_flag("-h,--help", "Show this text and leave");
-  app.set_version_flag("--version", build_description(), "Show version, commit and build, and leave");
+  app.set_help_flag("-h,--help", "Print this text and exit");
+  app.set_version_flag("--version", build_description(), "Print version, commit and build, and exit");
   app.fallthrough(false);
   app.require_subcommand(0, 1);
   app.footer(
-      "\nStart with:   switchyard doctor     then   switchyard demo\n"
-      "Each verb has its own --help, with examples.\n"
-      "Exit status:  0 fine, 1 a check failed, 2 wrong usage, 3 an error while running");
+      "\nStart with `switchyard doctor`, then `switchyard demo`. `switchyard VERB --help` lists the options of a verb, with "
+      "examples.\n"
+      "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
   std::vector<std::pair<CLI::App*, VerbRun>> verbs;
   for (const Verb* verb : all_verbs()) {
     CLI::App* sub = app.add_subcommand(verb->name, verb->help);
-    sub->set_help_flag("-h,--help", "Show this text and leave");
+    sub->set_help_flag("-h,--help", "Print this text and exit");
     Options options(*sub);
     verbs.emplace_back(sub, verb->add(options));
   }

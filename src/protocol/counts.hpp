@@ -45,12 +45,12 @@ struct CountsCame {
   }
 };
 
-/// Waits until all ranks have come to `site` in this call. A rank that makes a fresh dispatch waits for counts before it offers
-/// a place, and so for ever if others make a cached dispatch or a combine: they see by its counts that it does. Its flag cannot
-/// be that of a later call while it is awaited in this one.
+/// Waits until all ranks have come to `site`, counts or placement, in this call, in a span of its own. A rank that makes a
+/// fresh dispatch waits for counts before it offers a place, and so for ever if others make a cached dispatch or a combine:
+/// they see by its counts that it does. Its flag cannot be that of a later call while it is awaited in this one.
 template <class A>
-SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
-                                   WarpSpan<A>* span = nullptr) {
+SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+  WarpSpan<A> span(w, call, site == Site::counts ? Event::wait_counts : Event::wait_placement, -1);
   const auto strayed = [&](typename A::Warp& warp, int r) {
     return !sends_counts(call.operation) &&
            A::out_of_line(warp, CountsCame<A>{}, &call,
@@ -86,8 +86,7 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
                                    const Relay& relay = {}) {
   publish_counts<A>(w, call, control, call.rank(), row);
   if (!relay(w)) return false;
-  WarpSpan<A> span(w, call, Event::wait_counts, -1);
-  return wait_placements<A>(w, call, control, Site::counts, &span);
+  return wait_placements<A>(w, call, control, Site::counts);
 }
 
 /// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is

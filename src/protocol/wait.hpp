@@ -241,12 +241,12 @@ struct NoOtherSign {
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
 /// touching shared data.
-/// `span`, if given, is told the rank that was waited for last; nothing if no wait was needed. `strayed(w, rank)` is asked now
-/// and then: true if the awaited rank is seen to make another call, which it has recorded.
+/// `span` covers the wait in a trace: the caller has opened it, and its argument becomes the rank that was waited for last, if
+/// a wait was needed. `strayed(w, rank)` is asked now and then: true if the awaited rank is seen to make another call, which it
+/// has recorded.
 template <class A, class Flag, class Writer, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
-                            Writer&& writer, WarpSpan<A>* span = nullptr, Wait wait = Wait::brief,
-                            const Strayed& strayed = {}) {
+                            Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Strayed& strayed = {}) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
   WaitClock<A> clock(writer(missing), wait);
@@ -255,7 +255,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
     if (clock.looks_around() && strayed(w, clock.awaited())) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
     if (missing < 0) {
-      if (span) span->set_arg(clock.awaited());
+      span.set_arg(clock.awaited());
       clock.charge(w, call, clock.awaited());
       return true;
     }
@@ -265,7 +265,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 
 /// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
 template <class A, class Flag, class Strayed = NoOtherSign>
-SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>* span = nullptr,
+SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>& span,
                               const Strayed& strayed = {}) {
   return wait_for<A>(
       w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);

@@ -76,33 +76,33 @@ class Verify(unittest.TestCase):
         return out
 
     def test_all_modes(self):
-        self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtypes", "bf16,fp8", "--routings", "uniform,drops")
+        self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtype", "bf16,fp8", "--routing", "uniform,drops")
 
     def test_layer(self):
         """Dropped routes, ranks without tokens and without experts, skew; the GEMMs of ranks that share a GPU."""
-        out = self.expect_pass(*ON, "--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
-                               "--topk", "4", "--intermediate", "136", "--routings", "uniform,zipf,drops,duplicates,all_to_one")
+        out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
+                               "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":
             self.assertRegex(out, r"layer, fused, bits of separate calls +[1-9]")
             self.assertNotIn("skipped", out)
-        self.expect_pass(*ON, "--modes", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
-                         "--intermediate", "64", "--routings", "one_expert,drops", "--processes")
+        self.expect_pass(*ON, "--mode", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
+                         "--intermediate", "64", "--routing", "one_expert,drops", "--processes")
 
     @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
     def test_layer_in_fp8(self):
         """Blocks of scales that are not whole, in both dimensions; both kinds of scales, also if none is asked for."""
-        ragged = ["--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "528", "--experts", "16", "--topk", "4",
-                  "--intermediate", "144", "--dtypes", "bf16"]
-        self.expect_pass(*ON, *ragged, "--routings", "uniform,zipf,drops,duplicates,all_to_one", "--quantize", "f32,ue8m0")
-        out = self.expect_pass(*ON, *ragged, "--routings", "one_expert", "--processes", "--json")
+        ragged = ["--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "528", "--experts", "16", "--topk", "4",
+                  "--intermediate", "144", "--dtype", "bf16"]
+        self.expect_pass(*ON, *ragged, "--routing", "uniform,zipf,drops,duplicates,all_to_one", "--quantize", "f32,ue8m0")
+        out = self.expect_pass(*ON, *ragged, "--routing", "one_expert", "--processes", "--json")
         self.assertEqual({case["case"]["quantize"] for case in json.loads(out)["cases"]}, {"none", "f32", "ue8m0"})
-        code, _, err = run("verify", *ON, "--modes", "layer", "--hidden", "264", "--quantize", "f32")
+        code, _, err = run("verify", *ON, "--mode", "layer", "--hidden", "264", "--quantize", "f32")
         self.assertEqual(code, 2)
         self.assertIn("--hidden: 264 given", err)
 
     def test_processes_and_multiprocessors(self):
         sms = ["--sms", "1,3"] if BACKEND == "cuda" else []
-        self.expect_pass(*SMALL, "--ranks", "2", "--dtypes", "f16", "--routings", "zipf", "--processes", *sms)
+        self.expect_pass(*SMALL, "--ranks", "2", "--dtype", "f16", "--routing", "zipf", "--processes", *sms)
 
     def test_ledger(self):
         code, out, err = run("verify", "ledger", *ON, "--pes", "2", "-M", "8", "-K", "512", "--topk", "4", "--experts-per-pe", "2",
@@ -274,12 +274,12 @@ class Tune(unittest.TestCase):
     def test_a_file_that_the_library_reads(self):
         with tempfile.TemporaryDirectory() as folder:
             path, found = Path(folder, "a.tuning"), Path(folder, "a.json")
-            code, out, err = run("tune", *SMALL, "--ranks", "2", "--modes", "low_latency", "--iterations", "20", "--out", str(path),
+            code, out, err = run("tune", *SMALL, "--ranks", "2", "--mode", "low_latency", "--iterations", "20", "--out", str(path),
                                  "--json", str(found))
             self.assertEqual(code, 0, out + err)
             self.assertIn("mode=low_latency ranks=2 hidden=512 tokens=16", path.read_text())
             self.assertEqual(len(json.loads(found.read_text())["chosen"]), 1)
-            code, out, err = run("verify", *SMALL, "--ranks", "2", "--modes", "low_latency", "--dtypes", "bf16", "--routings",
+            code, out, err = run("verify", *SMALL, "--ranks", "2", "--mode", "low_latency", "--dtype", "bf16", "--routing",
                                  "uniform", env={"SWITCHYARD_TUNING": str(path)})
             self.assertEqual(code, 0, out + err)
 
@@ -287,7 +287,7 @@ class Tune(unittest.TestCase):
     def test_dispatches_that_quantise_are_measured_beside_the_others(self):
         with tempfile.TemporaryDirectory() as folder:
             found = Path(folder, "a.json")
-            code, out, err = run("tune", *SMALL, "--ranks", "2", "--modes", "normal_expert_major", "--iterations", "20", "--out",
+            code, out, err = run("tune", *SMALL, "--ranks", "2", "--mode", "normal_expert_major", "--iterations", "20", "--out",
                                  str(Path(folder, "a.tuning")), "--json", str(found))
             self.assertEqual(code, 0, out + err)
             document = json.loads(found.read_text())

@@ -33,7 +33,7 @@ class BenchCase {
   virtual void print_head(const std::vector<BenchOptions>& points) const = 0;
   /// Before the first point, and after the last one.
   virtual void begin(Progress&, const BenchOptions&) {}
-  virtual void end(Progress&, const BenchOptions&) {}
+  virtual void end() {}
   /// Measures a point, keeps what it finds, and returns it in a few words. \throws RankError, Error, UsageError
   virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
   /// A point by itself: its entry in the runs of --json.
@@ -117,11 +117,9 @@ inline std::string sms_text(const BenchOptions& o) {
 /// What every rank's results say at a key.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
 
-/// The copy limit of this machine, with a line of progress.
-measure::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const measure::Machine& machine,
-                             const char* title);
-/// What makes the copy limit hard to believe: one before and one after (GB/s) that differ by more than a third of the larger,
-/// or a share of it above 1.
-std::vector<std::string> limit_notes(double before, double after, double largest_share);
+/// Measures the copy limit of this machine, with a line of progress. Once per run: it does not depend on the point.
+measure::CopyLimit copy_limit_of(Progress& progress, const BenchOptions& options, const measure::Machine& machine);
+/// "", or why the copy limit is not credible: a share of it is above 1.
+std::string limit_note(double largest_share);
 
 }  // namespace switchyard::tool

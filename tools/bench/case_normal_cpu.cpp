@@ -282,13 +282,9 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
                common(first, "routing"), first.processes ? "processes" : "threads",
                std::all_of(points.begin(), points.end(), is_pinned) ? ", pinned" : "");
   }
-  void begin(Progress& progress, const BenchOptions& first) override {
-    before_ = limit_ = limit_now(progress, first, machine_, "copy limit, before");
-  }
-  void end(Progress& progress, const BenchOptions& first) override {
-    after_ = limit_now(progress, first, machine_, "copy limit, after");
-    if (after_.best().gbs > limit_.best().gbs) limit_ = after_;  // other load may have slowed one of them
-    notes_ = limit_notes(before_.best().gbs, after_.best().gbs, largest_share());
+  void begin(Progress& progress, const BenchOptions& first) override { limit_ = copy_limit_of(progress, first, machine_); }
+  void end() override {
+    if (const std::string note = limit_note(largest_share()); !note.empty()) notes_.push_back(note);
     if (limit_.bytes < 2 * machine_.llc_bytes)
       notes_.push_back(fmt::format("the copy limit is that of {}, which the last-level cache ({}) may hold; more: --limit-ms",
                                    binary_size(static_cast<double>(limit_.bytes)),
@@ -299,7 +295,6 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   void complete(json& document) const override {
     document["notes"] = notes_;
     document["copy_limit"] = to_json(limit_);
-    document["copy_limit_runs"] = {to_json(before_), to_json(after_)};
     document["copy_limit_ms"] = any().limit_ms;
     add_runs(document);
   }
@@ -463,7 +458,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
 
   const measure::Machine machine_ = measure::this_machine();
-  measure::CopyLimit before_, after_, limit_;  ///< the last one counts
+  measure::CopyLimit limit_;
   std::vector<std::string> notes_;
 };
 

@@ -110,12 +110,15 @@ int run_bench(const BenchOptions& given) {
   std::fflush(stdout);
 
   Progress progress;
+  std::vector<std::string> titles;
+  for (const BenchOptions& point : points) titles.push_back(point_title(point));
+  progress.align(titles);
   one->begin(progress, points.front());
   const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
-    progress.stage(point_title(points[i]), 100);
+    progress.stage(titles[i], 100);
     return one->measure(points[i], progress);
   });
-  one->end(progress, points.front());
+  one->end();
   json document = document_of(one->what(), points.front(), stopped);
   one->complete(document);
   const std::exception_ptr problem = write_results(options, document);

@@ -142,12 +142,21 @@ void Options::text(const std::string& flag, std::string& target, const std::stri
          type_name, target);
 }
 
-void Options::file(const std::string& flag, std::string& target, const std::string& help) {
-  const auto take = [&target, flag](const std::string& text) {
-    if (text.empty()) throw UsageError(flag + ": '' given; allowed: the path of a file");
+void Options::path(const std::string& flag, std::string& target, const std::string& kind, const std::string& type_name,
+                   const std::string& help) {
+  const auto take = [&target, flag, kind](const std::string& text) {
+    if (text.empty()) throw UsageError(flag + ": '' given; allowed: the path of a " + kind);
     target = text;
   };
-  finish(app_->add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth)), "FILE", target);
+  finish(app_->add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth)), type_name, target);
+}
+
+void Options::file(const std::string& flag, std::string& target, const std::string& help) {
+  path(flag, target, "file", "FILE", help);
+}
+
+void Options::folder(const std::string& flag, std::string& target, const std::string& help) {
+  path(flag, target, "folder", "DIR", help);
 }
 
 void Options::texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,
@@ -173,13 +182,15 @@ void Options::argument(const std::string& name, std::string& target, const std::
 void Options::toggle(const std::string& flag, bool& target, const std::string& help) {
   app_->add_flag_callback(
           flag, [&target] { target = true; }, wrapped(help, kHelpWidth))
-      ->group(group_);
+      ->group(group_)
+      ->disable_flag_override();
 }
 
 void Options::toggle_off(const std::string& flag, bool& target, const std::string& help) {
   app_->add_flag_callback(
           flag, [&target] { target = false; }, wrapped(help, kHelpWidth))
-      ->group(group_);
+      ->group(group_)
+      ->disable_flag_override();
 }
 
 void Options::json_output(bool& target, const std::string& help) {
@@ -202,7 +213,7 @@ void Options::footer(const std::string& text) { app_->footer(text); }
 
 Options Options::verb(const std::string& name, const std::string& help) {
   CLI::App* const inner = app_->add_subcommand(name, help);
-  inner->set_help_flag("-h,--help", "Show this text and leave");
+  inner->set_help_flag("-h,--help", "Print this text and exit");
   return Options(*inner);
 }
 

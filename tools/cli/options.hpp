@@ -38,7 +38,8 @@ class Options {
   void choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,
                const std::string& help);
   void text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help);
-  /// A path, not empty.
+  /// A path, not empty; folder(): of a folder.
+  void folder(const std::string& flag, std::string& target, const std::string& help);
   void file(const std::string& flag, std::string& target, const std::string& help);
   /// A path without a flag; it must be given.
   void argument(const std::string& name, std::string& target, const std::string& help);
@@ -63,6 +64,8 @@ class Options {
   std::vector<std::string> given() const;
 
  private:
+  void path(const std::string& flag, std::string& target, const std::string& kind, const std::string& type_name,
+            const std::string& help);
   CLI::Option* finish(CLI::Option* option, const std::string& type_name, const std::string& default_text);
   CLI::App* app_;
   std::string group_ = "Options";

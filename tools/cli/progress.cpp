@@ -17,7 +17,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kRedraw = std::chrono::milliseconds(80);
-constexpr int kTitleWidth = 30;
 constexpr size_t kLongestBar = 24, kShortestBar = 10;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -58,8 +57,8 @@ bool is_terminal() {
 }  // namespace
 
 std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
-                          size_t columns) {
-  const std::string begin = fmt::format("  {:<{}}", title, kTitleWidth);
+                          size_t columns, size_t title_width) {
+  const std::string begin = fmt::format("  {:<{}}", title, title_width);
   std::string end = fmt::format("  {:.1f} s", seconds);
   if (!note.empty()) end += "  " + note;
   if (total == 0) return (begin + end).substr(0, columns - 1);
@@ -81,10 +80,16 @@ Progress::~Progress() {
   if (open_) close("stopped");
 }
 
+void Progress::align(const std::vector<std::string>& titles) {
+  const std::lock_guard lock(mutex_);
+  for (const std::string& title : titles) title_width_ = std::max(title_width_, title.size());
+}
+
 void Progress::stage(const std::string& title, int64_t total) {
   const std::lock_guard lock(mutex_);
   if (open_) close("");
   title_ = title;
+  title_width_ = std::max(title_width_, title.size());
   note_.clear();
   done_ = 0;
   total_ = total;
@@ -109,7 +114,7 @@ void Progress::finish(const std::string& result) {
 
 void Progress::draw() {
   drawn_ = Clock::now();
-  const std::string line = progress_line(title_, done_, total_, seconds_since(begin_), note_, terminal_columns());
+  const std::string line = progress_line(title_, done_, total_, seconds_since(begin_), note_, terminal_columns(), title_width_);
   drawing = getpid();
   fmt::print(stderr, "\r\033[K{}", line);
   std::fflush(stderr);
@@ -119,7 +124,7 @@ void Progress::close(const std::string& result) {
   open_ = false;
   if (quiet_) return;
   const std::string took = fmt::format("{:.1f} s", seconds_since(begin_));
-  fmt::print(stderr, "{}  {:<{}} {:>8}{}{}\n", tty_ ? "\r\033[K" : "", title_, kTitleWidth, took, result.empty() ? "" : "  ",
+  fmt::print(stderr, "{}  {:<{}} {:>8}{}{}\n", tty_ ? "\r\033[K" : "", title_, title_width_, took, result.empty() ? "" : "  ",
              result);
   std::fflush(stderr);
   drawing = 0;

@@ -10,8 +10,10 @@
 namespace switchyard::tool {
 
 /// What is drawn of a stage, in less than `columns`: the bar gives way to the note, but not entirely. `total` 0: no bar.
+/// The title is padded to `title_width`.
+inline constexpr size_t kTitleWidth = 30;
 std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
-                          size_t columns);
+                          size_t columns, size_t title_width = kTitleWidth);
 
 /// Thread-safe. Writes to stderr, so that stdout stays clean for results. A signal that ends the program while a line is being
 /// drawn ends that line first.
@@ -25,6 +27,8 @@ class Progress {
   /// From now on nothing is written by any.
   static void silence();
 
+  /// Makes the lines of all stages from now on as wide as the longest of their titles, so that columns align.
+  void align(const std::vector<std::string>& titles);
   /// Ends the stage before, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);
   /// `done` of the stage's total; `note` follows the bar.
@@ -40,6 +44,7 @@ class Progress {
   bool quiet_;
   bool tty_;
   bool open_ = false;
+  size_t title_width_ = kTitleWidth;
   std::string title_;
   std::string note_;
   int64_t done_ = 0;

@@ -103,7 +103,7 @@ void print_setup(const DemoPlan& plan, const measure::Machine& machine, const De
   std::fflush(stdout);
 }
 
-void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const DemoLimit& limit) {
+void print_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   const auto of_phase = [&](double StepTimes::*phase) {
     std::vector<std::vector<double>> per_rank(static_cast<size_t>(plan.options.ranks));
     for (const auto& step : outcome.steps) {
@@ -120,7 +120,7 @@ void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const DemoLim
     fmt::print("    fused       {:>10}   {}\n", duration(of_phase(&StepTimes::fused).p50),
                dim("the whole layer in one call: " + outcome.fused_implementation));
   if (!plan.why_not_fused.empty()) fmt::print("    fused       not run: {}\n", plan.why_not_fused);
-  fmt::print("  {}: {:.1f} GB/s. For figures that compare: switchyard bench{}\n", limit.name, limit.gbs,
+  fmt::print("  A demo checks results; to compare with the limits of this machine: switchyard bench{}\n",
              plan.on_gpus() ? " --backend cuda" : "");
   if (!outcome.layers.empty()) fmt::print("\n{}", layer_times_text(outcome.layers));
 }
@@ -153,26 +153,6 @@ void make_folder(const std::string& path) {
   fs::create_directories(path, error);
   if (error) throw UsageError(fmt::format("--out: cannot make the folder '{}': {}", path, error.message()));
   check_outputs({{"--out", report_in(path), kLeastReport}, {"--out", trace_in(path), kLeastJson}});
-}
-
-DemoLimit measure_limit(const DemoPlan& plan, const measure::Machine& machine, Progress& progress) {
-  if (plan.on_gpus()) {
-    const auto gpus = static_cast<int>(plan.probe.gpus.size());
-    progress.stage("copy from GPU to GPU", 1);
-    const double gbs = run_apart([gpus] { return json(measure_gpu_copy(gpus)); }).get<double>();
-    progress.finish(fmt::format("{:.1f} GB/s", gbs));
-    if (gpus > 1) return {gbs, "copy from GPU to GPU", "256 MiB from GPU 0 to GPU 1, one direction"};
-    return {gbs, "copy within the GPU", "256 MiB within GPU 0, read + written"};
-  }
-  progress.stage("copy limit of this machine", 100);
-  measure::CopyLimitOptions o;
-  o.threads = machine.usable_cores();
-  o.row_bytes = static_cast<size_t>(plan.options.hidden) * 2;
-  o.seconds = 0.5;
-  const measure::CopyLimit limit =
-      measure::measure_copy_limit(machine, o, [&](double f) { progress.update(static_cast<int64_t>(100 * f)); });
-  progress.finish(fmt::format("{:.1f} GB/s", limit.best().gbs));
-  return {limit.best().gbs, "copy limit", fmt::format("{} threads, {}", limit.threads, limit.best().method)};
 }
 
 }  // namespace
@@ -254,15 +234,14 @@ int run_demo(const DemoOptions& asked) {
   print_setup(plan, machine, asked);
 
   Progress progress;
-  const DemoLimit limit = measure_limit(plan, machine, progress);
   const DemoOutcome outcome = run_demo_ranks(plan, progress);
   const std::vector<double> errors = compare_with_reference(plan, outcome, machine.usable_cores(), progress);
 
-  print_times(plan, outcome, limit);
+  print_times(plan, outcome);
   const bool passed = print_checks(outcome, errors);
   const std::string html = report_in(options.out), trace = trace_in(options.out);
   measure::write_file(trace, outcome.trace.chrome_json());
-  write_report(html, demo_report(plan, outcome, errors, limit, machine, passed));
+  write_report(html, demo_report(plan, outcome, errors, machine, passed));
   fmt::print(
       "\n  report    {}   (open it in a browser)\n  trace     {}   (open it at https://ui.perfetto.dev or "
       "chrome://tracing)\n\n{}\n",

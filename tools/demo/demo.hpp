@@ -91,15 +91,9 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress);
 /// Largest relative error of any token against the single-rank reference, by step.
 std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress);
 
-/// What the exchange of a demo is compared with: the copy of all cores, or the copy from GPU to GPU.
-struct DemoLimit {
-  double gbs = 0;
-  std::string name, note;
-};
-
 /// Everything that the report shows.
 nlohmann::json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
-                           const DemoLimit& limit, const measure::Machine& machine, bool passed);
+                           const measure::Machine& machine, bool passed);
 
 /// \returns the exit status
 int run_demo(const DemoOptions& options);

@@ -24,7 +24,7 @@ struct Traffic {
   std::vector<std::vector<int64_t>> rows;    ///< [source][dest] one per (token, rank)
   std::vector<std::vector<int64_t>> routes;  ///< [source][dest] one per (token, expert)
   std::vector<int64_t> experts;              ///< routes to each expert
-  int64_t pairs = 0, remote_pairs = 0, routes_total = 0;
+  int64_t pairs = 0, routes_total = 0;
 };
 
 Traffic count_traffic(const DemoPlan& plan, const DemoOutcome& outcome) {
@@ -49,7 +49,6 @@ Traffic count_traffic(const DemoPlan& plan, const DemoOutcome& outcome) {
           touched[dest] = 1;
           ++t.rows[source][dest];
           ++t.pairs;
-          t.remote_pairs += dest != source ? 1 : 0;
         }
       }
     }
@@ -97,52 +96,56 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   return out;
 }
 
-/// The rank that sends most (dispatch) or whose rows are asked for most (combine), in one direction of its link. One GPU: all
-/// rows of all ranks, read and written.
-json gpu_throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traffic, const DemoLimit& limit) {
-  const DemoOptions& o = plan.options;
-  const bool links = plan.probe.gpus.size() > 1;
-  int64_t sent = 0, received = 0;
-  for (size_t a = 0; a < traffic.rows.size(); ++a) {
-    int64_t out = 0, in = 0;
-    for (size_t b = 0; b < traffic.rows.size(); ++b) {
-      out += a == b ? 0 : traffic.rows[a][b];
-      in += a == b ? 0 : traffic.rows[b][a];
-    }
-    sent = std::max(sent, out);
-    received = std::max(received, in);
-  }
-  const double step_rows = static_cast<double>(links ? sent : 2 * traffic.pairs) / static_cast<double>(o.steps);
-  const double back_rows = static_cast<double>(links ? received : 2 * traffic.pairs) / static_cast<double>(o.steps);
-  const double row = static_cast<double>(o.hidden) * 2;
-  return {
-      {"limit", {{"gbs", limit.gbs}, {"note", limit.note}}},
-      {"items",
-       {{{"name", "dispatch"}, {"gbs", step_rows * row / times_of(outcome, &StepTimes::dispatch).p50 / 1e9}},
-        {{"name", "combine"}, {"gbs", back_rows * row / times_of(outcome, &StepTimes::combine).p50 / 1e9}}}},
-      {"note", fmt::format("{} Times are the host's, from call to end of the work on the GPU, with the exchange of counts: at "
-                           "this size they are latency. Use switchyard bench --backend cuda for figures that compare.",
-                           links ? "Bytes that leave the busiest rank, against a copy from GPU to GPU."
-                                 : "Bytes read and written by all ranks on the one GPU, against a copy within it.")}};
+/// Bars of the parts of a step. A fused layer is a bar of its own, in place of all others.
+json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
+  json items = json::array();
+  const auto add = [&](const char* name, double StepTimes::*phase, const char* category) {
+    items.push_back({{"name", name}, {"us", 1e6 * times_of(outcome, phase).p50}, {"category", category}});
+  };
+  if (plan.gated()) add("gate", &StepTimes::gate, "compute");
+  add("dispatch", &StepTimes::dispatch, "move");
+  add("expert MLP", &StepTimes::expert, "compute");
+  add("combine", &StepTimes::combine, "move");
+  if (plan.fused) add("fused layer", &StepTimes::fused, "user");
+  return items;
 }
 
-json throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traffic, const DemoLimit& limit) {
-  if (plan.on_gpus()) return gpu_throughput(plan, outcome, traffic, limit);
-  const DemoOptions& o = plan.options;
-  const double row = static_cast<double>(o.hidden) * 2;
-  const measure::ExchangeBytes bytes =
-      measure::exchange_bytes(o.ranks * o.tokens, traffic.pairs / o.steps, traffic.remote_pairs / o.steps,
-                              traffic.routes_total / o.steps, row, row, row);
-  return {{"limit", {{"gbs", limit.gbs}, {"note", limit.note}}},
-          {"items",
-           {{{"name", "dispatch"}, {"gbs", bytes.dispatch_limit / times_of(outcome, &StepTimes::dispatch).p50 / 1e9}},
-            {{"name", "combine"}, {"gbs", bytes.combine_limit / times_of(outcome, &StepTimes::combine).p50 / 1e9}}}},
-          {"note", fmt::format("Bytes read and written: dispatch reads each source row once and writes one row per (token, "
-                               "rank), combine the reverse: {} and "
-                               "{} a step. Local copies to several experts of a rank are not counted. Small demo shapes are "
-                               "bound by latency: use switchyard "
-                               "bench for figures that compare.",
-                               decimal_size(bytes.dispatch_limit), decimal_size(bytes.combine_limit))}};
+/// What a worker does in a phase, for readers of the report; "" for phases that no demo has.
+std::string meaning_of(const std::string& phase) {
+  static const std::map<std::string, std::string> kMeanings = {
+      {"gate", "logits of the tokens, and the experts that they choose"},
+      {"dispatch", "the whole call: every token to the ranks of its experts"},
+      {"combine", "the whole call: expert outputs back to their tokens, and summed"},
+      {"layer", "the whole layer in one call"},
+      {"barrier", "all ranks wait for each other"},
+      {"expert_mlp", "the MLPs of the rank's experts"},
+      {"plan", "where each row goes"},
+      {"exchange_counts", "each rank tells all others how many rows it sends; includes wait_counts"},
+      {"wait_counts", "waits for the counts of another rank"},
+      {"wait_placement", "waits for the addresses of the rows of another rank"},
+      {"send_rows", "copies rows to the ranks of their experts"},
+      {"wait_rows", "waits for rows of another rank"},
+      {"place_aliases", "copies a received row to the other experts that its token chose on this rank"},
+      {"copy_out", "copies received rows into memory of the caller"},
+      {"zero_padding", "zeroes the rows between experts"},
+      {"reduce_local", "sums the outputs of a token's experts on this rank"},
+      {"wait_outputs", "waits for the sums of another rank"},
+      {"pull_reduce", "reads sums of other ranks, and adds them"},
+      {"wait_pulled", "waits until another rank has read the sums of this one"},
+      {"ring_send", "appends rows to rings of other ranks"},
+      {"ring_receive", "takes rows out of rings"},
+      {"wait_ring", "waits for rows or for room in a ring"},
+      {"return_rows", "copies expert outputs to the ranks of their tokens"},
+      {"sum_returned", "sums the outputs that came back for a token"},
+      {"wait_returned", "waits for an output of another rank"},
+      {"pull_rows", "reads rows of the tokens of other ranks"},
+      {"expert_up", "the first product of an expert"},
+      {"expert_down", "the second product of an expert"},
+      {"wait_told", "waits for the row numbers of another rank"},
+      {"wait_tile_rows", "waits for the rows of a tile"},
+      {"wait_tiles", "waits for tiles of a product"}};
+  const auto known = kMeanings.find(phase);
+  return known == kMeanings.end() ? "" : known->second;
 }
 
 json timeline(const Trace& trace) {
@@ -176,8 +179,11 @@ json phases(const DemoPlan& plan, const Trace& trace) {
     if (p.name == "step") continue;
     const auto [known, fresh] = index.try_emplace(p.name, out.size());
     if (fresh)
-      out.push_back(
-          {{"name", p.name}, {"category", p.category}, {"count", 0}, {"ms", std::vector<double>(at(plan.options.ranks))}});
+      out.push_back({{"name", p.name},
+                     {"category", p.category},
+                     {"meaning", meaning_of(p.name)},
+                     {"count", 0},
+                     {"ms", std::vector<double>(at(plan.options.ranks))}});
     json& row = out[known->second];
     row["count"] = row["count"].get<uint64_t>() + p.count;
     row["ms"][at(p.rank)] = p.slowest_ms / static_cast<double>(plan.options.steps);
@@ -187,7 +193,7 @@ json phases(const DemoPlan& plan, const Trace& trace) {
 
 }  // namespace
 
-json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors, const DemoLimit& limit,
+json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
                  const measure::Machine& machine, bool passed) {
   const DemoOptions& o = plan.options;
   const Traffic traffic = count_traffic(plan, outcome);
@@ -226,14 +232,13 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
   return {{"passed", passed},
           {"meta", meta},
           {"tiles", tiles(plan, outcome, traffic, errors)},
-          {"limit_name", limit.name},
           {"world", o.ranks},
           {"steps", o.steps},
           {"traffic", {{"rows", traffic.rows}, {"routes", traffic.routes}, {"row_bytes", o.hidden * 2}}},
           {"experts", {{"counts", traffic.experts}, {"first", first}}},
           {"timeline", timeline(outcome.trace)},
           {"phases", phases(plan, outcome.trace)},
-          {"throughput", throughput(plan, outcome, traffic, limit)},
+          {"times", step_times(plan, outcome)},
           {"fused", layer_times_json(outcome.layers)},
           {"checks", checks}};
 }

@@ -12,7 +12,6 @@ const char* no_cuda_text() {
   return "--backend: 'cuda' given, but this build has no CUDA code; build with nvcc and -DSWITCHYARD_BACKENDS=cuda, or use cpu";
 }
 int cuda_runtime_version() { return 0; }
-double measure_gpu_copy(int) { throw UsageError(no_cuda_text()); }
 std::vector<uint64_t> measure_timer_ticks(int) { return {}; }
 std::vector<std::string> try_descriptor_exchange(int, const std::vector<std::vector<bool>>&) { return {}; }
 

@@ -79,9 +79,6 @@ bool built_with_cuda();
 const char* no_cuda_text();
 /// CUDA runtime that this build was compiled with, 13000 = 13.0; 0 without.
 int cuda_runtime_version();
-/// GB/s of a large copy from GPU 0 to GPU 1, or within GPU 0 if there is one only (bytes read + written then). Not in a process
-/// that will fork ranks.
-double measure_gpu_copy(int gpus);
 /// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Not in a process
 /// that will fork ranks.
 /// \throws std::runtime_error naming the failed call.

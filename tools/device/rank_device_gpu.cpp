@@ -98,35 +98,6 @@ bool built_with_cuda() { return true; }
 const char* no_cuda_text() { return ""; }
 int cuda_runtime_version() { return CUDART_VERSION; }
 
-double measure_gpu_copy(int gpus) {
-  constexpr size_t kBytes = size_t{256} << 20;
-  constexpr int kCopies = 10;
-  const int to = gpus > 1 ? 1 : 0;
-  void *source = nullptr, *target = nullptr;
-  check(cudaSetDevice(to), "cudaSetDevice");
-  check(cudaMalloc(&target, kBytes), "cudaMalloc");
-  check(cudaSetDevice(0), "cudaSetDevice");
-  check(cudaMalloc(&source, kBytes), "cudaMalloc");
-  if (to != 0) {
-    const cudaError_t peer = cudaDeviceEnablePeerAccess(to, 0);
-    if (peer != cudaErrorPeerAccessAlreadyEnabled) check(peer, "cudaDeviceEnablePeerAccess");
-  }
-  cudaStream_t stream = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  for (int i = 0; i <= kCopies; ++i) {  // the first one is not timed
-    if (i == 1) check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    check(cudaMemcpyPeerAsync(target, to, source, 0, kBytes, stream), "cudaMemcpyPeer");
-  }
-  check(cudaEventRecord(end, stream), "cudaEventRecord");
-  check(cudaStreamSynchronize(stream), "wait for the copies");
-  float ms = 0;
-  check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-  return (to == 0 ? 2.0 : 1.0) * kCopies * static_cast<double>(kBytes) / (static_cast<double>(ms) * 1e6);
-}
-
 std::vector<uint64_t> measure_timer_ticks(int gpus) {
   std::vector<uint64_t> ticks;
   for (int g = 0; g < gpus; ++g) {

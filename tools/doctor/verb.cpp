@@ -14,18 +14,23 @@ namespace switchyard::tool {
 namespace {
 
 void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
-  add.json_output(o.json, "All findings as JSON on stdout");
+  add.json_output(o.json, "Print all findings as JSON");
   add.group("Numbers for `switchyard plan`");
-  add.file(
-      "--measure", m.path,
-      "Instead: measure copies, sums, links, planning, empty calls and the network of this machine to itself, and write them "
-      "as a topology file");
-  add.choice("--backend", m.backend, kBackends, "--measure: the CPU, or the GPUs of this machine");
-  add.integer("--hosts", m.hosts, 1, 64, "--measure: hosts of the test bed in the file, all of them this machine");
-  add.integer("--seconds", m.seconds, 1, 600, "--measure: for memory and network, roughly");
+  add.file("--measure", m.path,
+           "Measure the rates of memory, links and network loopback of this machine and the cost of calls, and write them to a "
+           "topology file, instead of the report");
+  add.choice("--backend", m.backend, kBackends, "With --measure: measure the CPU or the GPUs");
+  add.integer("--hosts", m.hosts, 1, 64,
+              "With --measure: number of hosts to write to the file, each with the rates of this machine");
+  add.integer("--seconds", m.seconds, 1, 600, "With --measure: approximate time to spend on memory and network");
+  add.when_given([add, &m] {
+    for (const char* flag : {"--backend", "--hosts", "--seconds"})
+      if (m.path.empty() && add.has(flag))
+        throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
+  });
   add.footer(
-      "\nEach line says ok, limited or no; for the last two, why and what to do. '-' marks information.\n"
-      "Exit status 1: something that the CPU backend needs is missing.\n"
+      "\nEach line starts with ok, limited or no; limited and no come with the reason and a remedy. '-' marks information.\n"
+      "Exit status 1: a requirement of the CPU backend is missing.\n"
       "\nExamples:\n"
       "  switchyard doctor\n"
       "  switchyard doctor --measure here.json\n"
@@ -37,14 +42,7 @@ VerbRun add(Options& options) {
   const auto m = std::make_shared<MeasureOptions>();
   declare(options, *o, *m);
   return [o, m] {
-    if (m->path.empty()) {
-      const MeasureOptions usual;
-      for (const auto& [flag, changed] : {std::pair("--backend", m->backend != usual.backend),
-                                          {"--hosts", m->hosts != usual.hosts},
-                                          {"--seconds", m->seconds != usual.seconds}})
-        if (changed) throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
-      return run_doctor(*o);
-    }
+    if (m->path.empty()) return run_doctor(*o);
     if (o->json) throw UsageError("--json: given with --measure, which writes JSON to its FILE");
     return run_measure(*m);
   };
@@ -52,6 +50,6 @@ VerbRun add(Options& options) {
 
 }  // namespace
 
-const Verb kDoctorVerb{"doctor", "Say what this machine can do and, where not, why and what to do", add};
+const Verb kDoctorVerb{"doctor", "Report what this machine supports, and what to change where it does not", add};
 
 }  // namespace switchyard::tool

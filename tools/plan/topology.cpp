@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
 
-#include "cli/verb.hpp"
+#include "cli/json_input.hpp"
 #include "cli/words.hpp"
 
 namespace switchyard::tool {
@@ -27,14 +25,13 @@ constexpr int kMostRanksOfAHost = 64, kMostHosts = 2048;
 /// An object of the file: fields are taken by name, and what nobody took is an error.
 class Fields {
  public:
-  Fields(const json& object, std::string file, std::string path)
-      : object_(object), file_(std::move(file)), path_(std::move(path)) {
+  Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {
     if (!object_.is_object()) fail("", "is no object");
   }
 
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
     const std::string field = path_ + (path_.empty() || name.empty() ? "" : ".") + name;
-    throw std::runtime_error(fmt::format("{}: {}{}", file_, field.empty() ? "the document " : field + " ", what));
+    throw std::runtime_error((field.empty() ? "the document " : field + " ") + what);
   }
   bool has(const std::string& name) {
     known_.push_back(name);
@@ -44,7 +41,7 @@ class Fields {
     if (!has(name)) fail(name, "is missing");
     return object_.at(name);
   }
-  Fields inner(const std::string& name) { return {at(name), file_, path_ + (path_.empty() ? "" : ".") + name}; }
+  Fields inner(const std::string& name) { return {at(name), path_ + (path_.empty() ? "" : ".") + name}; }
   std::string text(const std::string& name) {
     const json& value = at(name);
     if (!value.is_string() || value.get<std::string>().empty()) fail(name, fmt::format("is {}; allowed: a text", value.dump()));
@@ -91,7 +88,7 @@ class Fields {
  private:
   static constexpr double kNotNegative = -1e-300;
   const json& object_;
-  std::string file_, path_;
+  std::string path_;
   std::vector<std::string> known_;
 };
 
@@ -195,8 +192,8 @@ json host_json(const HostTopology& host) {
 
 int Topology::most_ranks() const { return std::accumulate(hosts.begin(), hosts.end(), 0); }
 
-Topology topology_from(const json& document, const std::string& name) {
-  Fields f(document, name, "");
+Topology topology_from(const json& document) {
+  Fields f(document, "");
   Topology t;
   if (!document.contains("format") || document.at("format") != kFormat)
     f.fail("format", fmt::format("is {}; allowed: \"{}\"", document.value("format", json()).dump(), kFormat));
@@ -217,18 +214,13 @@ Topology topology_from(const json& document, const std::string& name) {
 }
 
 Topology read_topology(const std::string& path) {
-  std::ifstream in(path);
-  if (!in || std::filesystem::is_directory(path))
-    throw UsageError(fmt::format(
-        "TOPOLOGY: '{}' given, which cannot be read; allowed: a file as `doctor --measure` writes, or one of data/topologies",
-        path));
-  json document;
+  const InputFile file{"TOPOLOGY", path, "a file that `doctor --measure` wrote, or one of data/topologies"};
+  const json document = read_json(file);
   try {
-    document = json::parse(in);
-  } catch (const json::parse_error& e) {
-    throw std::runtime_error(fmt::format("{}: not JSON: {}", path, e.what()));
+    return topology_from(document);
+  } catch (const std::exception& e) {
+    refuse(file, std::string("is no topology: ") + e.what());
   }
-  return topology_from(document, path);
 }
 
 json to_json(const Topology& t) {

@@ -59,10 +59,10 @@ struct Topology {
   int most_ranks() const;
 };
 
-/// \throws UsageError if the file cannot be read, std::runtime_error naming file and field if it is no topology.
+/// \throws UsageError naming the file, and the line or the field that is wrong
 Topology read_topology(const std::string& path);
-/// `name` is the file's, for errors. \throws std::runtime_error
-Topology topology_from(const nlohmann::json& document, const std::string& name);
+/// \throws std::runtime_error naming the field
+Topology topology_from(const nlohmann::json& document);
 nlohmann::json to_json(const Topology& topology);
 
 }  // namespace switchyard::tool

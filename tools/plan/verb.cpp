@@ -22,33 +22,35 @@ void declare(Options& add, PlanOptions& o) {
   o.variants = variant_words();
   add.group("Where");
   add.argument("TOPOLOGY", o.topology,
-               "Hosts, links and network: a file as `doctor --measure` writes, or one of data/topologies");
+               "File that describes hosts, links and network: written by `doctor --measure`, or one of data/topologies");
   add.integers("--ranks", o.ranks, 1, kMostPlannedRanks,
-               "Numbers of ranks, which fill one host after the other; without it 1, 2, 4, ... as many as the topology has");
-  add.automatic("--ranks-per-host", o.ranks_per_host, 1, kMaxRanks, "Ranks of each host; auto: as the topology has them");
-  add.choices("--variants", o.variants, variant_words(), "How rows cross, see below");
+               "Numbers of ranks; hosts are filled one after the other [1,2,4,... up to all ranks of the topology]");
+  add.automatic("--ranks-per-host", o.ranks_per_host, 1, kMaxRanks, "Ranks per host; auto: as in the topology");
+  add.choices("--variants", o.variants, variant_words(), "Paths of rows between hosts, see below");
   add.group("What is exchanged");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
-  add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
-  add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
+  add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
+  add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
-  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
-  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.choice("--quantize", o.quantize, kQuantize, "Send rows as fp8 with these scales");
+  add.text("--routing", o.routing, "SOURCE", "Source of the routing: a pattern or a recording, see below");
   add.integer("--seed", o.seed, 0, kMostSeed, "Seed of synthetic routing");
   add.group("Output");
-  add.file("--json", o.json_path, "Write all of it as JSON; -: to stdout, and the table to stderr");
-  add.file("--html", o.html_path, "Write a page with times, bytes and memory over the number of ranks");
-  add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
+  add.file("--json", o.json_path, "Write all predictions as JSON; -: to stdout, with the table on stderr");
+  add.file("--html", o.html_path, "Write a page with plots of time, traffic and memory over the number of ranks");
+  add.text("--commit", o.commit, "TEXT", "Commit to record instead of the one of this build");
   add.footer(
-      "\nNothing is measured. Rows are counted over the routes of all ranks; times follow from the topology's numbers, memory "
-      "from the\nlibrary's own functions. Rows are rank-major, of normal mode. How: docs/concepts/prediction.md.\n"
-      "A topology of this machine: switchyard doctor --measure here.json\n"
+      "\nNothing is measured. Rows are counted over the routes of all ranks; times are computed from the rates of the "
+      "topology, "
+      "memory by the\nfunctions of the library. Predictions are for rank-major rows of normal mode: "
+      "docs/concepts/prediction.md.\n"
+      "To write a topology file of this machine: switchyard doctor --measure here.json\n"
       "\nVariants:\n"
-      "  flat_per_route         a row for each route, from its source to the expert's rank\n"
-      "  flat_per_rank          a row for each (token, rank)\n"
-      "  hierarchical           a row for each (token, host), forwarded there; exact rows come back\n"
-      "  per_host               the same, and one sum for each (token, host) comes back\n\n" +
+      "  flat_per_route         one row per route, from the rank of the token to the rank of the expert\n"
+      "  flat_per_rank          one row per (token, rank)\n"
+      "  hierarchical           one row per (token, host), forwarded on the host; one row per (token, rank) returns\n"
+      "  per_host               as hierarchical, but one sum per (token, host) returns\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard plan here.json --tokens 512\n"
@@ -64,6 +66,6 @@ VerbRun add(Options& options) {
 
 }  // namespace
 
-const Verb kPlanVerb{"plan", "Predict time, bytes and memory of exchanges on hosts that are not there", add};
+const Verb kPlanVerb{"plan", "Predict time, traffic and memory of exchanges on the hosts of a topology file", add};
 
 }  // namespace switchyard::tool

@@ -11,11 +11,11 @@ namespace {
 
 void declare(Options& add, PlotOptions& o) {
   add.group("What to plot");
-  add.argument("FILE", o.file, "Figures that bench, tune or plan wrote with --json, here or elsewhere");
+  add.argument("FILE", o.file, "JSON that bench, tune or plan wrote with --json, on any machine");
   add.group("Output");
-  add.file("--html", o.html_path, "The page; by itself FILE with .html in place of its ending");
+  add.file("--html", o.html_path, "The page [FILE with the extension .html]");
   add.footer(
-      "\nNothing is measured: the page is the one that --html of that run writes.\n"
+      "\nNothing is measured. The page is identical to the one that --html writes during the run.\n"
       "\nExample:\n"
       "  switchyard plot results.json --html results.html\n");
 }
@@ -28,6 +28,6 @@ VerbRun add(Options& options) {
 
 }  // namespace
 
-const Verb kPlotVerb{"plot", "Write the page with plots for figures that were measured or predicted earlier", add};
+const Verb kPlotVerb{"plot", "Write a page of plots from the JSON of an earlier bench, tune or plan", add};
 
 }  // namespace switchyard::tool

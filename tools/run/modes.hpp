@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 
 struct Mode {
-  const char* name;                ///< as --mode and --modes take it
+  const char* name;                ///< as --mode takes it
   TuningMode tuning;               ///< the mode whose entries its objects take
   TuningMode expert_major_tuning;  ///< the mode whose entries they take where --layout is expert_major
   bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major

@@ -28,17 +28,17 @@ struct Word {
   bool whole = false;  ///< an integer of at least 0
 };
 constexpr Word kWords[] = {
-    {"recorded", "layer=N", "the recording that comes with the project: a trained 256-expert, top-8 gate on real text"},
+    {"recorded", "layer=N", "the recording of the project: a trained gate of 256 experts, top-8, on real text"},
     {"uniform", "", "all experts equally likely"},
-    {"zipf", "exponent", "skewed: the i-th most popular expert has likelihood i^-exponent (1.2)"},
-    {"group_limited", "groups", "4 of 8 groups of experts (or as many as given), uniformly inside them", true},
+    {"zipf", "exponent", "skewed: the i-th most popular expert has a probability proportional to i^-exponent (1.2)"},
+    {"group_limited", "groups", "experts of 4 of 8 groups (or of as many as given), uniform inside them", true},
     {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalised weights"},
     {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
     {"round_robin", "", "exactly balanced"},
-    {"all_to_one", "rank", "everything to the experts of one rank (0)", true},
-    {"one_expert", "expert", "everything to one expert (0); other routes are dropped", true},
+    {"all_to_one", "rank", "all routes go to the experts of one rank (0)", true},
+    {"one_expert", "expert", "one route of each token goes to one expert (0); the others are dropped", true},
     {"drops", "fraction", "uniform, with a fraction of the routes dropped (0.3)"},
-    {"duplicates", "", "uniform, but an expert may come twice in a token"},
+    {"duplicates", "", "uniform, but a token may name an expert twice"},
 };
 
 const Word* find_word(const std::string& name) {
@@ -112,7 +112,7 @@ std::vector<std::string> RoutingSource::words() {
 }
 
 std::string RoutingSource::help() {
-  std::string text = "Routing sources (--routing, --routings):\n";
+  std::string text = "Routing sources (--routing):\n";
   for (const Word& word : kWords) {
     const std::string name = std::string(word.name) + (*word.number != 0 ? std::string("[:") + word.number + "]" : "");
     text += fmt::format("  {:<22} {}\n", name, word.meaning);
@@ -158,6 +158,9 @@ void RoutingSource::use_word(const std::string& flag, const std::string& word, c
                              const RoutingGeometry& g) {
   experts_ = static_cast<int>(g.experts > 0 ? g.experts : g.usual_experts);
   topk_ = g.topk > 0 ? static_cast<int>(g.topk) : 8;
+  if (topk_ > experts_)
+    throw UsageError(fmt::format("--topk: {} given, which exceeds --experts {}; allowed: 1 to {}",
+                                 g.topk > 0 ? std::to_string(topk_) : fmt::format("auto ({})", topk_), experts_, experts_));
   generator_.num_experts = experts_;
   generator_.topk = topk_;
   generator_.world = world_;
@@ -205,7 +208,11 @@ void RoutingSource::use_file(const std::string& flag, const std::string& path, s
   kind_ = Kind::recording;
   if (access(path.c_str(), R_OK) != 0)
     throw UsageError(fmt::format("{}: cannot read '{}': {}", flag, path, std::strerror(errno)));
-  file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
+  try {
+    file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("{}: {}", flag, e.what()));
+  }
   const std::vector<int> layers = file_->layers();
   layer_ = layer.value_or(layers.front());
   if (std::find(layers.begin(), layers.end(), layer_) == layers.end()) {

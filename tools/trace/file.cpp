@@ -4,13 +4,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
+#include "cli/json_input.hpp"
 #include "cli/verb.hpp"
 #include "switchyard/types.hpp"
 
@@ -63,7 +64,8 @@ int warps_in(const json& metadata, size_t index) {
   const auto name = metadata.at("args").at("name").get<std::string>();
   const size_t at = name.rfind(" warp ");
   if (at == std::string::npos) return 1;
-  const int warp = std::stoi(name.substr(at + 6));
+  int warp = -1;
+  std::from_chars(name.data() + at + 6, name.data() + name.size(), warp);
   if (warp < 0 || warp >= kMostWarps)
     throw BadEvent(fmt::format("traceEvents[{}]: '{}' given; allowed: warp 0 to {}", index, name, kMostWarps - 1));
   return warp + 1;
@@ -77,9 +79,10 @@ TraceFile trace_file_from(const json& document) {
   other.at("world").get_to(file.world);
   other.at("lost_events").get_to(file.lost);
   file.clock_error_ns = other.value("clock_error_ns", uint64_t{0});  // early traces have none
-  if (file.world < 1 || file.world > kMaxRanks) throw std::runtime_error("otherData.world");
+  if (file.world < 1 || file.world > kMaxRanks)
+    throw BadEvent(fmt::format("otherData.world is {}; allowed: 1 to {}", file.world, kMaxRanks));
   const json& events = document.at("traceEvents");
-  if (!events.is_array()) throw std::runtime_error("traceEvents");
+  if (!events.is_array()) throw BadEvent("traceEvents is no list");
   for (size_t i = 0; i < events.size(); ++i) {
     const json& e = events[i];
     const auto kind = e.at("ph").get<std::string>();
@@ -94,20 +97,15 @@ TraceFile trace_file_from(const json& document) {
 }
 
 TraceFile read_trace_file(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw UsageError(fmt::format("--in: '{}' given, which cannot be read", path));
-  if (in.peek() == 0x1f)
-    throw UsageError(
-        fmt::format("--in: '{0}' given, which is packed by gzip; unpack it first: gzip -dc '{0}' > trace.json", path));
+  const InputFile file{"--in", path, "a trace that `switchyard trace` or Trace::write_chrome_json wrote"};
+  const json document = read_json(file);
   try {
-    const json document = json::parse(in);
-    if (document.at("otherData").at("producer") != "switchyard") throw UsageError("");
+    if (document.at("otherData").at("producer") != "switchyard") refuse(file, "is a trace of another program");
     return trace_file_from(document);
-  } catch (const BadEvent& e) {
-    throw UsageError(fmt::format("--in: '{}' given, which is no trace: {}", path, e.what()));
-  } catch (const std::exception&) {
-    throw UsageError(
-        fmt::format("--in: '{}' given, which is no trace that `switchyard trace` or Trace::write_chrome_json wrote", path));
+  } catch (const UsageError&) {
+    throw;
+  } catch (const std::exception& e) {
+    refuse(file, std::string("is no such trace: ") + e.what());
   }
 }
 

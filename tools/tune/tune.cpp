@@ -132,7 +132,7 @@ TuneOptions resolved(const TuneOptions& asked) {
     const TuneMode& m = tune_mode_named(name);
     if (cpu && !m.on_cpu)
       throw UsageError(fmt::format(
-          "--modes: '{}' given with --backend cpu; {} has nothing to tune there. Allowed: low_latency (the pieces of a row, "
+          "--mode: '{}' given with --backend cpu; {} has nothing to tune there. Allowed: low_latency (the pieces of a row, "
           "which flat shares)",
           o.modes.size() == std::size(kModes) ? "all" : joined(o.modes, ","), name));
     for (const int64_t tokens : o.tokens)
@@ -470,7 +470,7 @@ int run_tune(const TuneOptions& asked) {
   std::fflush(stdout);
   Progress progress;
   if (place.gpus == 0) {
-    const measure::CopyLimit limit = limit_now(progress, shapes.front().base, measure::this_machine(), "copy limit");
+    const measure::CopyLimit limit = copy_limit_of(progress, shapes.front().base, measure::this_machine());
     place.limit = to_json(limit);
     place.limit_text = fmt::format("copy limit {:.1f} GB/s", limit.best().gbs);
   }

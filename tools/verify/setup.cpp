@@ -19,7 +19,7 @@ int64_t tokens_of(int rank, int64_t tokens, bool equal) {
 }
 
 RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
-  return RoutingSource("--routings", c.routing, {options.experts, options.topk, c.ranks, c.seed, 64});
+  return RoutingSource("--routing", c.routing, {options.experts, options.topk, c.ranks, c.seed, 64});
 }
 
 /// A scenario but for its routes: the fullest rank has its number of tokens, the others none.

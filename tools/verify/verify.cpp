@@ -221,7 +221,7 @@ void check_intermediate(const VerifyOptions& o) {
   const bool asked =
       std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
   if (!asked && o.intermediate != VerifyOptions().intermediate)
-    throw UsageError("--intermediate: given without --modes layer, whose experts have it");
+    throw UsageError("--intermediate: given without --mode layer, whose experts have it");
   if (!asked || backend_named(o.backend) == Backend::cpu) return;
   for (const int64_t hidden : o.hidden) {
     check_layer_widths(hidden, o.intermediate, ScaleKind::none);

@@ -112,8 +112,7 @@ void CpuNormal<A>::exchange_placements(const CpuCall& call, const SumStaging& st
       };
       if (!pass_on(call.context, &place, sizeof place, none, deliver)) return;
     }
-    WarpSpan<A> span(w, call.context, Event::wait_placement, -1);
-    ok = wait_placements<A>(w, call.context, control_, Site::placement, &span);
+    ok = wait_placements<A>(w, call.context, control_, Site::placement);
   });
   if (!ok) raise(call.name);
   check_placements(call, own);

@@ -65,7 +65,10 @@ class Line {
  public:
   Line(const std::string& file, int number, std::string_view text) : file_(file), number_(number), rest_(text) {}
 
-  [[noreturn]] void fail(const std::string& what) const {
+  /// `what` may quote the file, which may hold anything.
+  [[noreturn]] void fail(std::string what) const {
+    std::replace_if(
+        what.begin(), what.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
     throw Error(ErrorCode::invalid_argument, file_ + ", line " + std::to_string(number_) + ": " + what);
   }
 

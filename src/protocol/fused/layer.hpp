@@ -78,7 +78,7 @@ SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams&
   const int missing = A::template poll_from<Scope::system>(w, n, flag, p.call.word(), site);
   if (missing < 0) return true;
   WarpSpan<A> span(w, p.call, event, writer(missing));
-  return wait_for<A>(w, p.call, n, flag, p.call.word(), site, writer, &span);
+  return wait_for<A>(w, p.call, n, flag, p.call.word(), site, writer, span);
 }
 /// The same of `range` of the flags at `flags`, which other warps of this rank set.
 template <class A>

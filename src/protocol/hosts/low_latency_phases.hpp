@@ -251,7 +251,7 @@ SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombinePar
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto here = [&](int r) { return is_mapped<A>(call.heap, r) ? r : call.rank(); };
   const auto header = [&](int r) { return call.heap.local(p.layout.header(call.epoch, here(r))); };
-  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, here, &span)) return false;
+  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, here, span)) return false;
   const uint64_t others = A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) != value; });
   if (others == 0) return true;
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));

@@ -104,7 +104,7 @@ bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
   WarpSpan<A> span(w, call, Event::wait_network, -1);
   return wait_for<A>(
       w, call, 1, [&](int) { return flag; }, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network,
-      [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, &span, Wait::brief, failed);
+      [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, span, Wait::brief, failed);
 }
 
 /// Tells that this rank has done `rounds` of what `flag` counts, with everything settled before.

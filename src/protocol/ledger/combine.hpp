@@ -134,7 +134,7 @@ SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t se
   const auto writer = [&](int i) { return nth_bit(senders, i); };
   return wait_for<A>(
       w, p.call, bits(senders), [&, senders](int i) { return p.call.heap.local(p.layout.flag(nth_bit(senders, i))); },
-      p.call.word(), Site::ledger_rows, writer, &span);
+      p.call.word(), Site::ledger_rows, writer, span);
 }
 
 /// True if a rank has entered this call with another ledger: then rows may never come. The mismatch is recorded.

@@ -87,7 +87,7 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
   if (!wait_for<A>(
-          w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, &span))
+          w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, span))
     return false;
   const uint64_t others =
       A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> own_bits != value >> own_bits; });

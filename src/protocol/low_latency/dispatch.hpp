@@ -80,7 +80,7 @@ SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int sourc
         const int e = expert(i / source);
         return p.call.heap.local(e >= 0 ? l.expert_count(p.call.epoch, e, i % source) : l.header(p.call.epoch, i % source));
       },
-      p.call.word(), Site::expert_count, [=](int i) { return i % source; }, &span);
+      p.call.word(), Site::expert_count, [=](int i) { return i % source; }, span);
 }
 
 /// Writes where the rows of a message's entries lie into the warp's scratch: -1 for entries that are not for this rank, -2 -

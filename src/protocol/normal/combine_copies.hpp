@@ -115,10 +115,7 @@ SWITCHYARD_FN bool combine_copies(typename A::Warp& w, const CombineParams& p) {
                          p.staging.own_in_place ? &p.staging.own_rows : nullptr);
   const int copiers = p.work.sum_blocks > 0 ? p.work.sum_blocks : w.num_blocks();
   if (w.block() < copiers) make_copies<A>(w, p, copiers * w.warps_per_block(), moved);
-  {
-    WarpSpan<A> span(w, call, Event::wait_placement, -1);
-    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
-  }
+  if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
   if (!all_agree<A>(w, call, p.shape.control, p.staging.place.signature))
     call.moved[w.index()] = moved;
   else if (!pull_copies<A>(w, p, moved))

@@ -292,7 +292,7 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
   const auto reader = [&](int i) { return by_itself ? self : i; };
   return wait_for<A>(
       w, call, by_itself ? 1 : call.world(), [&](int i) { return call.heap.local(flag_of(reader(i))); }, call.word(),
-      Site::pulled, reader, &span);
+      Site::pulled, reader, span);
 }
 
 /// Owner side, after all placements have come: waits for chunk c, and all before it, of the rows that did not lie ready.
@@ -307,7 +307,7 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int
   const auto writer = [&](int i) { return nth_bit(late, i); };
   return wait_for<A>(
       w, call, bits(late), [&](int i) { return call.heap.local(p.shape.control.outputs_flag(writer(i), c)); }, call.word(),
-      Site::outputs, writer, &span);
+      Site::outputs, writer, span);
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
@@ -317,10 +317,7 @@ template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
-  {
-    WarpSpan<A> span(w, call, Event::wait_placement, -1);
-    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
-  }
+  if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
   if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature)) {
     if (!wait_outputs<A>(w, p, kSumChunks - 1)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);

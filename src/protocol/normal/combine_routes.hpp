@@ -111,7 +111,7 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
     {
       WarpSpan<A> span(w, call, Event::wait_outputs, -1);
       const auto flag = [&](int i) { return call.heap.local(p.shape.control.outputs_flag(writer(i), c)); };
-      if (!wait_for<A>(w, call, bits(awaited), flag, call.word(), Site::outputs, writer, &span, Wait::long_with_many))
+      if (!wait_for<A>(w, call, bits(awaited), flag, call.word(), Site::outputs, writer, span, Wait::long_with_many))
         return false;
     }
     WarpSpan<A> span(w, call, Event::sum_returned);
@@ -140,10 +140,7 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   MoveCounter moved;
   if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
   const int32_t* const begins = pushes ? find_chunks<A>(w, p, route_chunk_end) : nullptr;
-  {
-    WarpSpan<A> span(w, call, Event::wait_placement, -1);
-    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
-  }
+  if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
   if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature)) {
     if (pushes) push_rows<A>(w, p, begins, pushers * w.warps_per_block());
     pushing = pushing_ranks<A>(w, p);

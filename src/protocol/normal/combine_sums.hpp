@@ -83,7 +83,7 @@ template <class A>
 SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_outputs, -1);
   return wait_ranks<A>(
-      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, &span);
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, span);
 }
 
 /// Owner side: the tokens that are assigned to this warp. False after a fault (recorded).

@@ -267,7 +267,7 @@ template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
   return wait_ranks<A>(
-      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span);
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, span);
 }
 
 /// Records that a warp has to do with when they have come, in the order in which they come: by chunk, then source.

@@ -22,7 +22,7 @@ OF_NCCL = ROOT / "src/exchange/gpu/hosts/gin.cu"
 USERS = ("tests/gpu/kernels/flat_function.cu",)
 # Kernels that are no part of a call.
 NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "spread_kernel")
-# Phases of a call over several hosts: its plan is traced, the rest is not.
+# Phases of a call over several hosts: its plan and its wait for placements are traced, the rest is not.
 NEVER_TRACED += ("_hosts_kernel",)
 
 

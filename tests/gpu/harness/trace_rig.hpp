@@ -158,6 +158,15 @@ inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace
   return named;
 }
 
+/// Nanoseconds of this rank's longest span of `event` that names rank `late`; 0: none. After recording.
+inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event event, int late) {
+  uint64_t longest = 0;
+  for_each_span(trace, me.rank(), [&](const TraceRecord& r) {
+    if (r.event == static_cast<uint16_t>(event) && r.arg == late) longest = std::max(longest, r.end_ns - r.begin_ns);
+  });
+  return longest;
+}
+
 /// Bytes that the spans of all ranks carried. After recording.
 inline uint64_t traced_bytes(const switchyard::Trace& trace) {
   uint64_t bytes = 0;

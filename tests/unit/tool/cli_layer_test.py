@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whole layers as a user meets them: `switchyard bench --mode layer`, `verify --modes layer` and `trace --mode layer`.
+"""Whole layers as a user meets them: `switchyard bench --mode layer`, `verify --mode layer` and `trace --mode layer`.
 
 Usage: cli_layer_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -21,8 +21,8 @@ class Verify(unittest.TestCase):
     """Every token against a single rank without exchange."""
 
     def test_shapes_and_routings(self):
-        code, out, err = run("verify", "--modes", "layer", "--ranks", "1,3", "--tokens", "0,1,20", "--hidden", "72", "--experts", "10", "--topk",
-                             "3", "--intermediate", "20", "--routings", "zipf,drops,duplicates,one_expert", "--dtypes", "bf16,f16", "--json")
+        code, out, err = run("verify", "--mode", "layer", "--ranks", "1,3", "--tokens", "0,1,20", "--hidden", "72", "--experts", "10", "--topk",
+                             "3", "--intermediate", "20", "--routing", "zipf,drops,duplicates,one_expert", "--dtype", "bf16,f16", "--json")
         self.assertEqual(code, 0, out + err)
         cases = json.loads(out)["cases"]
         self.assertEqual(len(cases), 2 * 3 * 4, "layers are bf16")
@@ -32,11 +32,11 @@ class Verify(unittest.TestCase):
             self.check_fused(case["checks"])
             self.assertEqual(case["case"]["intermediate"], 20)
         self.assertGreater(sum(check["compared"] for check in cases[-1]["checks"]), 0)
-        code, out, err = run("verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--processes", "--warps", "2")
+        code, out, err = run("verify", *SMALL, "--mode", "layer", "--routing", "uniform", "--processes", "--warps", "2")
         self.assertEqual(code, 0, out + err)
-        for args, text in ((["--modes", "layer", "--dtypes", "f16"], "those of a layer are bf16"),
-                           (["--modes", "layer", "--quantize", "f32"], "quantised only with --backend cuda"),
-                           (["--modes", "flat", "--intermediate", "32"], "--intermediate: given without --modes layer")):
+        for args, text in ((["--mode", "layer", "--dtype", "f16"], "those of a layer are bf16"),
+                           (["--mode", "layer", "--quantize", "f32"], "quantised only with --backend cuda"),
+                           (["--mode", "flat", "--intermediate", "32"], "--intermediate: given without --mode layer")):
             code, _, err = run("verify", *args)
             self.assertEqual(code, 2)
             self.assertIn(text, err)
@@ -54,7 +54,7 @@ class Verify(unittest.TestCase):
         self.assertFalse(any(check["skipped"] for check in checks if check not in fused))
 
     def test_what_is_skipped_is_said(self):
-        args = ["verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--ranks", "1,2"]
+        args = ["verify", *SMALL, "--mode", "layer", "--routing", "uniform", "--ranks", "1,2"]
         code, out, err = run(*args, "--json")
         self.assertEqual(code, 0, out + err)
         checks = [check for case in json.loads(out)["cases"] for check in case["checks"]]
@@ -64,7 +64,7 @@ class Verify(unittest.TestCase):
         self.assertIn(f" {sum(not check['skipped'] for check in checks)} checks, ", out.splitlines()[-1])
         for reason in reasons:
             self.assertIn(f"skipped {FUSED}, per_route (2 cases): {reason}", out)
-        code, out, err = run(*args, "--orders", "per_rank", "--json")
+        code, out, err = run(*args, "--order", "per_rank", "--json")
         self.assertEqual(code, 0, out + err)
         names = {check["name"] for case in json.loads(out)["cases"] for check in case["checks"]}
         self.assertFalse([name for name in names if name.startswith(FUSED)], "its sum is per_route")

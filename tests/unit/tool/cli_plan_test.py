@@ -28,9 +28,9 @@ def changed(folder, name, **fields):
 
 
 class PlanUsage(unittest.TestCase):
-    def expect(self, args, *texts, status=2):
+    def expect(self, args, *texts):
         code, out, err = run("plan", *args)
-        self.assertEqual(code, status, f"{args}: {out}{err}")
+        self.assertEqual(code, 2, f"{args}: {out}{err}")
         self.assertEqual(out, "")
         for text in texts:
             self.assertIn(text, err)
@@ -54,12 +54,13 @@ class PlanUsage(unittest.TestCase):
         self.expect([str(TOPOLOGIES)], "which cannot be read")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "x.json")
-            for text, problem in (("{", "not JSON"), ("3", "the document is no object"), ("{}", "format is null")):
+            for text, problem in (("{", "is not JSON: line 1, column 2"), ("3", "is no topology: the document is no object"),
+                                  ("{}", "is no topology: format is null")):
                 path.write_text(text)
-                self.expect([str(path)], f"{path}: {problem}", status=3)
-            self.expect([changed(folder, "y.json", hosts=0)], "hosts is 0; allowed: 1 to 2048", status=3)
-            self.expect([changed(folder, "y.json", host_s=1)], "host_s is not known", "Did you mean 'hosts'?", status=3)
-            self.expect([changed(folder, "y.json", network=None)], "network is missing, and there are 256 hosts", status=3)
+                self.expect([str(path)], f"TOPOLOGY: '{path}' given, which {problem}")
+            self.expect([changed(folder, "y.json", hosts=0)], "hosts is 0; allowed: 1 to 2048")
+            self.expect([changed(folder, "y.json", host_s=1)], "host_s is not known", "Did you mean 'hosts'?")
+            self.expect([changed(folder, "y.json", network=None)], "network is missing, and there are 256 hosts")
 
     def test_doctor(self):
         for args, text in ((["--hosts", "3"], "--hosts: given without --measure"),

@@ -28,14 +28,14 @@ class TuneUsage(unittest.TestCase):
 
     def test_wrong_usage(self):
         for mode in ("normal", "flat", "ledger"):
-            self.expect(["tune", "--modes", mode], f"--modes: '{mode}' given with --backend cpu", "nothing to tune",
+            self.expect(["tune", "--mode", mode], f"--mode: '{mode}' given with --backend cpu", "nothing to tune",
                         "Allowed: low_latency")
-        self.expect(["tune", "--modes", "all"], "--modes: 'all' given with --backend cpu; normal has nothing to tune there",
+        self.expect(["tune", "--mode", "all"], "--mode: 'all' given with --backend cpu; normal has nothing to tune there",
                     "Allowed: low_latency")
-        self.expect(["tune", "--modes", "flat,low_latency"], "--modes: 'flat,low_latency' given with --backend cpu; flat has")
+        self.expect(["tune", "--mode", "flat,low_latency"], "--mode: 'flat,low_latency' given with --backend cpu; flat has")
         for flag in ("--commit", "--routing"):
             self.expect(["tune", flag, "a\nb"], f"{flag}: a text with a line break given; allowed: one line")
-        self.expect(["tune", "--modes", "lowlatency"], "--modes: 'lowlatency' given", "Did you mean 'low_latency'?")
+        self.expect(["tune", "--mode", "lowlatency"], "--mode: 'lowlatency' given", "Did you mean 'low_latency'?")
         self.expect(["tune", "--token", "3"], "--token: no such option of 'tune'", "Did you mean '--tokens'?")
         self.expect(["tune", "--tokens", "70000"], "--tokens: 70000 given", "at most 65535")
         self.expect(["tune", "--slack", "51"], "--slack: '51' given", "0 to 50")
@@ -177,8 +177,8 @@ class Tune(unittest.TestCase):
             self.assertEqual(self.pieces_received(None), 2 * rows)
             self.assertEqual(self.pieces_received(path), 4 * rows)
             self.assertEqual(self.pieces_received(path, "--pieces", "8"), 8 * rows)
-            code, out, err = run("verify", *SMALL, "--modes", "low_latency,flat", "--hidden", "1024", "--processes",
-                                 "--routings", "uniform", "--dtypes", "bf16", env={"SWITCHYARD_TUNING": path})
+            code, out, err = run("verify", *SMALL, "--mode", "low_latency,flat", "--hidden", "1024", "--processes",
+                                 "--routing", "uniform", "--dtype", "bf16", env={"SWITCHYARD_TUNING": path})
             self.assertEqual(code, 0, out + err)
             code, out, err = run("bench", *SMALL, "--mode", "low_latency", "--iterations", "20", env={"SWITCHYARD_TUNING": path})
             self.assertEqual(code, 0, out + err)

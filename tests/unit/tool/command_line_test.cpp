@@ -123,10 +123,10 @@ TEST(CommandLine, MemoryIsAskedForBeforeItIsTaken) {
 TEST(CommandLine, Choices) {
   const std::vector<std::string> allowed = {"rank_major", "expert_major"};
   EXPECT_EQ(parse_choice("--layout", "Rank-Major", allowed), "rank_major");
-  EXPECT_EQ(parse_choices("--layouts", "all", allowed), allowed);
-  EXPECT_EQ(parse_choices("--layouts", "expert_major,expert_major", allowed), std::vector<std::string>{"expert_major"});
+  EXPECT_EQ(parse_choices("--layout", "all", allowed), allowed);
+  EXPECT_EQ(parse_choices("--layout", "expert_major,expert_major", allowed), std::vector<std::string>{"expert_major"});
   for (const char* bad : {"", "rank", "rank_major,", "all,rank_major", "everything"}) {
-    EXPECT_THROW(parse_choices("--layouts", bad, allowed), UsageError) << bad;
+    EXPECT_THROW(parse_choices("--layout", bad, allowed), UsageError) << bad;
   }
 }
 
@@ -198,6 +198,7 @@ TEST(CommandLine, ProgressFitsTheTerminal) {
   EXPECT_EQ(cut.size(), 79u);
   EXPECT_NE(cut.find("[#####.....]  50 %  1.0 s  xxx"), std::string::npos) << cut;
   EXPECT_EQ(progress_line("t", 5, 0, 1, "note", 80), "  t" + std::string(29, ' ') + "  1.0 s  note");
+  EXPECT_EQ(progress_line("t", 5, 0, 1, "note", 80, 40), "  t" + std::string(39, ' ') + "  1.0 s  note");
 }
 
 }  // namespace

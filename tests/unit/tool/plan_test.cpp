@@ -40,13 +40,13 @@ json document() {
             {"calls", {{"ranks", {1, 4}}, {"dispatch_us", {10, 30}}, {"combine_us", {5, 5}}}}}},
           {"network", {{"rails", 2}, {"gbs", 10}, {"us", 7}}}};
 }
-Topology topology() { return topology_from(document(), "x.json"); }
+Topology topology() { return topology_from(document()); }
 
 /// `workers` threads do all the work of a host.
 Topology cpu_topology(int workers) {
   json d = document();
   d["host"]["workers"] = workers;
-  return topology_from(d, "x.json");
+  return topology_from(d);
 }
 
 PlanShape shape(int experts, int topk) {
@@ -337,7 +337,7 @@ TEST(PlanRates, LineThroughThreeTimes) {
 
 std::string refusal(const json& d) {
   try {
-    (void)topology_from(d, "x.json");
+    (void)topology_from(d);
   } catch (const std::runtime_error& e) {
     return e.what();
   }
@@ -351,26 +351,25 @@ TEST(PlanTopology, SaysWhatIsWrong) {
     d[json::json_pointer(at)] = value;
     return refusal(d);
   };
-  EXPECT_EQ(refusal(json::array()), "x.json: the document is no object");
-  EXPECT_EQ(with("/format", "other"), "x.json: format is \"other\"; allowed: \"switchyard-topology\"");
-  EXPECT_EQ(with("/version", 2), "x.json: version is 2; allowed: 1 to 1");
-  EXPECT_EQ(with("/host/copy/read_gbs", 0), "x.json: host.copy.read_gbs is 0; allowed: a number above 0");
-  EXPECT_EQ(with("/host/copy/read_gbs", "1"), "x.json: host.copy.read_gbs is \"1\"; allowed: a number above 0");
-  EXPECT_EQ(with("/host/link_us", -1), "x.json: host.link_us is -1; allowed: a number of at least 0");
-  EXPECT_EQ(with("/host/ranks", 65), "x.json: host.ranks is 65; allowed: 1 to 64");
-  EXPECT_EQ(with("/host/copy/host_read_gbs", 3), "x.json: host.copy has one of host_read_gbs and host_write_gbs");
-  EXPECT_EQ(with("/host/calls/ranks", {4, 1}), "x.json: host.calls.ranks is 1; allowed: 5 to 64");
-  EXPECT_EQ(with("/host/calls/combine_us", {4}),
-            "x.json: host.calls.combine_us has 1 times; allowed: 2, one for each number of ranks");
-  EXPECT_EQ(with("/network/bisection", 2), "x.json: network.bisection is 2; allowed: above 0, at most 1");
-  EXPECT_EQ(with("/network", nullptr), "x.json: network is missing, and there are 4 hosts");
-  EXPECT_EQ(with("/hosts", json::array({2, 3})), "x.json: hosts is 3; allowed: 1 to 2");
-  EXPECT_EQ(with("/one_machine", 1), "x.json: one_machine is 1; allowed: true or false");
-  EXPECT_NE(with("/host/link_gb", 1).find("x.json: host.link_gb is not known; allowed: ranks, "), std::string::npos);
+  EXPECT_EQ(refusal(json::array()), "the document is no object");
+  EXPECT_EQ(with("/format", "other"), "format is \"other\"; allowed: \"switchyard-topology\"");
+  EXPECT_EQ(with("/version", 2), "version is 2; allowed: 1 to 1");
+  EXPECT_EQ(with("/host/copy/read_gbs", 0), "host.copy.read_gbs is 0; allowed: a number above 0");
+  EXPECT_EQ(with("/host/copy/read_gbs", "1"), "host.copy.read_gbs is \"1\"; allowed: a number above 0");
+  EXPECT_EQ(with("/host/link_us", -1), "host.link_us is -1; allowed: a number of at least 0");
+  EXPECT_EQ(with("/host/ranks", 65), "host.ranks is 65; allowed: 1 to 64");
+  EXPECT_EQ(with("/host/copy/host_read_gbs", 3), "host.copy has one of host_read_gbs and host_write_gbs");
+  EXPECT_EQ(with("/host/calls/ranks", {4, 1}), "host.calls.ranks is 1; allowed: 5 to 64");
+  EXPECT_EQ(with("/host/calls/combine_us", {4}), "host.calls.combine_us has 1 times; allowed: 2, one for each number of ranks");
+  EXPECT_EQ(with("/network/bisection", 2), "network.bisection is 2; allowed: above 0, at most 1");
+  EXPECT_EQ(with("/network", nullptr), "network is missing, and there are 4 hosts");
+  EXPECT_EQ(with("/hosts", json::array({2, 3})), "hosts is 3; allowed: 1 to 2");
+  EXPECT_EQ(with("/one_machine", 1), "one_machine is 1; allowed: true or false");
+  EXPECT_NE(with("/host/link_gb", 1).find("host.link_gb is not known; allowed: ranks, "), std::string::npos);
   EXPECT_NE(with("/host/link_gb", 1).find("Did you mean 'link_gbs'?"), std::string::npos);
   json d = document();
   d["host"].erase("sum");
-  EXPECT_EQ(refusal(d), "x.json: host.sum is missing");
+  EXPECT_EQ(refusal(d), "host.sum is missing");
 }
 
 TEST(PlanTopology, IsWrittenAsItIsRead) {
@@ -380,10 +379,10 @@ TEST(PlanTopology, IsWrittenAsItIsRead) {
   d["host"]["workers"] = 3;
   d["host"]["copy"]["host_read_gbs"] = d["host"]["copy"]["host_write_gbs"] = 5;
   d["network"]["host_gbs"] = 11;
-  const Topology t = topology_from(d, "x.json");
+  const Topology t = topology_from(d);
   EXPECT_EQ(t.most_ranks(), 5);
   EXPECT_EQ(t.host.link_read_gbs, t.host.link_gbs);
-  const json again = to_json(topology_from(to_json(t), "y.json"));
+  const json again = to_json(topology_from(to_json(t)));
   EXPECT_EQ(again, to_json(t));
   EXPECT_EQ(again.at("hosts"), json({2, 1, 2}));
   EXPECT_EQ(again.at("host").at("copy").at("host_write_gbs"), 5);

@@ -124,26 +124,18 @@ function drawTraffic() {
 }
 switcher($('traffic-switch'), ['rows sent', 'routes'], 0, i => { trafficKind = i; drawTraffic(); });
 
-// ---------------------------------------------------------------------------------------------------- throughput
-function drawThroughput() {
-  const box = clear($('throughput')), T = D.throughput, s = svg(box, 10);
-  const share = (gbs, digits) => `${(100 * gbs / T.limit.gbs).toFixed(digits)} %`, rate = gbs => `${gbs.toFixed(1)} GB/s`;
-  const item = (name, gbs, color, label, note) => ({name, gbs, color, label, tip: `${name}: ${rate(gbs)}\n${note}`});
-  const items = T.items.map(({name, gbs}) =>
-    item(name, gbs, 'var(--bar)', `${rate(gbs)}, ${share(gbs, 0)}`, `${share(gbs, 1)} of: ${D.limit_name}`));
-  items.push(item('limit', T.limit.gbs, 'var(--call)', rate(T.limit.gbs), T.limit.note));
-  const left = 84, right = 128, step = 34, max = Math.max(...items.map(i => i.gbs)) || 1, height = step * items.length;
+// ------------------------------------------------------------------------------------------------- time of a step
+function drawTimes() {
+  const box = clear($('times')), items = D.times, s = svg(box, 10);
+  const left = 92, right = 84, step = 34, max = Math.max(...items.map(i => i.us)) || 1, height = step * items.length;
   s.setAttribute('viewBox', `0 0 ${s.W} ${height}`);
   s.setAttribute('height', height);
   items.forEach((it, i) => {
-    const w = Math.max(2, (s.W - left - right) * it.gbs / max), y = i * step;
-    const g = el(s, 'g', {'data-tip': it.tip});
-    el(g, 'rect', {x: left, y: y + 6, width: w, height: 22, rx: 4, style: `fill:${it.color}`});
-    el(g, 'text', {x: left - 10, y: y + 21, 'text-anchor': 'end', class: 'strong'}, it.name);
-    el(g, 'text', {x: left + w + 8, y: y + 21}, it.label);
+    const w = Math.max(2, (s.W - left - right) * it.us / max), y = i * step;
+    el(s, 'rect', {x: left, y: y + 6, width: w, height: 22, rx: 4, style: `fill:var(--${it.category})`});
+    el(s, 'text', {x: left - 10, y: y + 21, 'text-anchor': 'end', class: 'strong'}, it.name);
+    el(s, 'text', {x: left + w + 8, y: y + 21}, time(it.us));
   });
-  $('throughput-title').textContent = `Throughput against the ${D.limit_name}`;
-  $('throughput-note').textContent = T.note;
 }
 
 // --------------------------------------------------------------------------------------------------- expert load
@@ -181,15 +173,18 @@ function drawExperts() {
 }
 
 // ------------------------------------------------------------------------------------------------------ timeline
-const KINDS = [['move', 'moving rows'], ['compute', 'experts and gate'], ['plan', 'bookkeeping'], ['wait', 'waiting'],
-  ['user', 'other']];
-const S = D.timeline.slices.map(a => ({rank: a[0], track: a[1], name: a[2], cat: a[3], begin: a[4], dur: a[5], arg: a[6]}));
-const cats = new Set(S.map(s => s.cat));
-for (const [k, text] of KINDS) if (cats.has(k)) {
-  const item = el($('legend'), 'span');
-  el(item, 'i', {style: `background:var(--${k})`});
-  item.appendChild(document.createTextNode(text));
+const KINDS = [['call', 'whole call'], ['move', 'moving rows'], ['compute', 'experts and gate'], ['plan', 'bookkeeping'],
+  ['wait', 'waiting'], ['user', 'other']];
+function legend(parent, categories) {
+  for (const [k, text] of KINDS) if (categories.has(k)) {
+    const item = el(parent, 'span');
+    el(item, 'i', {style: `background:var(--${k})`});
+    item.appendChild(document.createTextNode(text));
+  }
 }
+const S = D.timeline.slices.map(a => ({rank: a[0], track: a[1], name: a[2], cat: a[3], begin: a[4], dur: a[5], arg: a[6]}));
+legend($('timeline-legend'), new Set(S.map(s => s.cat)));
+legend($('phases-legend'), new Set(D.phases.map(p => p.category)));
 const lastStep = D.timeline.steps[D.timeline.steps.length - 1];
 const all = S.length ? [Math.min(...S.map(s => s.begin)), Math.max(...S.map(s => s.begin + s.dur))] : [0, 1];
 let view = lastStep ? [lastStep[1], lastStep[2]] : all.slice();
@@ -276,6 +271,7 @@ $('timeline-note').textContent = 'Drag to move, Ctrl or Shift with the wheel to 
 function drawPhases() {
   const table = el(clear($('phases')), 'table'), head = el(el(table, 'thead'), 'tr');
   el(head, 'th', {}, 'phase');
+  el(head, 'th', {class: 'meaning'}, 'what a worker does');
   for (let r = 0; r < D.world; ++r) el(head, 'th', {}, 'rank ' + r);
   const body = el(table, 'tbody'), max = Math.max(...D.phases.filter(p => p.category !== 'call').flatMap(p => p.ms), 1e-9);
   const heat = getComputedStyle(document.documentElement).getPropertyValue('--heat1');
@@ -283,6 +279,7 @@ function drawPhases() {
     const row = el(body, 'tr'), name = el(row, 'td', {'data-tip': `${p.count} spans on all ranks and steps`});
     el(name, 'span', {class: 'swatch', style: `background:var(--${p.category})`});
     name.appendChild(document.createTextNode(p.name));
+    el(row, 'td', {class: 'meaning'}, p.meaning);
     for (const v of p.ms) {
       const strength = p.category === 'call' ? 0 : Math.min(0.55, 0.55 * v / max);
       const shade = strength > 0.02 ? `background:rgba(${heat},${strength.toFixed(3)})` : '';
@@ -306,7 +303,7 @@ if (D.fused.length) {
   }
 }
 
-function drawAll() { drawTraffic(); drawThroughput(); drawExperts(); drawTimeline(); drawPhases(); }
+function drawAll() { drawTraffic(); drawTimes(); drawExperts(); drawTimeline(); drawPhases(); }
 $('theme').onclick = () => { document.documentElement.setAttribute('data-theme', dark() ? 'light' : 'dark'); drawAll(); };
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawAll);
 let timer = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts and placements over several hosts, on GPUs: what the relay of protocol/hosts/relay.hpp does, in kernels before and
 // after a round.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 #include "plan/decisions.hpp"
@@ -133,6 +134,8 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
   __syncthreads();
   if (!begin_hosts_block(p.call, p.state, call)) return;
   CudaWarp w(CudaWarp::Bare{});
+  // A trace counts this kernel to the plan: the kernels that move rows between hosts do not record.
+  const KernelTrace<A> trace(w, call.device_trace, Event::plan, pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
   const uint64_t signature = p.handle != nullptr ? mix_hash(p.place.signature, p.handle->identity) : p.place.signature;
   int failed = -1;
@@ -168,7 +171,8 @@ const Kernel<const AnnounceParams> announce("announce kernel", normal::announce_
 constexpr auto kNoShared = [](const DeviceLimits&) { return 0; };
 const Kernel<const DeliverParams> deliver("deliver kernel", normal::deliver_hosts_kernel<CudaHosts>, kLanes, kNoShared);
 const Kernel<const OfferParams> offer("offer kernel", normal::offer_hosts_kernel<CudaHosts>, kLanes, kNoShared);
-const Kernel<const OfferParams> judge("judge kernel", normal::judge_hosts_kernel<CudaHosts>, kLanes, kNoShared);
+template <class A>
+const Kernel<const OfferParams> judge("judge kernel", normal::judge_hosts_kernel<A>, kLanes, kNoShared);
 const Kernel<const OfferParams> end("end kernel", normal::end_hosts_kernel<CudaHosts>, kLanes, kNoShared);
 
 }  // namespace
@@ -178,7 +182,11 @@ void launch_announce(const AnnounceParams& p, gpu::Stream stream) {
 }
 void launch_deliver(const DeliverParams& p, gpu::Stream stream) { deliver.launch({1, kLanes, 0}, stream, p); }
 void launch_offer(const OfferParams& p, gpu::Stream stream) { offer.launch({1, kLanes, 0}, stream, p); }
-void launch_judge(const OfferParams& p, gpu::Stream stream) { judge.launch({1, kLanes, 0}, stream, p); }
+void launch_judge(const OfferParams& p, gpu::Stream stream) {
+  // The kernel that records, if the call is traced.
+  const auto& kernel = p.call.device_trace.records != nullptr ? judge<TracedArch<CudaHosts>> : judge<CudaHosts>;
+  kernel.launch({1, kLanes, 0}, stream, p);
+}
 void launch_end(const OfferParams& p, gpu::Stream stream) { end.launch({1, kLanes, 0}, stream, p); }
 
 }  // namespace switchyard::detail

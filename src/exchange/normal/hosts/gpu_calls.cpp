@@ -60,6 +60,8 @@ void CudaNormal::move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDi
   offer.state = state();
   offer.place = d.place;
   offer.handle = d.fresh ? nullptr : params.header;
+  offer.header = params.header;
+  offer.topk = config.topk;
   offer.own_rows_differ = call.own_placed;
   offer.own_rows = call.own_rows;
   settle_placements(call, offer, d.error);
@@ -73,7 +75,8 @@ void CudaNormal::sum_over_hosts(CudaCall& call, const HandleData& h, const CudaC
   offer.call = call.context;
   offer.state = state();
   offer.place = params.c.staging.place;
-  offer.handle = params.header;
+  offer.handle = offer.header = params.header;
+  offer.topk = config.topk;
   offer.own_rows_differ = params.c.staging.own_in_place;
   offer.own_rows = params.c.staging.own_rows;
   settle_placements(call, offer, error);

@@ -58,6 +58,8 @@ struct OfferParams {
   ControlLayout control;
   Placement place{};
   const TablesHeader* handle = nullptr;  ///< whose identity the signature gets; null: none
+  const TablesHeader* header = nullptr;  ///< of the call: its tokens, for the trace
+  int topk = 0;                          ///< of the object, for the trace
   bool own_rows_differ = false;
   uint64_t own_rows = 0;
   std::byte* messages = nullptr;

@@ -126,10 +126,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
 template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
-  {
-    WarpSpan<A> span(w, call, Event::wait_counts, -1);
-    if (!wait_placements<A>(w, call, v.p.control, Site::counts, &span)) return false;
-  }
+  if (!wait_placements<A>(w, call, v.p.control, Site::counts)) return false;
   uint64_t weights = 0, missing = 0, other = 0;
   for (int base = 0; base < call.world(); base += kLanes) {
     const int r = base + v.lane;
