@@ -11,7 +11,7 @@ enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 // ---- Routing and values ----
 
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts.
-static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {9, 0}}};
+static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, 0}}};
 static const int64_t kTokens[kWorld] = {3, 2};
 
 static int owner(int32_t expert) { return expert < 0 || expert >= kExperts ? -1 : expert == 2; }

@@ -231,24 +231,11 @@ TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
   EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
 }
 
-/// While rank 2 of 3 is missing. Both processes hear of each other, and rank 1 of both, long before the deadline.
+/// While ranks 1 and 2 are missing. Both processes hear of each other, long before the deadline.
 TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   for (const char* const kind : {"path", "abstract", "127.0.0.1"}) {
     const Place place(kind);
-    ForkedRanks processes(3, [&](ChildRank& me) {
-      if (me.rank() == 1) {
-        HandMadeRank guest(place.store(), 1, 3);
-        guest.wait_for(FrameKind::progress);
-        me.say("counted");
-        me.say(decode_failure(guest.wait_for(FrameKind::failure).payload).value().text);
-        return;
-      }
-      if (me.rank() == 2) me.await("go");
-      say_outcome(me, {0, 3, place.store(), "token"}, kLong);
-    });
-    ASSERT_TRUE(processes.wait_until_said(1, "counted", kLong));
-    processes.tell(2, "go");
-    const auto ends = processes.finish(kLong);
+    const auto ends = run_ranks(2, [&](ChildRank& me) { say_outcome(me, {0, 3, place.store(), "token"}, kLong); });
     for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rank 0 is taken twice, by process ")) << all_said(end);
   }
 }
