@@ -69,7 +69,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const Chosen chosen = chosen_verb(app);
   std::string what = error.what();
   if (const size_t end = what.find(" was given a disallowed flag override"); end != std::string::npos)
-    return fmt::format("{}: given with a value, but it is a switch that takes no value", what.substr(0, end));
+    return fmt::format("--{}: given with a value, but it is a switch that takes no value", what.substr(0, end));
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return fmt::format("{}: no value given, or several where one is allowed", what.substr(0, what.find(':')));
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return explain_switch(*chosen.app, what);
