@@ -10,7 +10,7 @@ enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 
 // ---- Routing and values ----
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. -1 is no expert.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, 0}}};
 static const int64_t kTokens[kWorld] = {3, 2};
 

@@ -9,7 +9,7 @@
 
 enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts; a token of rank 1 names an expert twice.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. -1 is no expert; a token of rank 1 names an expert twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, -1}, {2, 2}}};
 static const int64_t kTokens[kWorld] = {3, 3};
 
