@@ -181,8 +181,8 @@ static void memory(int low_latency) {
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->form = 3");
   fused_memory(config);
   config = make_config(low_latency);
-  config.reserved = 1;
-  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->reserved = 1");
+  config.invalid_ids = 2;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->invalid_ids = 2");
   config = make_config(low_latency);
   config.struct_size = 40;  // of a program that knows no further members: there are no experts then
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "MoeLayerConfig::num_experts = 0");
