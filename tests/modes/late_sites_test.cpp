@@ -94,7 +94,7 @@ std::vector<LateSite> late_sites() {
       {"dispatch", "ring_dispatch", "cached_dispatch", "ring_cached_dispatch", "combine", "combine_own_rows",
        "combine_by_expert", "combine_by_route", "ring_combine"});
   add(Site::rows, Event::wait_rows, {"dispatch", "dispatch_by_expert", "cached_dispatch"});
-  add(Site::outputs, Event::wait_outputs, {"combine_own_rows", "combine_by_expert", "combine_by_route"});
+  add(Site::outputs, Event::wait_outputs, {"combine_own_rows", "combine_by_expert"});
   add(Site::pulled, Event::wait_pulled, {"combine", "combine_own_rows", "combine_by_expert"});
   add(Site::ring_tail, Event::wait_ring, {"ring_dispatch", "ring_combine"});
   add(Site::ring_head, Event::wait_ring, {"ring_dispatch", "ring_combine"});

@@ -120,15 +120,15 @@ class BenchUsage(unittest.TestCase):
                 (["--sweep", "hidden=64,13"], "hidden = 13"),
                 ([*low_latency, "--quantize", "f32", "--sweep", "hidden=64,20"], "hidden = 20"),
                 (["--staging", "ring", "--slots", "1"], "slots = 1"),
-                (["--topk", "8", "--experts", "4"], "--experts 4 --topk 8"),
-                ([*low_latency, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8"),
-                ([*flat, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8"),
+                (["--topk", "8", "--experts", "4"], "--topk: 8 given, which exceeds --experts 4"),
+                ([*low_latency, "--experts", "4", "--sweep", "topk=2,8"], "--topk: 8 given, which exceeds --experts 4"),
+                ([*flat, "--experts", "4", "--sweep", "topk=2,8"], "--topk: 8 given, which exceeds --experts 4"),
                 (["--routing", "unifrm"], "Did you mean 'uniform'?"),
                 (["--ranks", "64", *large], "--hidden 100000 need about"),
                 ([*low_latency, "--ranks", "64", *large], "--hidden 100000 need about"),
                 ([*flat, "--ranks", "64", *large], "--hidden 100000 need about"),
                 ([*layer, "--sweep", "intermediate=8,128k"], "--intermediate 128000 --experts 256 need about"),
-                ([*layer, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8")):
+                ([*layer, "--experts", "4", "--sweep", "topk=2,8"], "--topk: 8 given, which exceeds --experts 4")):
             self.refused(args, text)
         for mode in ("normal", "low_latency", "flat", "layer"):
             code, out, err = run("bench", "--mode", mode, env={"SWITCHYARD_TUNING": "/nonexistent.tuning"})

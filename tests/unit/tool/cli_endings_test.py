@@ -46,7 +46,7 @@ class Usage(unittest.TestCase):
 
     def test_a_switch_takes_no_value(self):
         for verb in (["verify"], ["verify", "ledger"]):
-            self.expect([*verb, "--json=out.json"], "--json: 'out.json' given, but it is a switch", "as JSON on stdout")
+            self.expect([*verb, "--json=out.json"], "--json: 'out.json' given, but it is a switch", "as JSON)")
 
     def test_values_are_quoted_whole(self):
         for bad in ("1-", "1,,2", ",1"):

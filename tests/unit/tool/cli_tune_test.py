@@ -47,7 +47,7 @@ class TuneUsage(unittest.TestCase):
             self.expect([*out, "--html", "/nonexistent/x.html"], "--html: cannot write '/nonexistent/x.html'")
             self.expect([*out, "--out", ""], "--out: '' given; allowed: the path of a file")
             self.assertEqual(os.listdir(folder), [])
-            for args, text in ((["--hidden", "256,20"], "hidden = 20"), (["--topk", "8", "--experts", "4"], "--experts 4 --topk 8"),
+            for args, text in ((["--hidden", "256,20"], "hidden = 20"), (["--topk", "8", "--experts", "4"], "--topk: 8 given, which exceeds --experts 4"),
                                (["--tokens", "8,65535", "--hidden", "100k", "--ranks", "64"], "need about"),
                                (["--routing", "unifrm"], "Did you mean 'uniform'?")):
                 self.expect([*out, *args], text)
