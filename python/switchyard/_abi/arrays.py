@@ -11,7 +11,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from .names import CPU, CUDA, DTYPES, invalid, name_of
+from .names import CPU, CUDA, DTYPES, invalid, invalid_type, name_of
 
 #: Elements beside row types (0 to 3), for arrays of routing.
 I32, I64, U8 = 10, 11, 12
@@ -56,6 +56,10 @@ class NumpyArrays:
     def is_dense(self, array: np.ndarray) -> bool:
         return array.flags.c_contiguous
 
+    def has_memory(self, array: np.ndarray) -> bool:
+        """Whether its elements are what lies in its memory."""
+        return type(array) is np.ndarray or not isinstance(array, np.ma.MaskedArray)
+
     def where(self, array: np.ndarray) -> Tuple[int, int]:
         return CPU, -1
 
@@ -87,7 +91,7 @@ class TorchArrays:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self.Tensor = torch.Tensor
+        self.Tensor, self._Parameter, self._strided = torch.Tensor, torch.nn.Parameter, torch.strided
         self.codes = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 0, torch.int32: I32, torch.int64: I64, torch.uint8: U8}
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
@@ -116,7 +120,13 @@ class TorchArrays:
         return tensor.data_ptr()
 
     def is_dense(self, tensor: Any) -> bool:
-        return tensor.is_contiguous()
+        return tensor.layout is self._strided and tensor.is_contiguous()
+
+    def has_memory(self, tensor: Any) -> bool:
+        """Whether its elements are what lies in its memory: not of sparse tensors, nor of wrappers such as DTensor."""
+        if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
+            return tensor.layout is self._strided
+        return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
 
     def where(self, tensor: Any) -> Tuple[int, int]:
         return (CUDA, tensor.device.index) if tensor.is_cuda else (CPU if tensor.device.type == "cpu" else -1, -1)
@@ -176,8 +186,12 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
     if isinstance(array, np.ndarray):
         return array, NUMPY
     if hasattr(array, "__dlpack__"):
-        return np.from_dlpack(array), NUMPY
-    invalid(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
+        try:
+            return np.from_dlpack(array), NUMPY
+        except Exception as error:  # whatever the other library raises
+            invalid(f"{name} is {type(array).__module__}.{type(array).__name__}, which numpy cannot read by DLPack ({error}): give a numpy "
+                    f"array or a torch tensor; bits of bf16 may be uint16, of fp8 uint8")
+    invalid_type(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
 
 
 def describe(shape: Sequence[object]) -> str:
@@ -221,13 +235,14 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
 
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
-         strided: bool = False) -> Taken:
+         strided: bool = False, written: bool = False) -> Taken:
     """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed. `strided`:
-    it need not be dense."""
-    if _torch is not None and isinstance(array, _torch.torch.Tensor):
+    it need not be dense. `written`: the call writes into it. `device`: the GPU that it must be on, -1: that of the group, which the
+    library checks."""
+    if _torch is not None and isinstance(array, _torch.Tensor):
         code = _torch.codes.get(array.dtype)
         here = array.is_cpu if backend == CPU else array.is_cuda and (device < 0 or array.get_device() == device)
-        if here and code in codes and (strided or array.is_contiguous()) and _fits(array.shape, shape):
+        if here and code in codes and _fits(array.shape, shape) and (strided or _torch.is_dense(array)) and _torch.has_memory(array):
             return Taken(array.data_ptr(), array.shape, code, array, _torch)  # the way of every correct call
     array, arrays = arrays_of(array, name)
     given = tuple(array.shape)
@@ -242,7 +257,46 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
         wanted = "on a GPU (the group's backend is cuda)" if backend == CUDA else "in host memory (the group's backend is cpu)"
         invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
     if device >= 0 and index != device:
-        invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
+        invalid(f"{name} is on cuda:{index}: must be on cuda:{device}, with the rest")
+    _check_memory(array, arrays, name, strided, written)
+    return Taken(arrays.pointer(array), given, code, array, arrays)
+
+
+def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:
+    """Refuses arrays whose memory is not what the library would read or write."""
+    if not arrays.has_memory(array):
+        kind = type(array).__name__ if isinstance(array, np.ndarray) else f"{type(array).__name__}, layout {array.layout}"
+        invalid(f"{name} is a {kind}: must be a plain array in memory of its own, without masks, and not sparse")
+    if isinstance(array, np.ndarray):
+        if not array.flags.aligned:
+            invalid(f"{name} begins at an address that is no multiple of its elements' size: give numpy.array(x), a copy")
+        if written and not array.flags.writeable:
+            invalid(f"{name} is read-only, and the call writes into it: give an array that can be written")
     if not strided and not arrays.is_dense(array):
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
-    return Taken(arrays.pointer(array), given, code, array, arrays)
+
+
+def _extent(taken: Taken) -> Tuple[int, int]:
+    """The first address of an array, and the one behind its last element."""
+    array = taken.array
+    if isinstance(array, np.ndarray):
+        sizes, strides = array.shape, array.strides
+        element = array.itemsize
+    else:
+        element = array.element_size()
+        sizes, strides = array.shape, tuple(each * element for each in array.stride())
+    if 0 in sizes:
+        return 0, 0
+    span = [(size - 1) * stride for size, stride in zip(sizes, strides)]
+    begin = taken.array.ctypes.data if isinstance(array, np.ndarray) else taken.pointer
+    return begin + sum(each for each in span if each < 0), begin + sum(each for each in span if each > 0) + element
+
+
+def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
+    """Refuses an argument that the call writes into if it shares memory with another one of the call, whose rows ranks read meanwhile."""
+    begin, end = _extent(written)
+    for other, taken in others.items():
+        if taken is not None:
+            first, last = _extent(taken)
+            if begin < last and first < end:
+                invalid(f"{name} shares memory with {other}: the call reads {other} while it writes {name}; give {name} memory of its own")

@@ -120,7 +120,7 @@ class Dispatch(_Weighted):
                     self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
-            output.tokens = self._x.rows
+            output.tokens, output._weighted = self._x.rows, self._weighted
             self._done(x)
             return True
         finally:
