@@ -116,7 +116,7 @@ def test_cached_dispatch_moves_other_rows_the_same_way(ranks):
         del again
         third, _ = exchange.dispatch(inputs[group.rank].x, handle=restored)
         assert np.array_equal(third, rows)
-        assert np.array_equal(exchange.combine(third, restored), exchange.combine(rows, handle, apply_weights=False))
+        assert np.array_equal(exchange.combine(third, restored, apply_weights=False), exchange.combine(rows, handle, apply_weights=False))
 
     ranks(rank, 3, heap_bytes=64 << 20)
 
