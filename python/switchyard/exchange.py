@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked
-from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, take
+from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take
 from ._abi.ffi import Owned, alive, byref, check, library, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
 from ._tensors import bytes_of_scales, is_traced, needs_gradient, padded_scales, pair_of
@@ -182,7 +182,7 @@ class Exchange:
     @property
     def pointer(self) -> int:
         """The ``sy_exchange*``, for code that calls the C interface."""
-        return alive(self._owned, "the exchange", self.group)
+        return self._owned.pointer or alive(self._owned, "the exchange", self.group)
 
     # ---- Dispatch ----
 
@@ -264,7 +264,7 @@ class Exchange:
 
     def _take_out(self, out: Rows, x: Taken, routing: Optional[Tuple[Taken, Optional[Taken]]]) -> int:
         """Fills the view of `out`; returns where it is."""
-        rows, scales = pair_of(out, "out")
+        rows, scales = pair_of(out, "out") if isinstance(out, tuple) else (out, None)
         quantize, v = self._dispatch_options.quantize, self._given_out
         code = FP8 if quantize else x.code
         taken = self._dispatched.out(rows, None, (code,))
@@ -296,7 +296,7 @@ class Exchange:
 
     def _take_rows(self, taker: Any, x: Rows, types: Tuple[int, ...]) -> Tuple[Taken, Any]:
         """Fills the row view; returns the rows and what must stay until the call has returned."""
-        rows, scales = pair_of(x, taker.name)
+        rows, scales = pair_of(x, taker.name) if isinstance(x, tuple) else (x, None)
         taken, name = taker(rows, None, types), taker.name
         v = self._x
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None
@@ -409,13 +409,13 @@ class Exchange:
         by_x, _, _, by_options, _ = self._by
         with self._call:
             exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
-            code, taken = code_of_rows(y, self.hidden, self._summed_types, self._backend), None
+            code = code_of_rows(y, self.hidden, self._summed_types, self._backend)
             if code is None:
                 taken, _ = self._take_rows(self._combined.y, y, self._summed_types)
-                code, arrays, array = taken.code, taken.arrays, taken.array
+                code, arrays, array, at, count = taken.code, taken.arrays, taken.array, taken.pointer, taken.shape[0]
             else:
-                arrays, array, by_x, v = arrays_of_torch(), y, self._by_plain, self._plain
-                v.data, v.rows, v.dtype = y.data_ptr(), y.shape[0], code
+                arrays, array, by_x, v, at, count = arrays_of_torch(), y, self._by_plain, self._plain, y.data_ptr(), y.shape[0]
+                v.data, v.rows, v.dtype = at, count, code
                 if plain:
                     self._combine_again = self._combine_again or _repeated.NormalCombine(self)
                     self._combine_again.learn(y)
@@ -434,7 +434,7 @@ class Exchange:
                     o.bias[i] = added[i].pointer if i < len(added) else None
                 self._biased = bool(biases)
                 if into is not None:
-                    check_apart("out", into, **{f"bias[{i}]": each for i, each in enumerate(added)})
+                    check_apart("out", into, **{("bias", "second bias")[i]: each for i, each in enumerate(added)})
             o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
             o.stream = arrays.stream(array)
             given = None
@@ -445,7 +445,11 @@ class Exchange:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
             if into is not None:
-                check_apart("out", into, y=taken or Taken(y.data_ptr(), y.shape, code, y, arrays), weights=given)
+                size = self.hidden * _names.DTYPE_BYTES[code]
+                if result < at + count * size and at < result + tokens * size:
+                    refuse_overlap("out", "y")
+                if given is not None:
+                    check_apart("out", into, weights=given)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             return out, summed
 

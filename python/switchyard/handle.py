@@ -10,7 +10,7 @@ import numpy as np
 from ._abi import names as _names
 from ._abi.arrays import I32, I64, NUMPY, U8, Arrays
 from ._abi.arguments import checked
-from ._abi.ffi import Owned, alive, byref, check, library, structs
+from ._abi.ffi import Owned, _process, alive, byref, check, library, structs
 from ._abi.names import EXPERT_MAJOR, F32, RANK_MAJOR
 from ._torch.registry import number_of
 
@@ -98,12 +98,13 @@ class Handle:
         """What the dispatch delivered. `view` is kept; `like` says of which kind arrays are."""
         self._view, self._arrays, self._like = view, arrays, like
         self._rows_allocated, self._tokens = view.x_rows, view.tokens
-        self._unread_weights = bool(view.topk_weights) and view.x_rows > 0 and self._layout == RANK_MAJOR
+        self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
 
     @property
     def pointer(self) -> int:
         """The ``sy_handle*``, for code that calls the C interface."""
-        return alive(self._owned, "the handle")
+        owned = self._owned
+        return owned.pointer if owned._made_in == _process[0] and owned.pointer else alive(owned, "the handle")
 
     def __reduce__(self) -> Any:
         raise TypeError("a Handle belongs to its process: Handle.to_bytes() and Exchange.handle_from_bytes() carry it elsewhere")

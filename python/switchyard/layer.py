@@ -124,7 +124,7 @@ class MoeLayer:
     @property
     def pointer(self) -> int:
         """The ``sy_moe_layer*``, for code that calls the C interface."""
-        return alive(self._owned, "the layer", self.group)
+        return self._owned.pointer or alive(self._owned, "the layer", self.group)
 
     @property
     def implementation(self) -> str:
@@ -140,7 +140,8 @@ class MoeLayer:
         device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
         c = self._config
         with self.group._call:
-            _arguments.check("MoeLayer.forward", add=add, num_sms=num_sms)
+            if add.__class__ is not bool or num_sms.__class__ is not int or num_sms >> 31:
+                _arguments.check("MoeLayer.forward", add=add, num_sms=num_sms)
             types, takes = (self._row_type,), self._takes
             taken = takes.x(x, None, types)
             tokens = taken.shape[0]

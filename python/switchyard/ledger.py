@@ -79,7 +79,7 @@ class LedgerCombine:
     @property
     def pointer(self) -> int:
         """The ``sy_ledger_combine*``, for code that calls the C interface."""
-        return alive(self._owned, "the operator", self.group)
+        return self._owned.pointer or alive(self._owned, "the operator", self.group)
 
     @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:

@@ -182,7 +182,7 @@ class LowLatency:
     @property
     def pointer(self) -> int:
         """The ``sy_low_latency*``, for code that calls the C interface."""
-        return alive(self._owned, "the low-latency object", self.group)
+        return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
         """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates.
@@ -292,7 +292,7 @@ class LowLatency:
             return output, (x, ids, weights)
 
     def _take_rows(self, x: Any) -> Any:
-        rows, scales = pair_of(x, "x")
+        rows, scales = pair_of(x, "x") if isinstance(x, tuple) else (x, None)
         taken = self._dispatched.x(rows, None, self._row_types)
         v = self._x
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Dict, Optional, TypeVar, cast
 
 from . import names as _names
-from .arrays import I32, I64, U8, Taken, take
+from .arrays import I32, I64, U8, Taker
 from .kinds import (ANY_INT32, ANY_INT64, BYTES, INT32, INT64, ROW_TYPES, Any_, Content, Flag, Foreign, Instance, Integer, Path, Real, RowType,
                     Seconds, Several, Tensor, Text, Word)
 from .names import BF16, F16, F32, FP8
@@ -178,31 +178,15 @@ def check(name: str, **values: Any) -> None:
         declared[argument].check(argument, value)
 
 
-class Taker:
-    """The tensor argument `name` of one object. Called with a tensor, it returns where it lies, or raises InvalidArgument. `first`: the
-    size that only the call knows; `types`: those that this call allows."""
-
-    __slots__ = ("name", "shape", "rest", "types", "backend", "strided", "written")
-
-    def __init__(self, name: str, declared: Tensor, backend: int, sizes: Dict[str, int]) -> None:
-        self.name, self.types, self.backend = name, declared.types, backend
-        self.strided, self.written = declared.strided, declared.written
-        self.shape: Tuple[Union[str, int], ...] = tuple(each if isinstance(each, int) else sizes.get(each, each) for each in declared.shape)
-        self.rest = self.shape[1:]
-
-    def __call__(self, array: Any, first: Optional[int] = None, types: Optional[Tuple[int, ...]] = None, device: int = -1) -> Taken:
-        return take(array, self.name, self.shape if first is None else (first, *self.rest), types or self.types, self.backend, device,
-                    self.strided, self.written)
-
-
 def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
     """Takers of the tensors of `function`, for an object whose group has this backend and whose shapes have these sizes."""
     found = SimpleNamespace()
     for name, kind in FUNCTIONS[function].items():
         declared = kind.each if isinstance(kind, Several) else kind
         if isinstance(declared, Tensor):
-            setattr(found, name, Taker(name, declared, backend, sizes))
+            shape = tuple(each if isinstance(each, int) else sizes.get(each, each) for each in declared.shape)
+            setattr(found, name, Taker(name, shape, declared.types, backend, declared.strided, declared.written))
     return found
 
 
-__all__ = ["FUNCTIONS", "Taker", "bind", "check", "checked"]
+__all__ = ["FUNCTIONS", "bind", "check", "checked"]
