@@ -16,7 +16,7 @@ from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, c
                            inputs_of, laid_out, on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors,
                            weighted)
 from switchyard import deep_ep  # noqa: E402
-from switchyard.deep_ep import _normal  # noqa: E402
+from switchyard.deep_ep._normal import Rings  # noqa: E402
 
 places = pytest.mark.parametrize("where", PLACES)
 low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # which is normal mode's
@@ -233,7 +233,7 @@ def _many_handles_of_worst_size(buffer):
         if layer % 10 == 0 and buffer.rank == 0:
             del handles[layer]
     made = buffer._normal.made
-    if not isinstance(made, _normal.Rings):  # where handles take room of a pool, all have it
+    if not isinstance(made, Rings):  # where handles take room of a pool, all have it
         assert all(each.used <= each.room for each in made._made.values())
     for layer in range(199, 0, -11):
         if layer % 10:
