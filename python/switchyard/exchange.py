@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Optional, Sequence, Tuple, Type, Union
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked
 from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take
 from ._abi.ffi import Owned, alive, byref, check, library, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
+from ._statistics import CallStatistics, MemoryRequirement, statistics_of
 from ._tensors import bytes_of_scales, is_traced, needs_gradient, padded_scales, pair_of
 from ._torch.registry import number_of, torch_for
 from .graph_memory import GraphMemory
@@ -29,33 +30,6 @@ _UNREAD = ("weights: dispatch got weights that a rank-major combine does not app
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
-
-
-class CallStatistics(NamedTuple):
-    """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
-
-    remote_bytes: int  #: payload that went to (dispatch) or came from (combine) other ranks
-    local_bytes: int  #: the same for this rank itself
-    copied_bytes: int  #: local copies: repeated routes, staging of ordinary memory
-    payload_rows: int  #: rows sent (dispatch) or read (combine), own rank included
-    metadata_bytes: int  #: counts, placements, records, flags
-    plan_us: float  #: counting, exchange of counts, addresses
-    total_us: float  #: entry to exit
-    network_bytes: int  #: payload that went to (dispatch) or came from (combine) other hosts
-
-
-class MemoryRequirement(NamedTuple):
-    """Symmetric memory of one object, in bytes per rank."""
-
-    control_bytes: int
-    pool_bytes: int
-    ring_bytes: int
-    total_bytes: int
-    private_bytes: int  #: CUDA, ring staging: outside the heap and the sum
-
-
-def statistics_of(struct: structs.CallStatistics) -> CallStatistics:
-    return CallStatistics(*(getattr(struct, name) for name in CallStatistics._fields))
 
 
 @checked("Exchange.__init__", called="Exchange")

@@ -102,7 +102,7 @@ def _serve(connection):
     warnings.simplefilter("ignore")
     while True:
         expression = connection.recv()
-        names = _Names(np=np, sy=sy, forked=_forked, closed=_closed, bits=_bits, Wrong=Wrong, wrong_array=_wrong_array)
+        names = _Names(__name__=__name__, np=np, sy=sy, forked=_forked, closed=_closed, bits=_bits, Wrong=Wrong, wrong_array=_wrong_array)
         try:
             connection.send(("nothing", repr(eval(expression, names))[:200], ()))
         except BaseException as error:
@@ -117,6 +117,9 @@ class Judge:
 
     _process = _connection = None
 
+    def __init__(self, imports="switchyard"):
+        self._imports = imports
+
     def ask(self, expression):
         """Name, text and bases of the exception."""
         if self._process is None:
@@ -125,7 +128,7 @@ class Judge:
             self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
             self._process.start()
             theirs.close()
-            self._ask("1", 60)  # imports do not count
+            self._ask(f"__import__({self._imports!r})", 120)  # does not count
         return self._ask(expression, DEADLINE)
 
     def _ask(self, expression, seconds):
