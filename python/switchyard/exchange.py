@@ -185,12 +185,12 @@ class Exchange:
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
             options = (*_PLAIN_DISPATCH, num_sms)
+        elif is_traced():
+            options = self._options(quantize, size, capacity, overflow, padding, num_sms)
         else:
             with self._call:
                 _arguments.check("Exchange.dispatch", capacity=capacity, handle=handle, num_sms=num_sms)
-                options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
-                           value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
-                           capacity or 0, num_sms)
+                options = self._options(quantize, size, capacity, overflow, padding, num_sms)
         gradient = needs_gradient(x, weights)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
@@ -198,6 +198,11 @@ class Exchange:
             return _autograd.dispatch(self, x, ids, weights, handle, options, out, gradient)
         rows, scales, made = self._dispatch(x, ids, weights, handle, options, out)
         return (rows if scales is None else (rows, scales)), made
+
+    def _options(self, quantize: Optional[str], size: str, capacity: Optional[int], overflow: str, padding: str, num_sms: int) -> Tuple[int, ...]:
+        """The numbers of a dispatch's options."""
+        return (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity), value_of(_names.OVERFLOWS, "overflow", overflow),
+                value_of(_names.PADDINGS, "padding", padding), capacity or 0, num_sms)
 
     def _size(self, size: str, capacity: Optional[int]) -> int:
         if capacity is not None and size == "automatic":
@@ -349,6 +354,8 @@ class Exchange:
         if order == "per_rank" and apply_weights is True and num_sms.__class__ is int and not num_sms >> 31 and isinstance(handle, Handle) \
                 and not handle._unread_weights:
             number = PER_RANK
+        elif is_traced():
+            number = value_of(_names.ORDERS, "order", order)
         else:
             with self._call:
                 number = value_of(_names.ORDERS, "order", order)
