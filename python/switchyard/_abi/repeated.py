@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from .arrays import I64, arrays_of_torch
 from .ffi import bare, check, structs
-from .names import CUDA, F32
+from .names import CUDA, DTYPE_BYTES, F32
 
 
 class _Repeated:
@@ -239,7 +239,7 @@ class NormalDispatch(_Normal):
     def learn(self, x: Any) -> None:
         super().learn(x)
         self._to.dtype = self._x.dtype
-        self._row_bytes = self._hidden * x.element_size()
+        self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
         """Whether so many rows like x's can be delivered there."""
