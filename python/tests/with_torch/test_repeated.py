@@ -283,7 +283,7 @@ class Tensor:
         return True
 
     def data_ptr(self):
-        return 4096 if self.shape[0] else 0
+        return 4096 + id(self) * 64 if self.shape[0] else 0  # none lies in another
 
 
 @pytest.fixture
