@@ -338,7 +338,7 @@ class Calls:
         heap = sy.Exchange.heap_bytes(1, backend=given.backend, **normal) + sy.LowLatency.heap_bytes(1, **shape)
         group = until.enter_context(sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend))
         exchange, fast = sy.Exchange(group, **normal), sy.LowLatency(group, **shape)
-        rows, handle = exchange.dispatch(x, ids, weights)
+        rows, handle = exchange.dispatch(x, ids)
         received = fast.dispatch(x, ids, weights)
         y = fast.make_rows(received)
         out = torch.empty_like(rows)

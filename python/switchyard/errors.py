@@ -11,7 +11,7 @@ import enum
 from typing import Any, NamedTuple, Optional, Tuple
 
 __all__ = [
-    "Code", "WaitReport", "SwitchyardError", "InvalidArgument", "Unsupported", "HeapExhausted", "PoolExhausted",
+    "Code", "WaitReport", "SwitchyardError", "InvalidArgument", "InvalidType", "Unsupported", "HeapExhausted", "PoolExhausted",
     "CapacityExceeded", "PeerTimeout", "PeerFailed", "Mismatch", "RendezvousError", "FileError", "SystemFailure",
     "LibraryNotFound",
 ]
@@ -73,6 +73,10 @@ class InvalidArgument(SwitchyardError, ValueError):
     found_by_python = False
 
 
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has a type that the function does not take."""
+
+
 class Unsupported(SwitchyardError):
     """Legal elsewhere, not available with this backend, machine or combination."""
 
@@ -80,7 +84,8 @@ class Unsupported(SwitchyardError):
 
 
 class HeapExhausted(SwitchyardError, MemoryError):
-    """The symmetric heap has no room left: give the group more ``heap_bytes``."""
+    """The symmetric heap has no room left: give the group more ``heap_bytes``; ``Exchange.heap_bytes(...)``, and the function of the same
+    name of other objects, says how much an object needs."""
 
     code = Code.HEAP_EXHAUSTED
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from types import TracebackType
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Optional, Sequence, Tuple, Type, Union
 
-import numpy as np
-
-from ._abi import arrays as _arrays, names as _names, repeated as _repeated
-from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take
-from ._abi.ffi import Owned, byref, check, check_collective, library, number_from, structs
-from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
-from ._torch.registry import number_of
+from ._abi import arguments as _arguments, names as _names, repeated as _repeated
+from ._abi.arguments import checked
+from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take
+from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
+from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
+from ._statistics import CallStatistics, MemoryRequirement, statistics_of
+from ._tensors import bytes_of_scales, is_traced, needs_gradient, padded_scales, pair_of
+from ._torch.registry import number_of, torch_for
 from .graph_memory import GraphMemory
 from .group import Group, constructs
 from .handle import Handle
@@ -23,39 +24,15 @@ __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 _GROUP = 128
 _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
+_UNREAD = ("weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
+           "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
 #: Numbers of quantize, size, overflow, padding and capacity as they are by default.
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
 
 
-class CallStatistics(NamedTuple):
-    """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
-
-    remote_bytes: int  #: payload that went to (dispatch) or came from (combine) other ranks
-    local_bytes: int  #: the same for this rank itself
-    copied_bytes: int  #: local copies: repeated routes, staging of ordinary memory
-    payload_rows: int  #: rows sent (dispatch) or read (combine), own rank included
-    metadata_bytes: int  #: counts, placements, records, flags
-    plan_us: float  #: counting, exchange of counts, addresses
-    total_us: float  #: entry to exit
-    network_bytes: int  #: payload that went to (dispatch) or came from (combine) other hosts
-
-
-class MemoryRequirement(NamedTuple):
-    """Symmetric memory of one object, in bytes per rank."""
-
-    control_bytes: int
-    pool_bytes: int
-    ring_bytes: int
-    total_bytes: int
-    private_bytes: int  #: CUDA, ring staging: outside the heap and the sum
-
-
-def statistics_of(struct: structs.CallStatistics) -> CallStatistics:
-    return CallStatistics(*(getattr(struct, name) for name in CallStatistics._fields))
-
-
+@checked("Exchange.__init__", called="Exchange")
 def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
                   dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0, ring_send_chunk: int = 6,
                   ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
@@ -67,7 +44,6 @@ def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layo
         ring_max_bytes=ring_max_bytes, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
-normal_config.__qualname__ = "Exchange"  # which errors of wrong keywords name
 
 
 def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
@@ -80,6 +56,7 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
 def keep_plans() -> Any:
     """For activation checkpointing, ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=sy.keep_plans)``: the
     backward pass dispatches by the routing of the forward pass, of which eight bytes are kept, and counts nothing again."""
+    torch_for("keep_plans")
     from ._torch import autograd as _autograd
 
     return _autograd.keep_plans()
@@ -102,6 +79,7 @@ class Exchange:
 
     @constructs
     def __init__(self, group: Group, *, routing_gradients: bool = False, **config: Any) -> None:
+        _arguments.check("Exchange.__init__", group=group, routing_gradients=routing_gradients)
         self.group = group
         self._config = normal_config(**config)
         self._functions = library().functions
@@ -110,6 +88,7 @@ class Exchange:
         exchange = ctypes.c_void_p()
         check_collective(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
         self._owned = Owned(exchange.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
+        group._lock.members.add(self._owned)
         self._layout = self._config.layout
         self.hidden: int = self._config.hidden
         self.topk: int = self._config.topk
@@ -117,6 +96,13 @@ class Exchange:
         self.max_tokens: int = self._config.max_tokens
         self._most_rows = number_from(self._functions.sy_exchange_most_rows, byref(self._config), group.size)
         self._world, self._experts_here = group.size, len(group.experts_of(self.experts))
+        sizes = {"H": self.hidden, "K": self.topk}
+        self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
+        self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
+        # The widest row type bounds memory, so wider rows are refused here, whatever the routing.
+        widest = _names.DTYPE_BYTES[self._config.row_type]
+        self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
+        self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
         self._number = number_of(self)
         self._make_structs()
         self._for_weights: Optional[Exchange] = None
@@ -143,6 +129,7 @@ class Exchange:
     # ---- Sizes ----
 
     @staticmethod
+    @checked("Exchange.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
         """Symmetric memory that an exchange with these keywords takes from each rank's heap. Needs no group."""
         r = structs.MemoryRequirement()
@@ -151,6 +138,7 @@ class Exchange:
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
 
     @staticmethod
+    @checked("Exchange.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", routing_gradients: bool = False, **config: Any) -> int:
         """``heap_bytes`` of a group whose only exchange has these keywords. Needs no group."""
         given, number = normal_config(**config), value_of(_names.BACKENDS, "backend", backend)
@@ -168,9 +156,7 @@ class Exchange:
     @property
     def pointer(self) -> int:
         """The ``sy_exchange*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            invalid("the exchange is closed")
-        return self._owned.pointer
+        return self._owned.pointer or alive(self._owned, "the exchange", self.group)
 
     # ---- Dispatch ----
 
@@ -196,19 +182,27 @@ class Exchange:
         rows is in docs/concepts/layouts.md. Differentiable in `x` and `weights` if these are torch tensors that require it; rows are
         then copied out of the pool, so that any number of layers may keep them. What is returned with `out` is its first R rows.
         """
-        if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero":
+        if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
+                and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
             options = (*_PLAIN_DISPATCH, num_sms)
+        elif is_traced():
+            options = self._options(quantize, size, capacity, overflow, padding, num_sms)
         else:
-            options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
-                       value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
-                       capacity or 0, num_sms)
-        gradient = _needs_gradient(x, weights)
+            with self._call:
+                _arguments.check("Exchange.dispatch", capacity=capacity, handle=handle, num_sms=num_sms)
+                options = self._options(quantize, size, capacity, overflow, padding, num_sms)
+        gradient = needs_gradient(x, weights)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
             return _autograd.dispatch(self, x, ids, weights, handle, options, out, gradient)
         rows, scales, made = self._dispatch(x, ids, weights, handle, options, out)
         return (rows if scales is None else (rows, scales)), made
+
+    def _options(self, quantize: Optional[str], size: str, capacity: Optional[int], overflow: str, padding: str, num_sms: int) -> Tuple[int, ...]:
+        """The numbers of a dispatch's options."""
+        return (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity), value_of(_names.OVERFLOWS, "overflow", overflow),
+                value_of(_names.PADDINGS, "padding", padding), capacity or 0, num_sms)
 
     def _size(self, size: str, capacity: Optional[int]) -> int:
         if capacity is not None and size == "automatic":
@@ -230,34 +224,40 @@ class Exchange:
             exchange = self.pointer
             if (ids is None) == (handle is None) or (handle is not None and weights is not None):
                 invalid("dispatch takes either ids, with or without weights, or a handle")
-            taken, kept = self._take_rows(x, "x", _WIDEST)
+            taken, kept = self._take_rows(self._dispatched.x, x, self._row_types)
             o = self._dispatch_options
             o.quantize, o.size, o.overflow, o.padding, o.capacity, o.num_sms = options
             o.stream = taken.arrays.stream(taken.array)
-            o.out = None if out is None else self._take_out(out, taken)
-            if handle is None:
-                pointer = self._take_routing(ids, weights, taken)
+            routing = None if handle is not None else self._take_routing(ids, weights, taken)
+            o.out = None if out is None else self._take_out(out, taken, routing)
+            if routing is not None:
+                pointer = 0 if routing[1] is None else routing[1].pointer
                 check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
             else:
+                assert handle is not None
                 check(self._functions.sy_exchange_dispatch_cached(exchange, by_x, handle.pointer, by_options, by_out))
                 if plain and is_tensor(x):
                     self._dispatch_again = self._dispatch_again or _repeated.NormalDispatch(self)
                     self._dispatch_again.learn(x)
             return self._deliver(taken, handle, out)
 
-    def _take_out(self, out: Rows, x: Taken) -> int:
+    def _take_out(self, out: Rows, x: Taken, routing: Optional[Tuple[Taken, Optional[Taken]]]) -> int:
         """Fills the view of `out`; returns where it is."""
-        rows, scales = out if isinstance(out, tuple) else (out, None)
+        rows, scales = pair_of(out, "out") if isinstance(out, tuple) else (out, None)
         quantize, v = self._dispatch_options.quantize, self._given_out
         code = FP8 if quantize else x.code
-        taken = take(rows, "out", ("R", self.hidden), (code,), self._backend)
+        taken = self._dispatched.out(rows, None, (code,))
         if (code == FP8) != (scales is not None):
             invalid("out: fp8 rows, and only these, come with scales, as a pair (out, scales)")
         kind = quantize or self._x.scale_kind
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, code, kind, None
+        ids, weights = routing or (None, None)
+        check_apart("out", taken, x=x, ids=ids, weights=weights)
         if scales is not None:
-            v.scales = take(scales, "scales of out", (taken.shape[0], self._scale_columns(kind)), (F32,) if kind == 1 else (FP8, U8),
-                            self._backend).pointer
+            given = take(scales, "scales of out", (taken.shape[0], self._scale_columns(kind)), (F32,) if kind == 1 else (FP8, U8),
+                         self._backend, written=True)
+            check_apart("scales of out", given, out=taken, x=x, ids=ids, weights=weights)
+            v.scales = given.pointer
         return ctypes.addressof(v)
 
     def _scale_columns(self, kind: int) -> int:
@@ -265,27 +265,25 @@ class Exchange:
         groups = -(-self.hidden // _GROUP)
         return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
-    def _take_routing(self, ids: Any, weights: Any, x: Taken) -> int:
-        """Fills the ids; returns where the weights lie."""
+    def _take_routing(self, ids: Any, weights: Any, x: Taken) -> Tuple[Taken, Optional[Taken]]:
+        """Fills the ids; returns them and the weights."""
         tokens = x.shape[0]
-        taken = take(ids, "ids", (tokens, self.topk), (I32, I64), self._backend)
+        taken = self._dispatched.ids(ids, tokens)
         i = self._ids
         i.data, i.tokens, i.topk, i.is_int64 = taken.pointer, tokens, self.topk, int(taken.code == I64)
-        if weights is None:
-            return 0
-        return take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer
+        return taken, None if weights is None else self._dispatched.weights(weights, tokens)
 
-    def _take_rows(self, x: Rows, name: str, codes: Tuple[int, ...]) -> Tuple[Taken, Any]:
+    def _take_rows(self, taker: Any, x: Rows, types: Tuple[int, ...]) -> Tuple[Taken, Any]:
         """Fills the row view; returns the rows and what must stay until the call has returned."""
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        taken = take(rows, name, ("T", self.hidden), codes, self._backend)
+        rows, scales = pair_of(x, taker.name) if isinstance(x, tuple) else (x, None)
+        taken, name = taker(rows, None, types), taker.name
         v = self._x
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None
         if (taken.code == FP8) != (scales is not None):
             invalid(f"{name}: fp8 rows, and only these, come with scales, as a pair ({name}, scales)")
         if scales is None:
             return taken, None
-        given = take(bytes_of_scales(scales, self.hidden, _GROUP), "scales", (taken.shape[0], -(-self.hidden // _GROUP)), (F32, FP8, U8),
+        given = take(bytes_of_scales(scales, self.hidden, _GROUP), f"scales of {name}", (taken.shape[0], -(-self.hidden // _GROUP)), (F32, FP8, U8),
                      self._backend, strided=True)
         v.scale_kind = 1 if given.code == F32 else 2
         padded = padded_scales(given, self._scale_columns(v.scale_kind))
@@ -322,6 +320,7 @@ class Exchange:
     def allocate_rows(self, handle: Handle, dtype: object = None) -> Any:
         """Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie. `dtype`
         None: the exchange's. CUDA: for work on the current stream."""
+        _arguments.check("Exchange.allocate_rows", handle=handle)
         code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
         rows, view = ctypes.c_void_p(), structs.RowView()
         f = self._functions
@@ -342,7 +341,9 @@ class Exchange:
         are read where they lie; others are copied first.
         weights: rank-major: float32 [R, K], brought back as sums over ranks; the rows are not multiplied. Expert-major: float32
         [T, K] instead of those given to dispatch, with order "per_route" only.
-        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` gave any.
+        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` gave any. Rank-major rows are sums of a
+        rank's experts, which only the caller can weight: InvalidArgument if dispatch brought weights and nobody has read
+        ``handle.topk_weights``, unless False says that the sums are meant without them.
         order: of the float32 sum, "per_rank", (expert-major) "per_route" or "per_host", which brings one row of a token back from each
         other host: docs/concepts/layouts.md.
         bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
@@ -350,16 +351,33 @@ class Exchange:
         Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T, K].
         Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made `handle`.
         """
-        number = value_of(_names.ORDERS, "order", order)
+        if order == "per_rank" and apply_weights is True and num_sms.__class__ is int and not num_sms >> 31 and isinstance(handle, Handle) \
+                and not handle._unread_weights:
+            number = PER_RANK
+        elif is_traced():
+            number = value_of(_names.ORDERS, "order", order)
+        else:
+            with self._call:
+                number = value_of(_names.ORDERS, "order", order)
+                self._check_combine(handle, weights, apply_weights, num_sms)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         carried = handle._carried if apply_weights and weights is None else None
-        gradient = _needs_gradient(y, carried, *biases)
+        gradient = needs_gradient(y, carried, *biases)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
             return _autograd.combine(self, y, handle, weights, apply_weights, number, biases, out, num_sms, gradient)
         result, summed = self._combine(y, handle, weights, apply_weights, number, biases, out, num_sms)
         return result if summed is None else (result, summed)
+
+    def _check_combine(self, handle: Any, weights: Any, apply_weights: Any, num_sms: Any) -> None:
+        """Checks arguments of combine that are not tensors, and refuses weights that would be ignored."""
+        _arguments.check("Exchange.combine", handle=handle, apply_weights=apply_weights, num_sms=num_sms)
+        if weights is not None:
+            if self._layout != RANK_MAJOR and not apply_weights:
+                invalid("weights: apply_weights = False leaves them without effect; give one of the two")
+        elif apply_weights and handle._unread_weights:
+            invalid(_UNREAD)
 
     def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
@@ -372,43 +390,58 @@ class Exchange:
         by_x, _, _, by_options, _ = self._by
         with self._call:
             exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
-            code = code_of_rows(y, self.hidden, _COMBINED, self._backend)
+            code = code_of_rows(y, self.hidden, self._summed_types, self._backend)
             if code is None:
-                taken, _ = self._take_rows(y, "y", _COMBINED)
-                code, arrays, array = taken.code, taken.arrays, taken.array
+                taken, _ = self._take_rows(self._combined.y, y, self._summed_types)
+                code, arrays, array, at, count = taken.code, taken.arrays, taken.array, taken.pointer, taken.shape[0]
             else:
-                arrays, array, by_x, v = arrays_of_torch(), y, self._by_plain, self._plain
-                v.data, v.rows, v.dtype = y.data_ptr(), y.shape[0], code
+                arrays, array, by_x, v, at, count = arrays_of_torch(), y, self._by_plain, self._plain, y.data_ptr(), y.shape[0]
+                v.data, v.rows, v.dtype = at, count, code
                 if plain:
                     self._combine_again = self._combine_again or _repeated.NormalCombine(self)
                     self._combine_again.learn(y)
-            shape = (tokens, self.hidden)
-            o, summed, to_summed = self._combine_options, None, 0
+            o, summed, to_summed, into = self._combine_options, None, 0, None
             if out is None:
-                out = arrays.empty(shape, code, array)
+                out = arrays.empty((tokens, self.hidden), code, array)
                 result = arrays.pointer(out)
             else:
-                result = take(out, "out", shape, (code,), self._backend).pointer
+                into = self._combined.out(out, tokens, (code,))
+                result = into.pointer
             if len(biases) > 2:
                 invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
             if biases or self._biased:
+                added = [self._combined.bias(each, tokens, (code,)) for each in biases]
                 for i in (0, 1):
-                    o.bias[i] = take(biases[i], "bias", shape, (code,), self._backend).pointer if i < len(biases) else None
+                    o.bias[i] = added[i].pointer if i < len(added) else None
                 self._biased = bool(biases)
+                if into is not None:
+                    check_apart("out", into, **{("bias", "second bias")[i]: each for i, each in enumerate(added)})
             o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
             o.stream = arrays.stream(array)
+            given = None
             if weights is not None:
-                rank_major = self._layout == RANK_MAJOR
-                rows = "R" if rank_major else tokens
-                given = take(weights, "weights", (rows, self.topk), (F32,), self._backend)
-                if rank_major and given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
-                    invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
+                given = self._take_weights(weights, handle, tokens)
                 o.weights = given.pointer or result  # a rank without rows gives weights too
-                if rank_major:
+                if self._layout == RANK_MAJOR:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
+            if into is not None:
+                size = self.hidden * _names.DTYPE_BYTES[code]
+                if result < at + count * size and at < result + tokens * size:
+                    refuse_overlap("out", "y")
+                if given is not None:
+                    check_apart("out", into, weights=given)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             return out, summed
+
+    def _take_weights(self, weights: Any, handle: Handle, tokens: int) -> Taken:
+        """Weights of combine: of rows in rank-major layout, else of tokens."""
+        if self._layout != RANK_MAJOR:
+            return self._combined.weights(weights, tokens)  # type: ignore[no-any-return]
+        given: Taken = take(weights, "weights", ("R", self.topk), (F32,), self._backend)
+        if given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
+            invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
+        return given
 
     # ---- The rest ----
 
@@ -422,9 +455,11 @@ class Exchange:
     def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
         """CUDA: graphs that are captured from now on take the memory of their calls from `memory` together, as much as the largest of
         them. What one delivers in the library's memory is valid until another is launched. None: each has its own, as at first. Local."""
+        _arguments.check("Exchange.use_graph_memory", memory=memory)
         with self.group._lock:
             check(self._functions.sy_exchange_use_graph_memory(self.pointer, None if memory is None else memory._owned.pointer))
 
+    @checked("Exchange.handle_from_bytes")
     def handle_from_bytes(self, content: bytes) -> Handle:
         """A handle from what ``Handle.to_bytes`` of the same rank gave."""
         handle = ctypes.c_void_p()
@@ -457,44 +492,3 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<switchyard.Exchange {self.layout}, hidden {self.hidden}, {self.experts} experts, topk {self.topk}, {self.group!r}>"
-
-
-def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
-    """Scales of a row each, of those that come as int32 with four powers of two; others as they are."""
-    if getattr(scales, "ndim", 0) != 2 or _arrays.arrays_of(scales, "scales")[1].code(scales) != I32:
-        return scales
-    groups = -(-hidden // group)
-    if scales.shape[1] != -(-groups // 4):
-        return scales
-    if is_tensor(scales):
-        torch = _arrays.sys.modules["torch"]
-        return scales.contiguous().view(torch.uint8)[:, :groups]
-    return np.ascontiguousarray(scales).view(np.uint8)[:, :groups]
-
-
-def padded_scales(given: Taken, columns: int) -> Any:
-    """`given` [T, groups] as dense rows of `columns`: itself if it is that, else a copy."""
-    if given.shape[1] == columns and given.arrays.is_dense(given.array):
-        return given.array
-    padded = given.arrays.empty((given.shape[0], columns), given.code, given.array)
-    padded[:] = 0
-    padded[:, :given.shape[1]] = given.array
-    return padded
-
-
-def _needs_gradient(*tensors: Any) -> bool:
-    """Whether torch is to record what happens to one of these."""
-    torch = _arrays.sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return False
-    for each in tensors:
-        if each is not None and getattr(each, "requires_grad", False):
-            return True
-    return False
-
-
-def is_traced() -> bool:
-    """Whether torch.compile makes a graph of what is called."""
-    torch = _arrays.sys.modules.get("torch")
-    compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has one that tells
-    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Optional, Tuple, Union
 
-from ._abi import names as _names
-from ._abi.arrays import U8, Taken, take
-from ._abi.ffi import Owned, byref, check, layer_library, structs
-from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
+from ._abi import arguments as _arguments, names as _names
+from ._abi.arrays import I32, U8, Taken, check_apart, take
+from ._abi.ffi import Owned, alive, byref, check, layer_library, structs
+from ._abi.names import CUDA, F32, FP8, invalid, value_of
+from ._tensors import pair_of
 from .handle import Handle
 from .low_latency import Received
 
 __all__ = ["GroupedGemm"]
 
 Rows = Union[Any, Tuple[Any, Any]]
+#: Rows and columns that share a scale.
+_GROUP = 128
 
 
 class GroupedGemm:
@@ -35,7 +38,9 @@ class GroupedGemm:
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
                  limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0) -> None:
         self._functions = layer_library().functions
-        taken = take(weights, "weights", ("L", "N", "K"), (BF16, F16, FP8), CUDA)
+        _arguments.check("GroupedGemm.__init__", limit=limit, alpha=alpha, up_shift=up_shift)
+        takes = _arguments.bind("GroupedGemm.__init__", CUDA)
+        taken = takes.weights(weights)
         number = value_of(_names.WEIGHT_ORDERS, "order", order)
         n, k = taken.shape[1:] if number == 0 else taken.shape[:0:-1]
         self._config = structs.GroupedGemmConfig(
@@ -43,13 +48,14 @@ class GroupedGemm:
             swiglu_limit=limit, swiglu_alpha=alpha, swiglu_up_shift=up_shift, quantize=value_of(_names.SCALES, "quantize", quantize))
         if (taken.code == FP8) != (scales is not None):
             invalid("scales: fp8 weights, and only these, come with scales")
-        given = None if scales is None else take(scales, "scales", (taken.shape[0], "S", -(-k // 128)), (F32, FP8, U8), CUDA)
+        given = None if scales is None else self._take_weight_scales(scales, taken, n, k)
         if given is not None:
             self._config.weight_scales = 1 if given.code == F32 else 2
         columns, dtype, made = ctypes.c_int64(), ctypes.c_int32(), ctypes.c_void_p()
         check(self._functions.sy_grouped_gemm_output(byref(self._config), byref(columns), byref(dtype)))
         check(self._functions.sy_grouped_gemm_create(byref(self._config), taken.pointer, given.pointer if given else None, byref(made)))
         self._owned = Owned(made.value, self._functions.sy_grouped_gemm_destroy, weights, scales)
+        self._made_of = {"weights": taken, "scales": given}
         self.columns: int = columns.value  #: of an output row
         self._out_type = dtype.value
         self._options = structs.GroupedGemmOptions()
@@ -57,63 +63,102 @@ class GroupedGemm:
     @property
     def pointer(self) -> int:
         """The ``sy_grouped_gemm*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            invalid("the grouped GEMM is closed")
-        return self._owned.pointer
+        return alive(self._owned, "the grouped GEMM")
+
+    def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:
+        """Scales of 128 x 128 weights: of N rows, or of the gate's and then the up half's."""
+        rows = 2 * -(-n // 256) if self._config.epilogue == _names.EPILOGUES["swiglu"] else -(-n // _GROUP)
+        given: Taken = take(scales, "scales", (weights.shape[0], rows, -(-k // _GROUP)), (F32, FP8, U8), CUDA, weights.array.get_device())
+        return given
 
     def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0) -> Rows:
         """The products of the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
         (x, scales). What lies in rows of no expert is not touched. out: made unless given; with `quantize` a pair, whose scales have whole
         16 bytes a row. Returns out."""
         c, f, where = self._config, self._functions, structs.ExpertRows()
+        if not isinstance(rows, (Handle, Received)):
+            _arguments.check("GroupedGemm.__call__", rows=rows)
+        _arguments.check("GroupedGemm.__call__", num_sms=num_sms)
         masked = isinstance(rows, Received)
         view = rows._view
         if view is None:
             invalid("rows: this handle was made from bytes; dispatch with it first")
         check((f.sy_expert_rows_of_low_latency if masked else f.sy_expert_rows_of_dispatched)(byref(view), byref(where)))
         shape = tuple(rows.x.shape[:2]) if isinstance(rows, Received) else ("R",)
-        values, scales = x if isinstance(x, tuple) else (x, None)
-        taken = take(values, "x", (*shape, c.k), (c.type,), CUDA)
+        values, scales = pair_of(x, "x")
+        device = self._made_of["weights"].array.get_device()
+        taken = take(values, "x", (*shape, c.k), (c.type,), CUDA, device)
+        if (c.type == FP8) != (scales is not None):
+            invalid("x: fp8 rows, and only these, come with scales, as a pair (x, scales)")
         shape, count = taken.shape[:-1], taken.array.numel() // c.k
+        if not masked and count < view.rows:
+            invalid(f"x has {count} rows: the dispatch of `rows` delivered {view.rows}")
         given = structs.RowView(data=taken.pointer, rows=count, cols=c.k, dtype=c.type)
-        kept = None
-        if scales is not None:
-            by_columns = masked and where.scale_rows != 0 and taken.pointer == view.x
-            if not by_columns:
-                where.scale_rows = 0
-            kept = scales if by_columns else self._scale_rows(scales, count, c.k)
-            given.scale_kind, given.scales = (1 if kept.dtype.itemsize == 4 and kept.is_floating_point() else 2), kept.data_ptr()
-            if by_columns:
-                given.scale_kind = view.x_scale_kind
+        its_scales = None if scales is None else self._take_scales(scales, taken, where, given, view if masked else None)
         out = self._room(shape, taken) if out is None else out
-        result, its_scales = out if isinstance(out, tuple) else (out, None)
-        to = take(result, "out", (*shape, self.columns), (self._out_type,), CUDA)
-        target = structs.RowView(data=to.pointer, rows=count, cols=self.columns, dtype=self._out_type, scale_kind=c.quantize)
-        if its_scales is not None:
-            target.scales = its_scales.data_ptr()
+        target, read = self._take_out(out, (*shape, self.columns), device), {"x": taken, "scales of x": its_scales, **self._made_of}
+        check_apart("out", target[0], **read)
+        result = structs.RowView(data=target[0].pointer, rows=count, cols=self.columns, dtype=self._out_type, scale_kind=c.quantize)
+        if target[1] is not None:
+            check_apart("scales of out", target[1], out=target[0], **read)
+            result.scales = target[1].pointer
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
-        check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(target), byref(self._options)))
+        check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(result), byref(self._options)))
         return out
 
-    def _scale_rows(self, scales: Any, count: int, columns: int) -> Any:
-        """Scales of a row each in whole 16 bytes: as a dispatch delivers them, or a copy."""
-        groups = -(-columns // 128)
-        unit = 4 if scales.is_floating_point() else 16
+    def _take_scales(self, scales: Any, x: Taken, where: Any, given: Any, view: Any) -> Taken:
+        """Fills the scales of the rows `given`; returns those that are read. `view`: of a low-latency output, whose scales may be
+        column-major where rows and scales are its own."""
+        columns, device = self._config.k, x.array.get_device()
+        groups = -(-columns // _GROUP)
+        if view is not None and where.scale_rows != 0 and given.data == view.x and getattr(scales, "is_cuda", False) \
+                and scales.data_ptr() == view.x_scales:
+            taken = take(scales, "scales of x", (*x.shape[:-1], "groups"), (F32, I32), CUDA, device, strided=True)
+            given.scale_kind, given.scales = view.x_scale_kind, taken.pointer
+            return taken
+        where.scale_rows = 0
+        taken = take(scales, "scales of x", (*x.shape[:-1], "groups"), (F32, FP8, U8), CUDA, device, strided=True)
+        unit = 4 if taken.code == F32 else 16
         width = -(-groups // unit) * unit
+        if taken.shape[-1] not in (groups, width):
+            invalid(f"scales of x has {taken.shape[-1]} columns: must have {groups}, one for each {_GROUP} columns of x, or {width}")
+        kept = self._scale_rows(taken.array, given.rows, groups, width)
+        given.scale_kind, given.scales = (1 if taken.code == F32 else 2), kept.data_ptr()
+        return taken._replace(array=kept, pointer=kept.data_ptr())
+
+    @staticmethod
+    def _scale_rows(scales: Any, count: int, groups: int, width: int) -> Any:
+        """Scales of a row each in whole 16 bytes: as a dispatch delivers them, or a copy."""
         if scales.stride() == (width, 1) or scales.stride() == (scales.shape[-2] * width, width, 1):
             return scales
         padded = scales.new_zeros((count, width))
         padded[:, :groups] = scales.reshape(count, -1)[:, :groups]
         return padded
 
+    def _scale_columns(self) -> int:
+        """Elements of a row of scales of outputs, which are whole 16 bytes."""
+        groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16
+        return -(-groups // unit) * unit
+
+    def _take_out(self, out: Rows, shape: Tuple[Any, ...], device: int) -> Tuple[Taken, Optional[Taken]]:
+        """Rows, and their scales with `quantize`."""
+        rows, scales = pair_of(out, "out")
+        taken = take(rows, "out", shape, (self._out_type,), CUDA, device, written=True)
+        quantize = self._config.quantize
+        if bool(quantize) != (scales is not None):
+            invalid("out: fp8 results, and only these, come with scales, as a pair (out, scales)")
+        if scales is None:
+            return taken, None
+        return taken, take(scales, "scales of out", (*shape[:-1], self._scale_columns()), (F32,) if quantize == 1 else (FP8, U8), CUDA, device,
+                           written=True)
+
     def _room(self, shape: Tuple[int, ...], like: Taken) -> Rows:
         """Memory for results."""
         rows = like.arrays.empty((*shape, self.columns), self._out_type, like.array)
         if not self._config.quantize:
             return rows
-        groups, f32 = -(-self.columns // 128), self._config.quantize == 1
-        width = -(-groups // (4 if f32 else 16)) * (4 if f32 else 16)
-        return rows, like.arrays.empty((*shape, width), F32 if f32 else U8, like.array)
+        f32 = self._config.quantize == 1
+        return rows, like.arrays.empty((*shape, self._scale_columns()), F32 if f32 else U8, like.array)
 
     def close(self) -> None:
         """Gives it back at once, also while calls and graphs use it: its memory is freed after them. May be called twice."""

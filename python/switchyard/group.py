@@ -14,8 +14,11 @@ import sys
 from types import TracebackType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
+from . import _interrupts
 from ._abi import names as _names
-from ._abi.ffi import CallLock, Owned, byref, check, check_collective, library, structs
+from ._abi.arguments import checked
+from ._abi.ffi import CallLock, Owned, alive, byref, check, check_collective, library, structs
+from ._torch.registry import torch_for
 from .errors import Code, InvalidArgument, SwitchyardError, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]
@@ -32,6 +35,7 @@ class WaitStatistics(NamedTuple):
     waits: int  #: that did not succeed at once
 
 
+@checked("first_expert")
 def first_expert(experts: int, world: int, rank: int) -> int:
     """First of the experts of `rank`, which holds ``range(first_expert(E, W, rank), first_expert(E, W, rank + 1))``."""
     first = ctypes.c_int32()
@@ -39,23 +43,22 @@ def first_expert(experts: int, world: int, rank: int) -> int:
     return first.value
 
 
-def _milliseconds(argument: str, seconds: Optional[float]) -> int:
+def _milliseconds(seconds: Optional[float]) -> int:
     if seconds is None:
         return _FOREVER
-    if not seconds >= 0.001:
-        _names.invalid(f"{argument} = {seconds!r}: must be at least 0.001 (seconds), or None for no deadline")
     return min(int(seconds * 1000), _FOREVER)
 
 
+@checked("Group.from_environment")
 def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, rendezvous_timeout: float = 60.0, backend: str = "cpu",
              device: int = -1, workers: int = 1, num_sms: int = 0, host: str = "", network: str = "sockets",
              silence: Optional[float] = None) -> structs.GroupOptions:
     return structs.GroupOptions(
-        heap_bytes=heap_bytes, timeout_ms=_milliseconds("timeout", timeout),
-        rendezvous_timeout_ms=_milliseconds("rendezvous_timeout", rendezvous_timeout), num_warps=workers,
+        heap_bytes=heap_bytes, timeout_ms=_milliseconds(timeout),
+        rendezvous_timeout_ms=_milliseconds(rendezvous_timeout), num_warps=workers,
         backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms,
         host=host.encode(), network=_names.value_of(_names.NETWORKS, "network", network),
-        silence_ms=0 if silence is None else _milliseconds("silence", silence))
+        silence_ms=0 if silence is None else _milliseconds(silence))
 
 
 def _kernel() -> str:
@@ -224,8 +227,9 @@ class Group:
     silence: seconds; ranks of another host, as processes, of which nothing has come for longer count as dead, also if nobody waits for
     them. None: the timeout and a second more. May differ by rank.
 
-    A group is a context manager: at the end of ``with`` the rank leaves. It keeps what was made from it usable, so the order in which
-    objects are let go does not matter. One thread at a time is in a call of a group: others wait.
+    A group is a context manager: at the end of ``with`` the rank leaves, and its objects are closed; after an exception, peers' calls end
+    with :class:`PeerFailed`. A group that is dropped without being closed keeps the objects made from it usable. One thread at a time is
+    in a call of a group: others wait.
     """
 
     def __init__(self, pointer: int, backend: int, workers: int = 1) -> None:
@@ -234,6 +238,7 @@ class Group:
         self._owned = Owned(pointer, functions.sy_group_destroy, lock=self._lock)
         self._functions = functions
         self._call = _Collective(self._lock, self._owned)
+        _interrupts.watch(self)
         self.backend = _names.name_of(_names.BACKENDS, backend)  #: "cpu" or "cuda"
         self._backend = backend
         self._workers = workers
@@ -259,6 +264,7 @@ class Group:
         return cls(group.value or 0, settings.backend, settings.num_warps)
 
     @classmethod
+    @checked("Group.connect")
     def connect(cls, rank: int, world: int, store: str, token: str = "", heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port". `token` is any
         text, the same on all ranks, which keeps strangers out."""
@@ -268,6 +274,7 @@ class Group:
         return cls(group.value or 0, settings.backend, settings.num_warps)
 
     @classmethod
+    @checked("Group.threads")
     def threads(cls, world: int, heap_bytes: int = 256 << 20, **options: Any) -> List["Group"]:
         """All `world` ranks in this process: element r belongs to rank r and is for one thread. :func:`run_ranks` starts these."""
         settings = _options(heap_bytes, **options)
@@ -283,7 +290,7 @@ class Group:
 
         Ranks on several machines meet over TCP, at an address of rank 0 (the one on its way to MASTER_ADDR, else that of its name) and a
         port from 20000 to 29999; SWITCHYARD_STORE=tcp://address:port on rank 0 says another."""
-        import torch
+        torch = torch_for("Group.from_process_group")
         import torch.distributed as dist
 
         pg = process_group if process_group is not None else dist.group.WORLD
@@ -302,6 +309,7 @@ class Group:
         return cls.connect(rank, world, *_meeting(rank, gather), heap_bytes, **options)
 
     @classmethod
+    @checked("Group.from_mpi4py")
     def from_mpi4py(cls, communicator: Any, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """The ranks of an mpi4py communicator, which only says where they meet; on several machines as in
         :meth:`from_process_group`."""
@@ -325,15 +333,15 @@ class Group:
     @property
     def pointer(self) -> int:
         """The ``sy_group*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            raise InvalidArgument("the group is closed")
-        return self._owned.pointer
+        return alive(self._owned, "the group")
 
+    @checked("Group.experts_of")
     def experts_of(self, experts: int, rank: Optional[int] = None) -> range:
         """The experts that a rank holds, this one unless told otherwise, of `experts` in all."""
         rank = self.rank if rank is None else rank
         return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
 
+    @checked("Group.host_of")
     def host_of(self, rank: int) -> int:
         """The host that `rank` is on."""
         host = ctypes.c_int32()
@@ -345,6 +353,7 @@ class Group:
         with self._lock:
             check(self._functions.sy_group_barrier(self.pointer))
 
+    @checked("Group.record_stream")
     def record_stream(self, tensor: Any, stream: Any = None) -> None:
         """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs): nobody else has that memory
         before the work on `stream` that is enqueued when the last such tensor is dropped is done. The stream on which the tensor was
@@ -355,6 +364,7 @@ class Group:
             raw = (torch.cuda.current_stream(tensor.device) if stream is None else stream).cuda_stream
             check(self._functions.sy_group_used_by(self.pointer, tensor.data_ptr(), raw))
 
+    @checked("Group.all_gather")
     def all_gather(self, mine: bytes) -> List[bytes]:
         """Collective. The bytes of every rank, equally many, in rank order."""
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
@@ -375,14 +385,16 @@ class Group:
         """Raises the pending fault of this rank, if there is one."""
         check(self._functions.sy_group_check(self.pointer))
 
+    @checked("Group.abort")
     def abort(self, reason: int = Code.SYSTEM) -> None:
         """Makes every wait of every rank end with :class:`PeerFailed` (this rank, `reason`). Any thread may call it."""
         check(self._functions.sy_group_abort(self.pointer, reason))
 
+    @checked("Group.set_timeout")
     def set_timeout(self, seconds: Optional[float]) -> None:
         """Deadline of every wait inside the calls from now on; None: never."""
         with self._lock:
-            check(self._functions.sy_group_set_timeout(self.pointer, _milliseconds("timeout", seconds)))
+            check(self._functions.sy_group_set_timeout(self.pointer, _milliseconds(seconds)))
 
     def wait_statistics(self) -> List[WaitStatistics]:
         """For whom this rank waits, by peer."""
@@ -414,7 +426,14 @@ class Group:
             check(self._functions.sy_group_wake(self.pointer))
 
     def close(self) -> None:
-        """The rank leaves: peers that still need it get :class:`PeerFailed`. May be called twice."""
+        """The rank leaves: peers that still need it get :class:`PeerFailed`. Objects of the group are closed with it; arrays that they
+        delivered stay. May be called twice."""
+        for each in list(self._lock.members):
+            each.close()
+        leave = getattr(self._functions, "sy_group_leave", None)  # rows and handles of the group may live on
+        with self._lock:
+            if leave is not None and self._owned.pointer:
+                leave(ctypes.c_void_p(self._owned.pointer))
         self._owned.close()
 
     def __enter__(self) -> "Group":
@@ -422,6 +441,8 @@ class Group:
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
+        if error is not None and not self.closed:  # peers that wait hear of it at once, whatever holds this rank's objects
+            self._functions.sy_group_abort(self._owned.pointer, Code.SYSTEM)
         self.close()
 
     def __repr__(self) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ._abi import names as _names
 from ._abi.arrays import I32, I64, NUMPY, U8, Arrays
-from ._abi.ffi import Owned, byref, check, library, number_from, structs
+from ._abi.arguments import checked
+from ._abi.ffi import Owned, _process, alive, byref, check, library, number_from, structs
 from ._abi.names import EXPERT_MAJOR, F32, RANK_MAJOR
 from ._torch.registry import number_of
 
@@ -71,6 +72,7 @@ class Handle:
     """
 
     _at: Optional[ctypes.c_void_p] = None  # what calls like one before pass; only real ones have it
+    _unread_weights = False  # rank-major: weights came with the rows, and nobody has read them
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
@@ -96,11 +98,16 @@ class Handle:
         """What the dispatch delivered. `view` is kept; `like` says of which kind arrays are."""
         self._view, self._arrays, self._like = view, arrays, like
         self._rows_allocated, self._tokens = view.x_rows, view.tokens
+        self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
 
     @property
     def pointer(self) -> int:
         """The ``sy_handle*``, for code that calls the C interface."""
-        return self._owned.pointer or 0
+        owned = self._owned
+        return owned.pointer if owned._made_in == _process[0] and owned.pointer else alive(owned, "the handle")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Handle belongs to its process: Handle.to_bytes() and Exchange.handle_from_bytes() carry it elsewhere")
 
     @property
     def tokens(self) -> int:
@@ -154,6 +161,7 @@ class Handle:
     @property
     def topk_weights(self) -> Any:
         """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch got no weights."""
+        self._unread_weights = False
         return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
@@ -224,6 +232,7 @@ class Handle:
         arrays = stored(c, [(name, shape, I64) for name in names])
         return Counts(rows, arrays[0], arrays[1], arrays[2] if first else None)
 
+    @checked("Handle.matrices")
     def matrices(self, channels: int) -> Matrices:
         """As DeepEP's handle describes the dispatch, for `channels` >= 1 channels."""
         m = structs.Matrices()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Optional, Tuple, Type
 
-from ._abi import names as _names
-from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take
-from ._abi.ffi import Owned, byref, check, check_collective, layer_library, number_from, structs
-from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
+from ._abi import arguments as _arguments, names as _names
+from ._abi.arguments import checked
+from ._abi.arrays import I64, NUMPY, U8, arrays_of, check_apart
+from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
+from ._abi.names import BF16, CPU, CUDA, FP8, invalid, value_of
 from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
+
+#: Rows and columns of weights that share a scale.
+_GROUP = 128
 
 
 class LayerMemory(NamedTuple):
@@ -24,6 +28,7 @@ class LayerMemory(NamedTuple):
     total_bytes: int
 
 
+@checked("MoeLayer.__init__", called="MoeLayer")
 def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
@@ -40,17 +45,17 @@ def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_toke
         invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
-_config.__qualname__ = "MoeLayer"  # which errors of wrong keywords name
-
-
 def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_scales: Any, w2_scales: Any) -> Tuple[Any, ...]:
-    """Of weights and scales, checked."""
-    here, backend = len(group.experts_of(c.num_experts)), group._backend
-    first = take(w13, "w13", (here, 2 * c.intermediate, c.hidden), (c.type,), backend)
-    second = take(w2, "w2", (here, c.hidden, c.intermediate), (c.type,), backend)
-    scales = (None if given is None else take(given, name, ("L", "rows", "columns"), (F32, FP8, U8), backend).pointer
-              for name, given in (("w13_scales", w13_scales), ("w2_scales", w2_scales)))
-    return (first.pointer, second.pointer, *scales)
+    """Validates weights and their scales and returns their pointers."""
+    hidden, intermediate = -(-c.hidden // _GROUP), -(-c.intermediate // _GROUP)
+    takes = _arguments.bind(
+        "MoeLayer.with_weights", group._backend, L=len(group.experts_of(c.num_experts)), H=c.hidden, I=c.intermediate,
+        **{"2I": 2 * c.intermediate}, S13=2 * intermediate, G13=hidden, S2=hidden, G2=intermediate)
+    first, second = takes.w13(w13, None, (c.type,)), takes.w2(w2, None, (c.type,))
+    if c.type != FP8 and (w13_scales is not None or w2_scales is not None):
+        invalid(f"{'w13_scales' if w13_scales is not None else 'w2_scales'}: only fp8 weights have scales")
+    return (first.pointer, second.pointer, None if w13_scales is None else takes.w13_scales(w13_scales).pointer,
+            None if w2_scales is None else takes.w2_scales(w2_scales).pointer)
 
 
 def _stream_of(weights: Any) -> int:
@@ -75,6 +80,7 @@ class MoeLayer:
 
     @constructs
     def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
+        _arguments.check("MoeLayer.__init__", group=group)
         functions, c = layer_library().functions, _config(backend=group._backend, **config)
         first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
         made = ctypes.c_void_p()
@@ -86,9 +92,11 @@ class MoeLayer:
         self.group, self._config, self._functions = group, c, layer_library().functions
         keeps = weights if c.storage else ()
         self._owned = Owned(made, self._functions.sy_moe_layer_destroy, group._owned, *keeps, lock=group._lock)
+        group._lock.members.add(self._owned)
         self._ids, self._options = structs.ExpertIds(), structs.MoeLayerCall()
         self._by = (byref(self._ids), byref(self._options))
         self._row_type = BF16 if c.type == FP8 else c.type
+        self._takes = _arguments.bind("MoeLayer.forward", group._backend, H=c.hidden, K=c.topk)
         self._like: Any = None
 
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
@@ -104,6 +112,7 @@ class MoeLayer:
         return other
 
     @staticmethod
+    @checked("MoeLayer.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> LayerMemory:
         """Memory of a layer with these keywords. Needs no group."""
         number, m = value_of(_names.BACKENDS, "backend", backend), structs.MoeLayerMemory()
@@ -112,6 +121,7 @@ class MoeLayer:
         return LayerMemory(*(getattr(m, name) for name in LayerMemory._fields))
 
     @staticmethod
+    @checked("MoeLayer.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
         """``heap_bytes`` of a group whose only object is a layer with these keywords. Needs no group."""
         number, size = value_of(_names.BACKENDS, "backend", backend), ctypes.c_size_t()
@@ -122,9 +132,7 @@ class MoeLayer:
     @property
     def pointer(self) -> int:
         """The ``sy_moe_layer*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            invalid("the layer is closed")
-        return self._owned.pointer
+        return self._owned.pointer or alive(self._owned, "the layer", self.group)
 
     @property
     def implementation(self) -> str:
@@ -140,22 +148,27 @@ class MoeLayer:
         device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
         c = self._config
         with self.group._call:
-            backend = self.group._backend
-            taken = take(x, "x", ("T", c.hidden), (self._row_type,), backend)
+            if add.__class__ is not bool or num_sms.__class__ is not int or num_sms >> 31:
+                _arguments.check("MoeLayer.forward", add=add, num_sms=num_sms)
+            types, takes = (self._row_type,), self._takes
+            taken = takes.x(x, None, types)
             tokens = taken.shape[0]
-            given = take(ids, "ids", (tokens, c.topk), (I32, I64), backend)
+            given = takes.ids(ids, tokens)
             i, o = self._ids, self._options
             i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, c.topk, int(given.code == I64)
-            scale = None if weights is None else take(weights, "weights", (tokens, c.topk), (F32,), backend).pointer
+            scale = None if weights is None else takes.weights(weights, tokens)
             if add and out is None:
                 invalid("add: needs `out`, which the layer is added to")
             if out is None:
                 out = taken.arrays.empty((tokens, c.hidden), self._row_type, taken.array)
-            result = take(out, "out", (tokens, c.hidden), (self._row_type,), backend)
+            result = takes.out(out, tokens, types)
             o.stream, o.num_sms, o.add = taken.arrays.stream(taken.array), num_sms, int(add)
-            o.device_tokens = None if device_tokens is None else take(device_tokens, "device_tokens", (1,), (I32,), backend).pointer
+            count = None if device_tokens is None else takes.device_tokens(device_tokens)
+            o.device_tokens = None if count is None else count.pointer
+            check_apart("out", result, x=taken, ids=given, weights=scale, device_tokens=count)
             by_ids, by_options = self._by
-            check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, scale, result.pointer, by_options))
+            check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, None if scale is None else scale.pointer,
+                                                       result.pointer, by_options))
             if type(self._like) is not type(out):  # of the kind of dropped(): not `out` itself, which would live as long as the layer
                 self._like = taken.arrays.empty((0,), self._row_type, out)
             return out

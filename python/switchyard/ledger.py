@@ -6,12 +6,11 @@ import ctypes
 from types import TracebackType
 from typing import Any, Optional, Type
 
-import numpy as np
-
-from ._abi import names as _names
-from ._abi.arrays import take
-from ._abi.ffi import Owned, byref, check, check_collective, library, structs
-from ._abi.names import BF16, F16, F32, invalid, value_of
+from ._abi import arguments as _arguments, names as _names
+from ._abi.arguments import checked
+from ._abi.arrays import check_apart
+from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
+from ._abi.names import CPU, value_of
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 from .handle import Ledger
@@ -19,14 +18,12 @@ from .handle import Ledger
 __all__ = ["LedgerCombine", "PreparedLedger"]
 
 
+@checked("LedgerCombine.__init__", called="LedgerCombine")
 def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
         -> structs.LedgerConfig:
     """The struct of the keywords of :class:`LedgerCombine`."""
     return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=experts, topk=topk,
                                 row_type=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
-
-
-_config.__qualname__ = "LedgerCombine"  # which errors of wrong keywords name
 
 
 class PreparedLedger:
@@ -50,15 +47,21 @@ class LedgerCombine:
 
     @constructs
     def __init__(self, group: Group, **config: Any) -> None:
+        _arguments.check("LedgerCombine.__init__", group=group)
         self.group = group
         self._config = _config(**config)
         self._functions = library().functions
         made = ctypes.c_void_p()
         check_collective(self._functions.sy_ledger_combine_create(group.pointer, byref(self._config), byref(made)))
         self._owned = Owned(made.value, self._functions.sy_ledger_combine_destroy, group._owned, lock=group._lock)
+        group._lock.members.add(self._owned)
+        c = self._config
+        self._combined = _arguments.bind("LedgerCombine.combine", group._backend, H=c.hidden, K=c.topk)
+        self._tables = _arguments.bind("Ledger", CPU, W=group.size, Ep=-(-c.num_experts // 16) * 16, L=len(group.experts_of(c.num_experts)))
         self._x, self._options = structs.RowView(), structs.LedgerCombineOptions()
 
     @staticmethod
+    @checked("LedgerCombine.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
         """Symmetric memory that an operator with these keywords takes from each rank's heap. Needs no group."""
         r, number = structs.MemoryRequirement(), value_of(_names.BACKENDS, "backend", backend)
@@ -66,6 +69,7 @@ class LedgerCombine:
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
 
     @staticmethod
+    @checked("LedgerCombine.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
         """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
         size, number = ctypes.c_size_t(), value_of(_names.BACKENDS, "backend", backend)
@@ -75,24 +79,18 @@ class LedgerCombine:
     @property
     def pointer(self) -> int:
         """The ``sy_ledger_combine*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            invalid("the operator is closed")
-        return self._owned.pointer
+        return self._owned.pointer or alive(self._owned, "the operator", self.group)
 
+    @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:
         """Local. Checks the tables, those of ``Handle.ledger()`` or your own, int32 in host memory, and makes them ready. CUDA: waits for
         the calls so far."""
         c, world = self._config, self.group.size
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
-        routes = len(ledger.expanded_row_idx)
-        shapes = {"peer_token_per_expert": (world, padded), "expanded_row_idx": (routes,), "cumsum_per_expert": (world, padded),
-                  "dispatch_offset": (here,), "prev_sum_before_rank": (world, here)}
-        arrays = {name: np.ascontiguousarray(getattr(ledger, name), np.int32) for name in shapes}
-        for name, shape in shapes.items():
-            if arrays[name].shape != shape:
-                invalid(f"ledger.{name} has the shape {list(arrays[name].shape)}: must be {list(shape)}")
+        tables = {name: getattr(self._tables, f"ledger.{name}")(getattr(ledger, name)) for name in ledger._fields}
+        routes = tables["expanded_row_idx"].shape[0]
         g = structs.Ledger(world=world, num_experts=c.num_experts, num_experts_padded=padded, experts_here=here, num_routes=routes,
-                           **{name: array.ctypes.data for name, array in arrays.items()})
+                           **{name: table.pointer for name, table in tables.items()})
         made = ctypes.c_void_p()
         with self.group._lock:
             check(self._functions.sy_ledger_combine_prepare(self.pointer, byref(g), byref(made)))
@@ -101,17 +99,21 @@ class LedgerCombine:
     def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out [M, H].
         probs: float32 [M, K]; None: rows are added as they are. The sum is float32, k ascending, rounded once."""
-        c, backend = self._config, self.group._backend
+        c = self._config
         with self.group._call:
-            taken = take(y, "y", ("rows", c.hidden), (BF16, F16, F32), backend)
+            _arguments.check("LedgerCombine.combine", prepared=prepared, num_sms=num_sms)
+            takes, tokens = self._combined, prepared.tokens
+            taken = takes.y(y)
             v, o = self._x, self._options
             v.data, v.rows, v.cols, v.dtype = taken.pointer, taken.shape[0], c.hidden, taken.code
             o.stream, o.num_sms = taken.arrays.stream(taken.array), num_sms
-            factors = None if probs is None else take(probs, "probs", (prepared.tokens, c.topk), (F32,), backend).pointer or None
+            factors = None if probs is None else takes.probs(probs, tokens)
             if out is None:
-                out = taken.arrays.empty((prepared.tokens, c.hidden), taken.code, taken.array)
-            result = take(out, "out", (prepared.tokens, c.hidden), (taken.code,), backend)
-            check(self._functions.sy_ledger_combine_run(self.pointer, byref(v), factors, prepared._owned.pointer, result.pointer, byref(o)))
+                out = taken.arrays.empty((tokens, c.hidden), taken.code, taken.array)
+            result = takes.out(out, tokens, (taken.code,))
+            check_apart("out", result, y=taken, probs=factors)
+            check(self._functions.sy_ledger_combine_run(self.pointer, byref(v), None if factors is None else factors.pointer or None,
+                                                        prepared._owned.pointer, result.pointer, byref(o)))
             return out
 
     def last_call(self) -> CallStatistics:

@@ -6,12 +6,14 @@ import ctypes
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
-from ._abi import names as _names, repeated as _repeated
-from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
-from ._abi.ffi import Owned, byref, check, check_collective, library, number_from, structs
-from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
+from ._abi import arguments as _arguments, names as _names, repeated as _repeated
+from ._abi.arguments import checked
+from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch, check_apart, code_of, code_of_rows, take
+from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
+from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
 from ._torch.registry import number_of
-from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
+from ._tensors import bytes_of_scales, is_traced, padded_scales, pair_of
+from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
 #: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
@@ -21,6 +23,7 @@ _IDS = (I32, I64)
 __all__ = ["LowLatency", "Pending", "Received"]
 
 
+@checked("LowLatency.__init__", called="LowLatency")
 def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
             scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
             invalid_ids: str = "raise") -> structs.LowLatencyConfig:
@@ -30,9 +33,6 @@ def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: obj
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
         scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
         pieces=pieces, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
-
-
-_config.__qualname__ = "LowLatency"  # which errors of wrong keywords name
 
 
 class Received:
@@ -47,6 +47,10 @@ class Received:
     """
 
     _at: Optional[ctypes.c_void_p] = None  # what calls like one before pass; only real ones have it
+    _weighted = False  # whether the last dispatch into it had weights
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Received belongs to its process and cannot be pickled or copied: copy its arrays")
 
     def __init__(self, owned: Any, arrays: Any, like: Any) -> None:
         view = structs.LowLatencyView()
@@ -107,6 +111,7 @@ class Pending:
         self._keeps = keeps
 
     def wait(self) -> Any:
+        """What the call returns."""
         receive, self._receive = self._receive, None
         if receive is not None:
             receive()
@@ -126,6 +131,7 @@ class LowLatency:
 
     @constructs
     def __init__(self, group: Group, **config: Any) -> None:
+        _arguments.check("LowLatency.__init__", group=group)
         self.group = group
         self._config = _config(**config)
         self._functions = library().functions
@@ -133,6 +139,7 @@ class LowLatency:
         made = ctypes.c_void_p()
         check_collective(self._functions.sy_low_latency_create(group.pointer, byref(self._config), byref(made)))
         self._owned = Owned(made.value, self._functions.sy_low_latency_destroy, group._owned, lock=group._lock)
+        group._lock.members.add(self._owned)
         self.hidden: int = self._config.hidden
         self.topk: int = self._config.topk
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
@@ -150,9 +157,15 @@ class LowLatency:
         self._world = group.size
         self._shape = [len(group.experts_of(self._config.num_experts)), group.size * self._config.max_tokens, self.hidden]
         self._outputs = tuple(self._shape)
+        sizes = {"H": self.hidden, "K": self.topk, "L": self._shape[0], "R": self._shape[1]}
+        self._dispatched, self._combined, self._reduced, self._made = (
+            _arguments.bind(f"LowLatency.{name}", self._backend, **sizes) for name in ("dispatch", "combine", "all_to_all", "make_output"))
+        widest = _names.DTYPE_BYTES[self._config.row_type]
+        self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BYTES[code] <= widest)
         self._scale_geometry = _scale_geometry(self._config, *self._shape)
 
     @staticmethod
+    @checked("LowLatency.memory_required")
     def memory_required(world: int, **config: Any) -> MemoryRequirement:
         """Symmetric memory that an object with these keywords takes from each rank's heap. Needs no group."""
         r = structs.MemoryRequirement()
@@ -160,6 +173,7 @@ class LowLatency:
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
 
     @staticmethod
+    @checked("LowLatency.heap_bytes")
     def heap_bytes(world: int, **config: Any) -> int:
         """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
         size = ctypes.c_size_t()
@@ -169,9 +183,7 @@ class LowLatency:
     @property
     def pointer(self) -> int:
         """The ``sy_low_latency*``, for code that calls the C interface."""
-        if not self._owned.pointer:
-            invalid("the low-latency object is closed")
-        return self._owned.pointer
+        return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
         """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates.
@@ -182,7 +194,7 @@ class LowLatency:
             return self._output_in(memory)
         if like is None:
             return Received(self._make_output(), NUMPY, None)
-        taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
+        taken = self._made.like(like)
         return self._used_here(Received(self._make_output(), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _used_here(self, received: Received, arrays: Any, like: Any) -> Received:
@@ -201,17 +213,19 @@ class LowLatency:
         return Owned(made.value, f.sy_low_latency_output_destroy, self._owned, keeps, lock=self.group._lock)
 
     def _output_in(self, memory: Any) -> Received:
-        rows, scales = memory if isinstance(memory, tuple) else (memory, None)
+        rows, scales = pair_of(memory, "memory")
         kind, _, strides = self._scale_geometry
         here, per_expert, hidden = self._shape
-        taken = take(rows, "memory", self._shape, (self._config.row_type,) if kind < 0 else (FP8,), self._backend)
+        taken = self._made.memory(rows, None, (self._config.row_type,) if kind < 0 else (FP8,))
         if (kind >= 0) != (scales is not None):
             invalid("memory: fp8 rows, and only these, come with scales, as a pair (memory, scales)")
         view = structs.RowView(data=taken.pointer, rows=here * per_expert, cols=hidden, dtype=taken.code, scale_kind=self._config.scales)
         if scales is not None:
             width = strides[1] if self._config.scale_order == 0 else strides[2]
             shape = (here, strides[0] // width, width)
-            view.scales = take(scales, "scales of memory", shape, (kind,) if kind != U8 else (FP8, U8), self._backend).pointer
+            given = take(scales, "scales of memory", shape, (kind,) if kind != U8 else (FP8, U8), self._backend, written=True)
+            check_apart("scales of memory", given, memory=taken)
+            view.scales = given.pointer
         return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
@@ -222,6 +236,7 @@ class LowLatency:
         spare = self._spare.setdefault(arrays.stream(like), [])
         return self._used_here(Received(_Lent(spare.pop() if spare else self._make_output(), spare), arrays, like), arrays, like)
 
+    @checked("LowLatency.make_rows")
     def make_rows(self, received: Received, dtype: object = None) -> Any:
         """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""
         code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
@@ -248,7 +263,8 @@ class LowLatency:
 
             return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
-        if again is not None and into is not None and num_sms == 0 and type(into.x) is type(x) and again(x, ids, weights, into):
+        if again is not None and isinstance(into, Received) and num_sms.__class__ is int and num_sms == 0 and type(into.x) is type(x) \
+                and again(x, ids, weights, into):
             return into
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
 
@@ -263,6 +279,8 @@ class LowLatency:
     def _dispatch(self, function: Any, x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
         by_x, by_ids, by_options, _ = self._by
         with self._call:
+            if num_sms.__class__ is not int or num_sms >> 31 or not (output is None or isinstance(output, Received)):
+                _arguments.check("LowLatency.dispatch", output=output, num_sms=num_sms)
             code = code_of_rows(x, self.hidden, _PLAIN, self._backend)
             if code is None:
                 taken = self._take_rows(x)
@@ -279,15 +297,15 @@ class LowLatency:
                     self._output = self.make_output(array)
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
-            output.tokens = tokens
+            output.tokens, output._weighted = tokens, weights is not None
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
                 self._dispatch_again.learn(x, ids)
             return output, (x, ids, weights)
 
     def _take_rows(self, x: Any) -> Any:
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        taken = take(rows, "x", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
+        rows, scales = pair_of(x, "x") if isinstance(x, tuple) else (x, None)
+        taken = self._dispatched.x(rows, None, self._row_types)
         v = self._x
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None
         if (taken.code == FP8) != (scales is not None):
@@ -299,7 +317,7 @@ class LowLatency:
             columns, groups = size.value // (4 if f32 else 1), -(-self.hidden // group)
             scales = bytes_of_scales(scales, self.hidden, group)
             wide = getattr(scales, "shape", (0, 0))[-1] == columns
-            given = take(scales, "scales", (taken.shape[0], columns if wide else groups), (F32,) if f32 else (FP8, U8), self._backend,
+            given = take(scales, "scales of x", (taken.shape[0], columns if wide else groups), (F32,) if f32 else (FP8, U8), self._backend,
                          strided=True)
             self._given_scales = padded_scales(given, columns)  # stays until the call has read it
             v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
@@ -309,7 +327,7 @@ class LowLatency:
         """Fills the ids; returns what must stay until the call has returned."""
         i, code = self._ids, code_of(ids, shape, _IDS, self._backend)
         if code is None:
-            given = take(ids, "ids", shape, _IDS, self._backend)
+            given = self._dispatched.ids(ids, shape[0])
             i.data, ids, code = given.pointer, given.array, given.code
         else:
             i.data = ids.data_ptr()
@@ -319,7 +337,7 @@ class LowLatency:
     def _take_weights(self, weights: Any, shape: Tuple[int, int]) -> Optional[int]:
         if code_of(weights, shape, (F32,), self._backend) is not None:
             return weights.data_ptr() or None
-        return take(weights, "weights", shape, (F32,), self._backend).pointer or None
+        return self._dispatched.weights(weights, shape[0]).pointer or None
 
     def _receive(self) -> None:
         with self.group._lock:
@@ -337,7 +355,8 @@ class LowLatency:
 
             return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
         again = self._combine_again
-        if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms == 0:
+        if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms.__class__ is int and num_sms == 0 \
+                and isinstance(received, Received):
             sums = again(y, received, weights)
             if sums is not None:
                 return sums
@@ -356,25 +375,31 @@ class LowLatency:
                  num_sms: int) -> Tuple[Any, Any]:
         by_options, v, o = self._by[3], self._plain, self._combine_options
         with self._call:
-            tokens, shape = received.tokens, self._shape
-            code, arrays, array = code_of(y, self._outputs, _SUMMED, self._backend), None, y
+            if num_sms.__class__ is not int or num_sms >> 31 or not isinstance(received, Received):
+                _arguments.check("LowLatency.combine", received=received, num_sms=num_sms)
+            tokens, shape, takes = received.tokens, self._shape, self._combined
+            code, arrays, array, taken = code_of(y, self._outputs, _SUMMED, self._backend), None, y, None
             plain = code is not None
             if code is None:
-                taken = take(y, "y", shape, _SUMMED, self._backend)
+                taken = takes.y(y)
                 code, arrays, array, v.data = taken.code, taken.arrays, taken.array, taken.pointer
             else:
                 arrays, v.data = arrays_of_torch(), y.data_ptr()
             v.rows, v.dtype = shape[0] * shape[1], code
             o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, arrays.stream(array)
             o.weights = None if weights is None else self._take_weights(weights, (tokens, self.topk))
-            o.expert_scale = None
-            if expert_scale is not None:
-                o.expert_scale = take(expert_scale, "expert_scale", (shape[0],), (F32,), self._backend).pointer or None
+            if o.order != PER_ROUTE and weights is None and received._weighted:
+                invalid(f"weights: the dispatch got weights, which order = {order!r} does not apply; 'per_route' does, or dispatch without")
+            scale = None if expert_scale is None else takes.expert_scale(expert_scale)
+            o.expert_scale = None if scale is None else scale.pointer or None
             if out is None:
                 out = arrays.empty((tokens, self.hidden), code, array)
                 result = arrays.pointer(out)
             else:
-                result = take(out, "out", (tokens, self.hidden), (code,), self._backend).pointer
+                into = takes.out(out, tokens, (code,))
+                result = into.pointer
+                check_apart("out", into, y=taken or Taken(y.data_ptr(), y.shape, code, y, arrays), expert_scale=scale,
+                            weights=None if weights is None else takes.weights(weights, tokens))
             check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
             if plain:
                 self._combine_again = self._combine_again or _repeated.Combine(self)
@@ -386,18 +411,19 @@ class LowLatency:
         over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L]; None: 1."""
         by_x, by_ids = self._by[:2]
         with self._call:
-            taken = self._take_rows(x)
+            _arguments.check("LowLatency.all_to_all", num_sms=num_sms)
+            taken, takes = self._take_rows(x), self._reduced
             tokens = taken.shape[0]
-            self._take_ids(ids, (tokens, self.topk))
+            routes = takes.ids(self._take_ids(ids, (tokens, self.topk)), tokens)
             o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
-            if weights is not None:
-                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
-            if expert_scale is not None:
-                here = len(self.group.experts_of(self._config.num_experts))
-                o.expert_scale = take(expert_scale, "expert_scale", (here,), (F32,), self._backend).pointer or None
+            factors = None if weights is None else takes.weights(weights, tokens)
+            scale = None if expert_scale is None else takes.expert_scale(expert_scale)
+            o.weights = None if factors is None else factors.pointer or None
+            o.expert_scale = None if scale is None else scale.pointer or None
             if out is None:
                 out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
-            result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend)
+            result = takes.out(out, tokens, (taken.code,))
+            check_apart("out", result, x=taken, ids=routes, weights=factors, expert_scale=scale)
             check(self._functions.sy_low_latency_all_to_all(self.pointer, by_x, by_ids, result.pointer, byref(o)))
             return out
 

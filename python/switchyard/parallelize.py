@@ -11,6 +11,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
+from ._abi.arguments import checked
 from ._abi.ffi import layer_library
 from .errors import InvalidArgument, LibraryNotFound
 from .exchange import Exchange, is_traced
@@ -135,6 +136,7 @@ def _layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
     return {**shape, "intermediate": module.down_proj.shape[2], "storage": "view"}
 
 
+@checked("moe_heap_bytes")
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
                    experts: str = "automatic", hosts: int = 1) -> int:
     """``heap_bytes`` of a group for :func:`parallelize_moe` of this model, not converted yet. Needs no group. hosts: on how many hosts its
@@ -150,6 +152,7 @@ def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[in
 
 
 @functools.partial(constructs, settles=True)
+@checked("parallelize_moe")
 def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional[int] = None, experts: str = "automatic") -> List[str]:
     """Collective. Keeps this rank's experts of every layer, and lets tokens travel to their experts and back.
 

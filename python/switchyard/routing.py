@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._abi import arrays as _arrays, names as _names
-from ._abi.arrays import I32, I64, U8, TorchArrays, take
+from ._abi import arguments as _arguments, arrays as _arrays, names as _names
+from ._abi.arguments import checked
+from ._abi.arrays import I32, I64, U8, TorchArrays
 from ._abi.ffi import byref, check, library, structs
 from .handle import RoutingLayout, stored
 
 __all__ = ["routing_layout"]
 
 
+@checked("routing_layout")
 def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
     """Tokens per rank and per expert that `ids`, int32 or int64 [T, K], ask for. Needs no group. Ids in host memory: numpy arrays. A
     tensor on a GPU: tensors there, counted by one kernel on its current stream, without a wait; of at most 32768 experts."""
     if _arrays.is_tensor(ids) and ids.is_cuda:
         return _on_gpu(ids, experts, world)
-    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CPU)
+    taken = _arguments.bind("routing_layout", _names.CPU).ids(ids)
     given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
     out = structs.RoutingLayout()
     check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
@@ -27,7 +29,7 @@ def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
 
 
 def _on_gpu(ids: Any, experts: int, world: int) -> RoutingLayout:
-    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CUDA)
+    taken = _arguments.bind("routing_layout", _names.CUDA).ids(ids)
     arrays, (tokens, topk) = taken.arrays, taken.shape
     assert isinstance(arrays, TorchArrays)  # only tensors are on GPUs
     torch, device = arrays.torch, ids.device

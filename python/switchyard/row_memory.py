@@ -6,8 +6,10 @@ import threading
 from ctypes import byref, c_void_p
 from typing import Any, Callable, Dict, Optional
 
-from ._abi.ffi import Owned, bare, check_collective, library
-from .errors import InvalidArgument, Unsupported
+from ._abi.arguments import checked
+from ._abi.ffi import Owned, alive, bare, check_collective, library
+from ._torch.registry import torch_for
+from .errors import Unsupported
 from .group import Group, constructs
 
 __all__ = ["RowMemory"]
@@ -25,14 +27,16 @@ class RowMemory:
     small tensor is none for a larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
 
     @constructs
+    @checked("RowMemory.__init__")
     def __init__(self, group: Group, size: int, device: Optional[int] = None, segment: int = 0) -> None:
         if group.backend != "cuda":
             raise Unsupported("RowMemory is for tensors on GPUs, and this group is on the CPU")
-        import torch
-
+        torch = torch_for("RowMemory")
         made, functions = c_void_p(), library().functions
         check_collective(functions.sy_row_memory_create(group.pointer, size, byref(made)))
         self._owned = Owned(made.value, functions.sy_row_memory_destroy, group._owned, lock=group._lock)
+        group._lock.members.add(self._owned)
+        self._group = group
         self._at = made
         # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
@@ -43,8 +47,7 @@ class RowMemory:
     def use(self) -> "_InUse":
         """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
         microseconds of the host."""
-        if not self._owned.pointer:
-            raise InvalidArgument("this RowMemory is closed")
+        alive(self._owned, "the row memory", self._group)
         return self._in_use
 
     def close(self) -> None:

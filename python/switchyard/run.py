@@ -3,44 +3,105 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Callable, List, Optional, TypeVar
 
+from ._abi.arguments import checked
 from .errors import Code, PeerFailed
 from .group import Group
 
 __all__ = ["run_ranks"]
 
 Result = TypeVar("Result")
+#: Seconds that ranks have to end when the calling thread is interrupted. They are in Python code of their own if that is not enough.
+_GRACE = 5.0
 
 
+@checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
     """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a thread of its own, and returns the results in rank
-    order. `options` are those of :class:`Group`. If a rank raises, the others' calls end with :class:`PeerFailed`, and its exception is
-    raised here.
+    order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank raises, or returns while
+    others still need it, their calls end with :class:`PeerFailed`, and the exception of the rank that caused it is raised here, with a
+    note of its rank. Ctrl-C ends all ranks' calls.
 
     Threads share one interpreter, so this is for trying things out and for tests: the library works outside the interpreter's lock, but
     Python code does not. Programs start a process for each rank, and use ``Group.from_environment``.
     """
-    groups = Group.threads(world, heap_bytes, **options)
-    results: List[Any] = [None] * world
-    errors: List[Optional[BaseException]] = [None] * world
+    return _Ranks(function, Group.threads(world, heap_bytes, **options), arguments).run()
 
-    def rank(r: int) -> None:
+
+class _Ranks:
+    """The threads of one call of :func:`run_ranks`."""
+
+    def __init__(self, function: Callable[..., Any], groups: List[Group], arguments: Any) -> None:
+        self._function, self._groups, self._arguments = function, groups, arguments
+        self._results: List[Any] = [None] * len(groups)
+        self._errors: List[Optional[BaseException]] = [None] * len(groups)
+        self._returned = [False] * len(groups)
+
+    def _rank(self, r: int) -> None:
+        group = self._groups[r]
         try:
-            results[r] = function(groups[r], *arguments)
-        except BaseException as error:  # raised again below, in the calling thread
-            errors[r] = error
-            if not groups[r].closed:
-                groups[r].abort(Code.SYSTEM)
+            self._results[r] = self._function(group, *self._arguments)
+            self._returned[r] = True
+        except BaseException as error:  # raised again by run(), in the calling thread
+            self._errors[r] = error
+            if not group.closed:
+                group.abort(Code.SYSTEM)
+        else:
+            group.close()
 
-    threads = [threading.Thread(target=rank, args=(r,), name=f"switchyard rank {r}") for r in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for group in groups:
-        group.close()
-    found = [error for error in errors if error is not None]
-    if found:
-        raise next((error for error in found if not isinstance(error, PeerFailed)), found[0])
-    return results
+    def run(self) -> List[Any]:
+        # Daemons: a rank that computes on after Ctrl-C does not keep the process.
+        threads = [threading.Thread(target=self._rank, args=(r,), name=f"switchyard rank {r}", daemon=True) for r in range(len(self._groups))]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self._abort(threads)
+            raise
+        for group in self._groups:
+            group.close()
+        self._raise()
+        return self._results
+
+    def _abort(self, threads: List[threading.Thread]) -> None:
+        """After an exception in the calling thread."""
+        for group in self._groups:
+            if not group.closed:
+                group.abort(Code.SYSTEM)
+        deadline = time.monotonic() + _GRACE
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for group, thread in zip(self._groups, threads):
+            if not thread.is_alive():
+                group.close()
+
+    def _raise(self) -> None:
+        """The exception of the rank that failed first of all causes, if one failed."""
+        found = [(r, error) for r, error in enumerate(self._errors) if error is not None]
+        if not found:
+            return
+        causes = [each for each in found if not isinstance(each[1], PeerFailed)] or found
+        (r, error), world = causes[0], len(self._groups)
+        notes = [f"raised by rank {r} of {world} in run_ranks"]
+        if isinstance(error, PeerFailed) and 0 <= error.rank < world and self._returned[error.rank]:
+            notes.append(f"the function of rank {error.rank} had returned, or did not make this call")
+        notes += [f"rank {other} raised {type(also).__name__}: {also}" for other, also in causes[1:4]]
+        _annotate(error, notes)
+        raise error
+
+
+def _annotate(error: BaseException, notes: List[str]) -> None:
+    """Tracebacks show notes from Python 3.11 on; the library's own errors have them in their text."""
+    if isinstance(error, PeerFailed):
+        error.text = "; ".join([error.text, *notes])
+        error.args = (error.text,)
+    elif hasattr(error, "add_note"):
+        for note in notes:
+            error.add_note(note)
+    else:
+        error.__notes__ = notes  # type: ignore[attr-defined]

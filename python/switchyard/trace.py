@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
 from ._abi import structs as _structs
-from ._abi.ffi import Owned, byref, check, library, structs
+from ._abi.arguments import checked
+from ._abi.ffi import Owned, alive, byref, check, library, structs
 from ._abi.names import CUDA
 from .group import Group
 
@@ -47,6 +48,7 @@ class Trace:
         trace.write_json("trace.json")     # for ui.perfetto.dev
     """
 
+    @checked("Trace.__init__")
     def __init__(self, group: Group, *, events: int = 1 << 14, blocks: int = 132, warps: int = 20) -> None:
         self.group = group
         self._functions = library().functions
@@ -61,7 +63,7 @@ class Trace:
     @property
     def pointer(self) -> int:
         """The ``sy_trace*``, for code that calls the C interface."""
-        return self._owned.pointer or 0
+        return alive(self._owned, "the trace")
 
     def start(self) -> None:
         """Local. Records this rank's calls from now on, instead of what recorded them so far."""
@@ -81,6 +83,7 @@ class Trace:
         if not self.group.closed:
             self.stop()
 
+    @checked("Trace.span")
     @contextlib.contextmanager
     def span(self, name: str, arg: int = 0, unit: str = "") -> Iterator[None]:
         """A phase of yours on the track of this rank's calls, with an argument that counts `unit`. All ranks whose records are
@@ -109,6 +112,7 @@ class Trace:
         """This rank's records, for :meth:`merge`."""
         return self._bytes(self._functions.sy_trace_serialize, self.group.rank)
 
+    @checked("Trace.merge")
     def merge(self, content: bytes) -> None:
         """Adds the records of another rank of this host, from a trace of the same arguments."""
         check(self._functions.sy_trace_merge(self.pointer, content, len(content)))
@@ -121,10 +125,12 @@ class Trace:
         storage.close()
         return content
 
+    @checked("Trace.json")
     def json(self, *, flows: bool = True) -> str:
         """Chrome's JSON trace format; flows: with arrows into waits."""
         return self._bytes(self._functions.sy_trace_json, int(flows)).decode()
 
+    @checked("Trace.write_json")
     def write_json(self, path: Union[str, "os.PathLike[str]"], *, flows: bool = True) -> None:
         """The same text in a file."""
         check(self._functions.sy_trace_write_json(self.pointer, os.fspath(path).encode(), int(flows)))

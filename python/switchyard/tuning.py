@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional, Union
 
+from ._abi.arguments import checked
 from ._abi.ffi import byref, check, library, structs
 from ._abi.names import TUNING_MODES, value_of
 
@@ -26,6 +27,7 @@ class TuningValues(NamedTuple):
     quantized_dispatch_sms: int
 
 
+@checked("tuned_values")
 def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens: int,
                  path: Union[str, "os.PathLike[str]", None] = None) -> TuningValues:
     """The values of the nearest entry of a tuning file, or without `path` of what is in force: the file that SWITCHYARD_TUNING names,

@@ -7,16 +7,18 @@ bf16 and uint8 for those of fp8 e4m3. torch is looked at only if somebody else h
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from .names import CPU, CUDA, DTYPES, invalid, name_of
+from .names import CPU, CUDA, DTYPES, invalid, invalid_type, name_of
 
 #: Elements beside row types (0 to 3), for arrays of routing.
 I32, I64, U8 = 10, 11, 12
 _ELEMENTS = {"i32": I32, "i64": I64, "u8": U8, **DTYPES}
 _NUMPY = {0: "<u2", 1: "<f2", 2: "<f4", 3: "|u1", I32: "<i4", I64: "<i8", U8: "|u1"}
+#: Of an element.
+_BYTES = {0: 2, 1: 2, 2: 4, 3: 1, I32: 4, I64: 8, U8: 1}
 _NUMPY_CODES: Dict[Any, int] = {
     np.dtype(np.float32): 2, np.dtype(np.float16): 1, np.dtype(np.uint16): 0, np.dtype(np.uint8): 3, np.dtype(np.int32): I32,
     np.dtype(np.int64): I64,
@@ -56,6 +58,10 @@ class NumpyArrays:
     def is_dense(self, array: np.ndarray) -> bool:
         return array.flags.c_contiguous
 
+    def has_memory(self, array: np.ndarray) -> bool:
+        """Whether its elements are what lies in its memory."""
+        return type(array) is np.ndarray or not isinstance(array, np.ma.MaskedArray)
+
     def where(self, array: np.ndarray) -> Tuple[int, int]:
         return CPU, -1
 
@@ -87,7 +93,7 @@ class TorchArrays:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self.Tensor = torch.Tensor
+        self.Tensor, self._Parameter, self._strided = torch.Tensor, torch.nn.Parameter, torch.strided
         self.codes = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 0, torch.int32: I32, torch.int64: I64, torch.uint8: U8}
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
@@ -116,7 +122,13 @@ class TorchArrays:
         return tensor.data_ptr()
 
     def is_dense(self, tensor: Any) -> bool:
-        return tensor.is_contiguous()
+        return tensor.layout is self._strided and tensor.is_contiguous()
+
+    def has_memory(self, tensor: Any) -> bool:
+        """Whether its elements are what lies in its memory: not of sparse tensors, nor of wrappers such as DTensor."""
+        if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
+            return tensor.layout is self._strided
+        return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
 
     def where(self, tensor: Any) -> Tuple[int, int]:
         return (CUDA, tensor.device.index) if tensor.is_cuda else (CPU if tensor.device.type == "cpu" else -1, -1)
@@ -176,8 +188,12 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
     if isinstance(array, np.ndarray):
         return array, NUMPY
     if hasattr(array, "__dlpack__"):
-        return np.from_dlpack(array), NUMPY
-    invalid(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
+        try:
+            return np.from_dlpack(array), NUMPY
+        except Exception as error:  # whatever the other library raises
+            invalid(f"{name} is {type(array).__module__}.{type(array).__name__}, which numpy cannot read by DLPack ({error}): give a numpy "
+                    f"array or a torch tensor; bits of bf16 may be uint16, of fp8 uint8")
+    invalid_type(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
 
 
 def describe(shape: Sequence[object]) -> str:
@@ -220,29 +236,99 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
     return None
 
 
+class Taker:
+    """A tensor argument of one object: its name, what is allowed, and the check of what a call gives. In `shape` a word stands for any
+    number. `strided`: it need not be dense. `written`: the call writes into it."""
+
+    __slots__ = ("name", "shape", "types", "backend", "strided", "written", "_rest")
+
+    def __init__(self, name: str, shape: Tuple[Union[str, int], ...], types: Tuple[int, ...], backend: int, strided: bool = False,
+                 written: bool = False) -> None:
+        self.name, self.shape, self.types, self.backend, self.strided, self.written = name, shape, types, backend, strided, written
+        self._rest = shape[1:]
+
+    def __call__(self, array: Any, first: Optional[int] = None, types: Optional[Tuple[int, ...]] = None, device: int = -1) -> Taken:
+        """Where `array` lies. Raises InvalidArgument, which names what is allowed. `first`: the first size, if only the call knows it.
+        `types`: those that this call allows. `device`: the GPU that it must be on, -1: that of the group, which the library checks."""
+        codes, shape = types or self.types, self.shape if first is None else (first, *self._rest)
+        # The ways of correct calls.
+        if type(array) is np.ndarray:
+            code, flags = _NUMPY_CODES.get(array.dtype), array.flags
+            if code in codes and not self.backend and (array.shape == shape or _fits(array.shape, shape)) and flags.aligned and (self.strided or flags.c_contiguous) \
+                    and (flags.writeable or not self.written):
+                return Taken(array.ctypes.data if array.size else 0, array.shape, code, array, NUMPY)  # type: ignore[arg-type]
+        elif _torch is not None and isinstance(array, _torch.Tensor):
+            code, given = _torch.codes.get(array.dtype), array.shape
+            here = array.is_cuda and (device < 0 or array.get_device() == device) if self.backend else array.is_cpu
+            if here and code in codes and (given == shape or _fits(given, shape)) and (type(array) is _torch.Tensor or _torch.has_memory(array)):
+                try:
+                    if self.strided or array.is_contiguous():
+                        return Taken(array.data_ptr(), given, code, array, _torch)  # type: ignore[arg-type]
+                except RuntimeError:  # a sparse tensor
+                    pass
+        return self._look(array, shape, codes, device)
+
+    def _look(self, array: Any, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], device: int) -> Taken:
+        """The same for any array, with the reason why not."""
+        name = self.name
+        array, arrays = arrays_of(array, name)
+        given = tuple(array.shape)
+        if not _fits(given, shape):
+            invalid(f"{name} has the shape {describe(given)}: must be {describe(shape)}")
+        code = arrays.code(array)
+        if code not in codes:
+            words = " or ".join(name_of(_ELEMENTS, each) for each in codes)
+            invalid(f"{name} is {array.dtype}: must be {words}")
+        where, index = arrays.where(array)
+        if where != self.backend:
+            wanted = "on a GPU (the group's backend is cuda)" if self.backend == CUDA else "in host memory (the group's backend is cpu)"
+            invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
+        if device >= 0 and index != device:
+            invalid(f"{name} is on cuda:{index}: must be on cuda:{device}, with the rest")
+        _check_memory(array, arrays, name, self.strided, self.written)
+        return Taken(arrays.pointer(array), given, code, array, arrays)
+
+
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
-         strided: bool = False) -> Taken:
-    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed. `strided`:
-    it need not be dense."""
-    if _torch is not None and isinstance(array, _torch.torch.Tensor):
-        code = _torch.codes.get(array.dtype)
-        here = array.is_cpu if backend == CPU else array.is_cuda and (device < 0 or array.get_device() == device)
-        if here and code in codes and (strided or array.is_contiguous()) and _fits(array.shape, shape):
-            return Taken(array.data_ptr(), array.shape, code, array, _torch)  # the way of every correct call
-    array, arrays = arrays_of(array, name)
-    given = tuple(array.shape)
-    if not _fits(given, shape):
-        invalid(f"{name} has the shape {describe(given)}: must be {describe(shape)}")
-    code = arrays.code(array)
-    if code not in codes:
-        words = " or ".join(name_of(_ELEMENTS, each) for each in codes)
-        invalid(f"{name} is {array.dtype}: must be {words}")
-    where, index = arrays.where(array)
-    if where != backend:
-        wanted = "on a GPU (the group's backend is cuda)" if backend == CUDA else "in host memory (the group's backend is cpu)"
-        invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
-    if device >= 0 and index != device:
-        invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
+         strided: bool = False, written: bool = False) -> Taken:
+    """`array` as an argument whose shape follows from others of the call."""
+    return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
+
+
+def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:
+    """Refuses arrays whose memory is not what the library would read or write."""
+    if not arrays.has_memory(array):
+        kind = type(array).__name__ if isinstance(array, np.ndarray) else f"{type(array).__name__}, layout {array.layout}"
+        invalid(f"{name} is a {kind}: must be a plain array in memory of its own, without masks, and not sparse")
+    if isinstance(array, np.ndarray):
+        if not array.flags.aligned:
+            invalid(f"{name} begins at an address that is no multiple of its elements' size: give numpy.array(x), a copy")
+        if written and not array.flags.writeable:
+            invalid(f"{name} is read-only, and the call writes into it: give an array that can be written")
     if not strided and not arrays.is_dense(array):
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
-    return Taken(arrays.pointer(array), given, code, array, arrays)
+
+
+def _bytes(taken: Taken) -> int:
+    """From the first element to behind the last one, if there are no gaps."""
+    size = _BYTES[taken.code]
+    for each in taken.shape:
+        size *= each
+    return size
+
+
+def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
+    """Refuses an argument that the call writes into if it shares memory with another one of the call, whose rows ranks read meanwhile."""
+    begin = written.pointer
+    end = begin + _bytes(written)
+    for other, taken in others.items():
+        if taken is None:
+            continue
+        first = taken.pointer
+        if begin <= first < end or (first < begin < first + _bytes(taken) and begin < end):
+            refuse_overlap(name, other)
+
+
+def refuse_overlap(name: str, other: str) -> NoReturn:
+    """Raises for two arguments that share memory."""
+    invalid(f"{name} shares memory with {other}: the call reads {other} while it writes {name}; give {name} memory of its own")

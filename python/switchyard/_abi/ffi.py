@@ -10,12 +10,15 @@ import collections
 import ctypes
 import os
 import threading
+import weakref
 from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, MutableSet, NamedTuple, NoReturn, Optional, Tuple
 
 from ..errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
 from . import structs
+from .names import invalid
+from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: Versions of the library that this package was written for.
@@ -184,7 +187,7 @@ def _report() -> WaitReport:
 def failure(code: int) -> SwitchyardError:
     """The exception for this thread's last failed call, which returned `code`."""
     functions = library().functions
-    text = functions.sy_last_error().decode(errors="replace")
+    text = in_python(functions.sy_last_error().decode(errors="replace"))
     if code == Code.PEER_TIMEOUT:
         return PeerTimeout(text, _report())
     if code == Code.PEER_FAILED:
@@ -223,19 +226,36 @@ def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 
 
-# Changes in a forked child, which may not give back what its parent made: locks of other threads stay locked there.
+# Number of forks between the process that imported this and this one. Objects are of the process that made them: a forked child lacks
+# its threads and the memory that a fork does not pass on, so the child's calls raise, and it gives nothing back.
 _process = [0]
-os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, _process[0] + 1))
+_locks: "MutableSet[CallLock]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child. Objects with calls lose their pointers, so that the shortest ways of calls, which look at nothing else, end in
+    :func:`alive`. Locks that other threads of the parent held would stay locked."""
+    _process[0] += 1
+    for lock in list(_locks):
+        lock.reset()
+        for owned in list(lock.members):
+            owned.pointer = None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class CallLock:
     """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
     collects them there may be what the call is waiting for, are given back when the call has returned."""
 
-    __slots__ = ("acquire", "release_only", "later", "_lock")
+    __slots__ = ("acquire", "release_only", "later", "members", "_lock", "__weakref__")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        #: What belongs to objects of the group that have calls: it ends with the group.
+        self.members: MutableSet[Owned] = weakref.WeakSet()
+        _locks.add(self)
         # Whoever calls `release_only` calls `give_back` if there is something `later`.
         self.acquire, self.release_only = self._lock.acquire, self._lock.release
         self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
@@ -250,6 +270,11 @@ class CallLock:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.release()
+
+    def reset(self) -> None:
+        """In a forked child: nobody holds the lock there."""
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own modules do
+        self.later.clear()
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
         """Now, if nobody is in a call; else by who is."""
@@ -280,6 +305,9 @@ class Owned:
         self._keeps = keeps
         self._made_in = _process[0]
 
+    def __reduce__(self) -> Any:
+        raise TypeError("an object of switchyard belongs to its process and cannot be pickled or copied")
+
     def close(self) -> None:
         """Gives it back now, once."""
         pointer, self.pointer = self.pointer, None
@@ -300,4 +328,17 @@ class Owned:
                 self._lock.give_back_soon(self._destroy, pointer)
 
 
-__all__ = ["CallLock", "bare", "byref", "check", "check_collective", "failure", "layer_library", "library", "Owned", "structs"]
+def alive(owned: Owned, what: str, group: Any = None) -> int:
+    """The pointer of `owned`. Raises if it was closed, alone or with its group, or was made by a process that this one was forked from."""
+    pointer = owned.pointer
+    if pointer and owned._made_in == _process[0]:
+        return pointer
+    if owned._made_in != _process[0]:
+        invalid(f"{what} was made before this process was forked, and belongs to the process that made it: form the group in the process "
+                f"that uses it")
+    if group is not None and group.closed:
+        invalid(f"{what} is closed, because its group is closed")
+    invalid(f"{what} is closed")
+
+
+__all__ = ["CallLock", "alive", "bare", "byref", "check", "check_collective", "failure", "layer_library", "library", "Owned", "structs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, NoReturn, Union
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, InvalidType
 
 BACKENDS = {"cpu": 0, "cuda": 1}
 NETWORKS = {"sockets": 0, "mpi": 1, "nccl": 2}
@@ -45,6 +45,13 @@ def name_of(table: Dict[str, int], value: int) -> str:
 def invalid(text: str) -> NoReturn:
     """Raises InvalidArgument for what the library has not seen."""
     error = InvalidArgument(text)
+    error.found_by_python = True
+    raise error
+
+
+def invalid_type(text: str) -> NoReturn:
+    """Raises InvalidType, which is a TypeError too."""
+    error = InvalidType(text)
     error.found_by_python = True
     raise error
 

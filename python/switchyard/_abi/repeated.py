@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from .arrays import I64, arrays_of_torch
 from .ffi import bare, check, structs
-from .names import CUDA, F32
+from .names import CUDA, DTYPE_BYTES, F32
 
 
 class _Repeated:
@@ -120,7 +120,7 @@ class Dispatch(_Weighted):
                     self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
-            output.tokens = self._x.rows
+            output.tokens, output._weighted = self._x.rows, self._weighted
             self._done(x)
             return True
         finally:
@@ -232,12 +232,14 @@ class NormalDispatch(_Normal):
         self._options = structs.DispatchOptions(out=ctypes.addressof(self._to), size=0)
         self._by_options = byref(self._options)
         self._nothing = c_void_p()
+        self._row_bytes = 0
         memory = getattr(exchange, "row_memory", None)
         self._fresh = self._rows if memory is None else partial(memory.use().rows, self._rows)
 
     def learn(self, x: Any) -> None:
         super().learn(x)
         self._to.dtype = self._x.dtype
+        self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
         """Whether so many rows like x's can be delivered there."""
@@ -260,7 +262,12 @@ class NormalDispatch(_Normal):
                 rows = out if out.shape[0] == number else out[:number]
             else:
                 return None
-            self._to.data, self._to.rows = rows.data_ptr(), number
+            to = rows.data_ptr()
+            if out is not None:
+                at = self._x.data or 0
+                if at - number * self._row_bytes < to < at + handle._tokens * self._row_bytes:
+                    return None  # they share memory
+            self._to.data, self._to.rows = to, number
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
             self._done(x)
             return rows

@@ -13,6 +13,15 @@ _numbers = itertools.count(2)
 _objects: MutableMapping[int, Any] = weakref.WeakValueDictionary()
 
 
+def torch_for(what: str) -> Any:
+    """torch, for a function that cannot do without."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{what} needs torch (PyTorch), which cannot be imported here: {error}", name="torch") from None
+    return torch
+
+
 def number_of(thing: Any) -> int:
     """A number for `thing` that no other object has or will have in this process."""
     number = next(_numbers)

@@ -9,7 +9,9 @@ Also ``from switchyard.deep_ep import Buffer``. docs/deep_ep.md lists every func
 """
 from __future__ import annotations
 
-import torch
+from .._torch.registry import torch_for
+
+torch = torch_for("switchyard.deep_ep, the drop-in for deep_ep,")
 
 from ._buffer import Buffer
 from ._config import Config

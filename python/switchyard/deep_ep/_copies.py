@@ -137,6 +137,7 @@ class Generation:
     def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
         self.group, self.exchange, self.rows, self.handles, self.room = group, exchange, rows, handles, room
         self.used = 0
+        self.calls_left = 0  # of Generations.sized_by_caller, the same on all ranks: their handles have room
 
 
 class Kept:
@@ -176,15 +177,31 @@ class Generations:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
         if any(each[1] for each in told):
             return self._make(shape, rows, 2 * made.handles)
+        made.calls_left = max(made.calls_left - 1, 0)
         return made
 
     def sized_by_caller(self, shape: Shape, rows: int) -> Generation:
-        """For a dispatch of at most `rows` rows on this rank, as many on every rank. Nobody waits, unless there is no room for them:
-        then the call is collective."""
+        """For a dispatch of at most `rows` rows on this rank, as many on every rank. Hosts wait for each other only where there may be no
+        room for the rows or for another handle: every rank knows how many calls the room that all had left is enough for."""
         made = self._made.get(shape)
         if made is None or rows > made.rows:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
+        if made.calls_left == 0:
+            made = self._with_room(shape, made)
+        made.calls_left -= 1
         return made
+
+    def _with_room(self, shape: Shape, made: Generation) -> Generation:
+        """Collective. `made`, if a quarter of its room is free on every rank, else one with room for twice as many handles."""
+        used = max(struct.unpack("<q", each)[0] for each in self._group.all_gather(struct.pack("<q", made.used)))
+        made.calls_left = max(made.room - used, 0) // self._largest_handle(shape, made.rows)
+        if made.calls_left == 0 or made.room - used < made.room // 4:
+            return self._make(shape, made.rows, 2 * made.handles)
+        return made
+
+    def _largest_handle(self, shape: Shape, rows: int) -> int:
+        """Bytes of the handle of a call that receives at most `rows` rows."""
+        return handle_bytes(shape, self._group.size, min(self._most_tokens, rows), rows)
 
     def keep(self, generation: Generation, shape: Shape, tokens: int, rows: int) -> Kept:
         """Room for a handle that was just made."""
@@ -205,6 +222,7 @@ class Generations:
             row_bytes = self._row_bytes(shape, rows)
             group = self._group_of(heap + row_bytes + (1 << 20))
             made = Generation(group, CopyingExchange(group, row_bytes, self._options.get("device"), **config), rows, handles, room)
+            made.calls_left = max(room // self._largest_handle(shape, rows) - 1, 0)
             self._made[shape] = made
             return made
 

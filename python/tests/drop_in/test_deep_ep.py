@@ -16,6 +16,7 @@ from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, c
                            inputs_of, laid_out, on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors,
                            weighted)
 from switchyard import deep_ep  # noqa: E402
+from switchyard.deep_ep._normal import Rings  # noqa: E402
 
 places = pytest.mark.parametrize("where", PLACES)
 low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # which is normal mode's
@@ -221,6 +222,25 @@ def _many_layers(buffer):
         check_combine(buffer, kept)
 
 
+def _many_handles_of_worst_size(buffer):
+    """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size the caller gives. One rank drops some of them."""
+    shape, tokens = {"hidden": 128, "experts": 16, "topk": 4}, 1500
+    everybody = seeded(buffer.group_size, (tokens,) * buffer.group_size, **shape)
+    x, ids, weights = map(on, everybody[buffer.rank])
+    want, handles = received_of(everybody, shape["experts"], buffer.rank)[0], {}
+    for layer in range(200):
+        handles[layer] = dispatch_all(buffer, x, ids, weights, shape["experts"], num_worst_tokens=tokens * buffer.group_size)[4]
+        if layer % 10 == 0 and buffer.rank == 0:
+            del handles[layer]
+    made = buffer._normal.made
+    if not isinstance(made, Rings):  # where handles take room of a pool, all have it
+        assert all(each.used <= each.room for each in made._made.values())
+    for layer in range(199, 0, -11):
+        if layer % 10:
+            again, *_ = buffer.dispatch(x + 1, handle=handles[layer])
+            assert same(again[:len(want)], want + 1)
+
+
 def _model_shape(buffer):
     """Rows as wide as real ones, with routing in both forms and bias."""
     shape = {"hidden": 7168, "experts": 64, "topk": 8}
@@ -240,7 +260,8 @@ def _model_shape(buffer):
         assert calc_diff(sums, torch.where(ids >= 0, weights, 0)) < 1e-9
 
 
-@pytest.mark.parametrize("scenario", [_growth, _many_layers, _model_shape], ids=["growth", "many_layers", "model_shape"])
+@pytest.mark.parametrize("scenario", [_growth, _many_layers, _many_handles_of_worst_size, _model_shape],
+                         ids=["growth", "many_layers", "many_handles_of_worst_size", "model_shape"])
 @places
 def test_any_number(where, scenario):
     over_ranks(where, 2, scenario)

@@ -74,7 +74,7 @@ def _whole(group, config, layout, size):
         rows, handle = exchange.dispatch(x, ids, weights, **how)
         y = exchange.allocate_rows(handle)
         torch.mul(rows[:len(y)], group.rank + 2, out=y)
-        return rows, handle, exchange.combine(y, handle)
+        return rows, handle, exchange.combine(y, handle, apply_weights=layout == "expert_major")
 
     for _ in range(2):
         step()
@@ -159,7 +159,7 @@ def _by_handle(group, config, layout):
     def step():
         rows, same = exchange.dispatch(x, handle=handle)
         assert same is handle
-        assert exchange.combine(rows.mul_(group.rank + 2), handle, out=out) is out
+        assert exchange.combine(rows.mul_(group.rank + 2), handle, apply_weights=layout == "expert_major", out=out) is out
         return rows
 
     step()
@@ -193,7 +193,7 @@ def _shared_memory(group, config, graphs):
             rows, handle = exchange.dispatch(x, ids, weights)
             y = exchange.allocate_rows(handle)
             torch.mul(rows[:len(y)], group.rank + 2, out=y)
-            return exchange.combine(y, handle)
+            return exchange.combine(y, handle, apply_weights=False)
 
         if number == 0:
             step()

@@ -116,7 +116,7 @@ def test_cached_dispatch_moves_other_rows_the_same_way(ranks):
         del again
         third, _ = exchange.dispatch(inputs[group.rank].x, handle=restored)
         assert np.array_equal(third, rows)
-        assert np.array_equal(exchange.combine(third, restored), exchange.combine(rows, handle))
+        assert np.array_equal(exchange.combine(third, restored, apply_weights=False), exchange.combine(rows, handle, apply_weights=False))
 
     ranks(rank, 3, heap_bytes=64 << 20)
 
@@ -131,7 +131,7 @@ def test_ranks_without_tokens(ranks, layout, tokens):
         rows, handle = exchange.dispatch(*inputs[group.rank])
         want = (oracle.rank_major if layout == "rank_major" else oracle.expert_major)(inputs, EXPERTS, group.rank)
         assert np.array_equal(rows, want.x)
-        out = exchange.combine(rows, handle)
+        out = exchange.combine(rows, handle, apply_weights=layout == "expert_major")
         assert out.shape == (tokens[group.rank], HIDDEN)
 
     ranks(rank, 3)
@@ -256,8 +256,8 @@ def test_outputs_of_the_caller(ranks):
         with sy.Exchange(group, dtype="f32", **SHAPE) as exchange:
             rows, handle = exchange.dispatch(*inputs[group.rank])
             out = np.full(inputs[group.rank].x.shape, np.nan, np.float32)
-            assert exchange.combine(rows, handle, out=out) is out
-            assert np.array_equal(out, exchange.combine(rows.copy(), handle))
+            assert exchange.combine(rows, handle, apply_weights=False, out=out) is out
+            assert np.array_equal(out, exchange.combine(rows.copy(), handle, apply_weights=False))
             assert exchange.last_call().total_us > 0
 
     ranks(rank, 2)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declaration of every argument of every public function, and the checks that follow from it.
+
+:data:`FUNCTIONS` is the table: by qualified name of the function, each argument and its kind (kinds.py). A test enumerates the public
+callables and fails if a parameter has no declaration; another gives every declared parameter wrong values. Functions without tensors are
+decorated with :func:`checked`; functions with tensors take them with what :func:`bind` makes of their declarations for one object.
+Symbols in shapes: T tokens of this rank, K experts of a token, H hidden, L experts of this rank, R rows, W ranks, I intermediate.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, Optional, TypeVar, cast
+
+from . import names as _names
+from .arrays import I32, I64, U8, Taker
+from .kinds import (ANY_INT32, ANY_INT64, BYTES, INT32, INT64, ROW_TYPES, Any_, Content, Flag, Foreign, Instance, Integer, Path, Real, RowType,
+                    Seconds, Several, Tensor, Text, Word)
+from .names import BF16, F16, F32, FP8
+
+Arguments = Dict[str, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SUMMED = (BF16, F16, F32)
+_SCALES = (F32, FP8, U8)
+_WORLD = Integer(1, 64)
+_NUM_SMS = Integer(0, INT32)
+_GROUP = Instance("Group", "sy.Group.threads, .connect, .from_environment or .from_process_group makes one")
+_HANDLE = Instance("Handle", "the second result of dispatch")
+_RECEIVED = Instance("Received", "the result of LowLatency.dispatch or make_output")
+_IDS = Tensor(("T", "K"), (I32, I64))
+_WEIGHTS = Tensor(("T", "K"), (F32,), optional=True)
+_SUMS = Tensor(("T", "H"), _SUMMED, written=True, optional=True)
+_OF_GROUP: Arguments = {
+    "heap_bytes": BYTES, "timeout": Seconds(optional=True), "rendezvous_timeout": Seconds(), "backend": Word(_names.BACKENDS),
+    "device": ANY_INT32, "workers": ANY_INT32, "num_sms": _NUM_SMS, "host": Text(), "network": Word(_names.NETWORKS),
+    "silence": Seconds(optional=True)}
+_SHAPE: Arguments = {"hidden": ANY_INT64, "experts": ANY_INT32, "topk": ANY_INT32, "max_tokens": ANY_INT64, "dtype": RowType()}
+_NORMAL: Arguments = {
+    **_SHAPE, "layout": Word(_names.LAYOUTS), "align": ANY_INT32, "staging": Word(_names.STAGINGS), "pool_bytes": BYTES,
+    "ring_channels": ANY_INT32, "ring_send_chunk": ANY_INT32, "ring_slots": ANY_INT32, "ring_max_bytes": BYTES}
+_LOW_LATENCY: Arguments = {
+    **_SHAPE, "scales": Word(_names.SCALES), "scale_group": ANY_INT32, "scale_order": Word(_names.SCALE_ORDERS),
+    "sending": Word(_names.SENDINGS), "pieces": ANY_INT32}
+_LEDGER: Arguments = {**_SHAPE, "max_rows": ANY_INT64, "max_ledgers": ANY_INT32}
+_LAYER: Arguments = {
+    **_SHAPE, "intermediate": ANY_INT64, "capacity": ANY_INT64, "order": Word(_names.ORDERS), "exchange": Word(_names.MOE_EXCHANGES),
+    "form": Word(_names.MOE_FORMS), "overflow": Word(_names.OVERFLOWS), "captured": Flag(),
+    "storage": Word(_names.STORAGES, optional=True), "row_scales": Word(_names.SCALES), "weight_scales": Word(_names.SCALES)}
+_SIZES: Arguments = {"world": _WORLD, "backend": Word(_names.BACKENDS)}
+_LAYER_WEIGHTS: Arguments = {
+    "w13": Tensor(("L", "2I", "H"), ROW_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES),
+    "w13_scales": Tensor(("L", "S13", "G13"), _SCALES, optional=True), "w2_scales": Tensor(("L", "S2", "G2"), _SCALES, optional=True)}
+_LL_DISPATCH: Arguments = {
+    "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "ids": _IDS, "weights": _WEIGHTS,
+    "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS}
+_LL_COMBINE: Arguments = {
+    "y": Tensor(("L", "R", "H"), _SUMMED), "received": _RECEIVED, "weights": _WEIGHTS,
+    "expert_scale": Tensor(("L",), (F32,), optional=True), "order": Word(_names.ORDERS), "out": _SUMS, "num_sms": _NUM_SMS}
+_MODEL = Foreign("a torch module", "named_modules")
+_PARALLEL: Arguments = {"model": _MODEL, "max_tokens": Integer(1, INT64), "topk": Integer(1, INT32, optional=True),
+                        "experts": Word({"automatic": 0, "module": 1, "grouped": 2, "layer": 3})}
+
+FUNCTIONS: Dict[str, Arguments] = {
+    "Exchange.__init__": {"group": _GROUP, "routing_gradients": Flag(), **_NORMAL},
+    "Exchange.memory_required": {**_SIZES, **_NORMAL},
+    "Exchange.heap_bytes": {**_SIZES, "routing_gradients": Flag(), **_NORMAL},
+    "Exchange.dispatch": {
+        "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "ids": Tensor(("T", "K"), (I32, I64), optional=True), "weights": _WEIGHTS,
+        "handle": Instance("Handle", "the second result of dispatch", optional=True), "quantize": Word(_names.SCALES),
+        "size": Word(_names.SIZES), "capacity": Integer(0, INT64, optional=True), "overflow": Word(_names.OVERFLOWS),
+        "padding": Word(_names.PADDINGS), "out": Tensor(("R", "H"), ROW_TYPES, written=True, optional=True, pair=True), "num_sms": _NUM_SMS},
+    "Exchange.allocate_rows": {"handle": _HANDLE, "dtype": RowType(optional=True)},
+    "Exchange.combine": {
+        "y": Tensor(("R", "H"), _SUMMED), "handle": _HANDLE, "weights": Tensor(("T", "K"), (F32,), optional=True),
+        "apply_weights": Flag(), "order": Word(_names.ORDERS), "bias": Several(Tensor(("T", "H"), _SUMMED), 2), "out": _SUMS,
+        "num_sms": _NUM_SMS},
+    "Exchange.make_graph_memory": {},
+    "Exchange.use_graph_memory": {"memory": Instance("GraphMemory", "what make_graph_memory returned", optional=True)},
+    "Exchange.handle_from_bytes": {"content": Content()},
+    "Exchange.last_call": {}, "Exchange.close": {},
+    "LowLatency.__init__": {"group": _GROUP, **_LOW_LATENCY},
+    "LowLatency.memory_required": {"world": _WORLD, **_LOW_LATENCY},
+    "LowLatency.heap_bytes": {"world": _WORLD, **_LOW_LATENCY},
+    "LowLatency.make_output": {"like": Tensor(("T", "H"), ROW_TYPES, optional=True),
+                               "memory": Tensor(("L", "R", "H"), ROW_TYPES, written=True, optional=True, pair=True)},
+    "LowLatency.make_rows": {"received": _RECEIVED, "dtype": RowType(optional=True)},
+    "LowLatency.dispatch": _LL_DISPATCH, "LowLatency.dispatch_async": _LL_DISPATCH,
+    "LowLatency.combine": _LL_COMBINE, "LowLatency.combine_async": _LL_COMBINE,
+    "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED), "ids": _IDS, "weights": _WEIGHTS,
+                              "expert_scale": Tensor(("L",), (F32,), optional=True), "out": _SUMS, "num_sms": _NUM_SMS},
+    "LowLatency.last_call": {}, "LowLatency.close": {}, "Pending.wait": {},
+    "LedgerCombine.__init__": {"group": _GROUP, **_LEDGER},
+    "LedgerCombine.memory_required": {**_SIZES, **_LEDGER}, "LedgerCombine.heap_bytes": {**_SIZES, **_LEDGER},
+    "LedgerCombine.prepare": {"ledger": Instance("Ledger", "Handle.ledger() returns one")},
+    "LedgerCombine.combine": {"y": Tensor(("R", "H"), _SUMMED), "prepared": Instance("PreparedLedger", "what prepare returned"),
+                              "probs": Tensor(("M", "K"), (F32,), optional=True), "out": Tensor(("M", "H"), _SUMMED, True, optional=True),
+                              "num_sms": _NUM_SMS},
+    "LedgerCombine.last_call": {}, "LedgerCombine.close": {},
+    # The tables of a ledger, members of the argument of LedgerCombine.prepare.
+    "Ledger": {"ledger.peer_token_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.expanded_row_idx": Tensor(("routes",), (I32,)),
+               "ledger.cumsum_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.dispatch_offset": Tensor(("L",), (I32,)),
+               "ledger.prev_sum_before_rank": Tensor(("W", "L"), (I32,))},
+    "MoeLayer.__init__": {"group": _GROUP, **_LAYER_WEIGHTS, **_LAYER},
+    "MoeLayer.with_weights": _LAYER_WEIGHTS,
+    "MoeLayer.memory_required": {**_SIZES, **_LAYER}, "MoeLayer.heap_bytes": {**_SIZES, **_LAYER},
+    "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES), "ids": _IDS, "weights": _WEIGHTS,
+                         "out": Tensor(("T", "H"), ROW_TYPES, written=True, optional=True), "add": Flag(),
+                         "device_tokens": Tensor((1,), (I32,), optional=True), "num_sms": _NUM_SMS},
+    "MoeLayer.dropped": {}, "MoeLayer.close": {},
+    "GroupedGemm.__init__": {
+        "weights": Tensor(("L", "N", "K"), (BF16, F16, FP8)), "scales": Tensor(("L", "S", "G"), _SCALES, optional=True),
+        "order": Word(_names.WEIGHT_ORDERS), "epilogue": Word(_names.EPILOGUES), "quantize": Word(_names.SCALES), "limit": Real(),
+        "alpha": Real(), "up_shift": Real()},
+    "GroupedGemm.__call__": {
+        "x": Tensor(("R", "K"), (BF16, F16, FP8), pair=True), "rows": Foreign("a Handle or a Received", "_view"),
+        "out": Tensor(("R", "N"), (BF16, F16, F32, FP8), written=True, optional=True, pair=True), "num_sms": _NUM_SMS},
+    "GroupedGemm.close": {},
+    "RowMemory.__init__": {"group": _GROUP, "size": BYTES, "device": Integer(0, INT32, optional=True), "segment": BYTES},
+    "RowMemory.use": {}, "RowMemory.close": {},
+    "Group.from_environment": _OF_GROUP,
+    "Group.connect": {"rank": ANY_INT32, "world": ANY_INT32, "store": Text(), "token": Text(), **_OF_GROUP},
+    "Group.threads": {"world": _WORLD, **_OF_GROUP},
+    "Group.from_process_group": {"process_group": Any_(), **_OF_GROUP},
+    "Group.from_mpi4py": {"communicator": Foreign("an mpi4py communicator", "Get_rank"), **_OF_GROUP},
+    "Group.experts_of": {"experts": ANY_INT32, "rank": Integer(-INT32, INT32, optional=True)},
+    "Group.host_of": {"rank": ANY_INT32}, "Group.barrier": {}, "Group.all_gather": {"mine": Content()}, "Group.check": {},
+    "Group.abort": {"reason": Integer(1, 255)}, "Group.set_timeout": {"seconds": Seconds(optional=True)}, "Group.wait_statistics": {},
+    "Group.sleep": {}, "Group.wake": {}, "Group.close": {},
+    "Handle.counts": {}, "Handle.matrices": {"channels": Integer(1, INT32)}, "Handle.ledger": {}, "Handle.to_bytes": {}, "Handle.twin": {},
+    "Trace.__init__": {"group": _GROUP, "events": Integer(1, INT64), "blocks": ANY_INT32, "warps": ANY_INT32},
+    "Trace.start": {}, "Trace.stop": {}, "Trace.gather": {}, "Trace.to_bytes": {}, "Trace.summary": {}, "Trace.clear": {},
+    "Trace.span": {"name": Text(), "arg": ANY_INT64, "unit": Text()}, "Trace.merge": {"content": Content()},
+    "Trace.json": {"flows": Flag()}, "Trace.write_json": {"path": Path(), "flows": Flag()},
+    "first_expert": {"experts": ANY_INT32, "world": ANY_INT32, "rank": ANY_INT32},
+    "keep_plans": {}, "library_path": {}, "library_version": {},
+    "moe_heap_bytes": {"world": _WORLD, "backend": Word(_names.BACKENDS), "hosts": Integer(1, INT32), **_PARALLEL},
+    "parallelize_moe": {"group": _GROUP, **_PARALLEL},
+    "routing_layout": {"ids": _IDS, "experts": Integer(1, INT32), "world": _WORLD},
+    "run_ranks": {"function": Foreign("a function of a group: run_ranks(function, world)", "__call__"), "world": _WORLD, "arguments": Any_(),
+                  **_OF_GROUP},
+    "tuned_values": {"device": Text(), "mode": Word(_names.TUNING_MODES), "ranks": ANY_INT32, "hidden": ANY_INT64, "max_tokens": ANY_INT64,
+                     "path": Path(optional=True)},
+}
+
+
+def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Function]:
+    """Decorates a function so that its arguments are checked as :data:`FUNCTIONS` declares those of `name`. Tensors are left to the
+    function. For functions that may cost a few microseconds more. `called`: how TypeErrors of missing and unknown keywords call it."""
+    declared = {argument: kind for argument, kind in FUNCTIONS[name].items() if hasattr(kind, "check")}
+
+    def decorate(function: Function) -> Function:
+        if called is not None:
+            function.__qualname__ = called
+        parameters = inspect.signature(function).parameters.values()
+        positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+        @functools.wraps(function)
+        def call(*given: Any, **keywords: Any) -> Any:
+            values = list(given)
+            for index, argument in enumerate(positional[:len(values)]):
+                if argument in declared:
+                    values[index] = declared[argument].check(argument, values[index])
+            for argument in keywords.keys() & declared.keys():
+                keywords[argument] = declared[argument].check(argument, keywords[argument])
+            return function(*values, **keywords)
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def check(name: str, **values: Any) -> None:
+    """Checks arguments of a function that is not decorated, where it has left its shortest way."""
+    declared = FUNCTIONS[name]
+    for argument, value in values.items():
+        declared[argument].check(argument, value)
+
+
+def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
+    """Takers of the tensors of `function`, for an object whose group has this backend and whose shapes have these sizes."""
+    found = SimpleNamespace()
+    for name, kind in FUNCTIONS[function].items():
+        declared = kind.each if isinstance(kind, Several) else kind
+        if isinstance(declared, Tensor):
+            shape = tuple(each if isinstance(each, int) else sizes.get(each, each) for each in declared.shape)
+            setattr(found, name, Taker(name, shape, declared.types, backend, declared.strided, declared.written))
+    return found
+
+
+__all__ = ["FUNCTIONS", "bind", "check", "checked"]

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of arguments: what a declaration in arguments.py says of an argument, and the check of a value against it.
+
+``check(name, value)`` returns the value as the library takes it, or raises InvalidArgument (InvalidType if the type is wrong), whose text
+names the argument, what was given, and what is allowed. Tensors are checked by :func:`.arrays.take`, with sizes of the call.
+"""
+from __future__ import annotations
+
+import math
+import operator
+import os
+from typing import Any, Dict, NamedTuple, NoReturn, Optional, Tuple, Union
+
+from .names import DTYPES, dtype_of, invalid, invalid_type, value_of
+
+
+def shown(value: object) -> str:
+    """`value` in the text of an error, at most 60 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # an object of the caller's
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _wrong_type(name: str, value: object, allowed: str) -> NoReturn:
+    invalid_type(f"{name} = {shown(value)} ({type(value).__name__}): must be {allowed}")
+
+
+class Tensor(NamedTuple):
+    """An array or tensor. `shape` has numbers and symbols: a symbol that neither the object nor the call knows stands for any number.
+    `types` are row types and elements. `written`: the call writes into it, so it must not be read-only or share memory with another
+    argument. `strided`: need not be dense. `pair`: fp8 rows come as (rows, scales)."""
+
+    shape: Tuple[Union[str, int], ...]
+    types: Tuple[int, ...]
+    written: bool = False
+    strided: bool = False
+    optional: bool = False
+    pair: bool = False
+
+
+class Integer(NamedTuple):
+    """A whole number in [low, high]: Python's, numpy's, or anything with ``__index__`` but a bool."""
+
+    low: int
+    high: int
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if type(value) is not int:
+            if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+                _wrong_type(name, value, f"an integer{' or None' if self.optional else ''}")
+            try:
+                value = operator.index(value)
+            except TypeError:  # an array of several numbers
+                _wrong_type(name, value, "an integer")
+        if not self.low <= value <= self.high:
+            invalid(f"{name} = {value}: must be in [{self.low}, {self.high}]")
+        return value
+
+
+class Real(NamedTuple):
+    """A number that is not NaN."""
+
+    def check(self, name: str, value: Any) -> float:
+        if isinstance(value, (str, bytes, bool)):
+            _wrong_type(name, value, "a number")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            _wrong_type(name, value, "a number")
+        if math.isnan(number):
+            invalid(f"{name} = {number}: must be a number")
+        return number
+
+
+class Seconds(NamedTuple):
+    """A time of at least a millisecond. `optional`: None stands for no deadline, or for the default."""
+
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Optional[float]:
+        if value is None and self.optional:
+            return None
+        if value is None:
+            _wrong_type(name, value, "a number of seconds")
+        number = Real().check(name, value)
+        if number < 0.001:
+            invalid(f"{name} = {value!r}: must be at least 0.001 (seconds){', or None' if self.optional else ''}")
+        return number
+
+
+class Word(NamedTuple):
+    """A word of an enumeration. None stands for "none" where there is such a word, or for the default if `optional`."""
+
+    table: Dict[str, int]
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is not None or not self.optional:
+            value_of(self.table, name, value)
+        return value
+
+
+class RowType(NamedTuple):
+    """A word, or the numpy or torch dtype of that name."""
+
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is not None or not self.optional:
+            dtype_of(name, value)
+        return value
+
+
+class Flag(NamedTuple):
+    """True or False, or None if `optional`."""
+
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if not (isinstance(value, bool) or type(value).__name__ in ("bool_", "bool") or (value is None and self.optional)):
+            _wrong_type(name, value, "True or False")
+        return value
+
+
+class Text(NamedTuple):
+    """A str without NUL."""
+
+    def check(self, name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            _wrong_type(name, value, "a str")
+        if "\0" in value:
+            invalid(f"{name} = {shown(value)}: must not have NUL in it")
+        return value
+
+
+class Path(NamedTuple):
+    """A str or a path."""
+
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if not isinstance(value, (str, os.PathLike)):
+            _wrong_type(name, value, "a str or a path")
+        return Text().check(name, os.fspath(value)) and value
+
+
+class Content(NamedTuple):
+    """Bytes."""
+
+    def check(self, name: str, value: Any) -> bytes:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            _wrong_type(name, value, "bytes")
+        return bytes(value)
+
+
+class Instance(NamedTuple):
+    """An object of this package: the name of its class, and how callers get one."""
+
+    name: str
+    source: str
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if not any(each.__name__ == self.name and each.__module__.startswith("switchyard") for each in type(value).__mro__):
+            _wrong_type(name, value, f"a {self.name}{' or None' if self.optional else ''} ({self.source})")
+        return value
+
+
+class Foreign(NamedTuple):
+    """An object of somebody else's class, known by an attribute. None, if `optional`."""
+
+    what: str
+    attribute: str
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        if not hasattr(value, self.attribute) and not (value is None and self.optional):
+            _wrong_type(name, value, self.what)
+        return value
+
+
+class Any_(NamedTuple):
+    """Passed on to the caller's own function."""
+
+    def check(self, name: str, value: Any) -> Any:
+        return value
+
+
+class Several(NamedTuple):
+    """At most `most` of them, in a tuple or list, or one alone, or None."""
+
+    each: Tensor
+    most: int
+
+
+INT32 = (1 << 31) - 1
+INT64 = (1 << 63) - 1
+#: Any int32_t or int64_t: the library says which of them an argument allows.
+ANY_INT32, ANY_INT64 = Integer(-INT32 - 1, INT32), Integer(-INT64 - 1, INT64)
+BYTES = Integer(0, INT64)
+ROW_TYPES = tuple(DTYPES.values())

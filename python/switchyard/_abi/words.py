@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of the library in the words of Python: it names members of C++ structs, callers gave keywords."""
+from __future__ import annotations
+
+import re
+
+#: Members that have another name as a keyword.
+_KEYWORDS = {
+    "num_experts": "experts", "row_type": "dtype", "expert_alignment": "align", "ring_num_channels": "ring_channels", "num_warps": "workers",
+    "num_blocks": "workers"}
+#: Classes and functions that have another name.
+_NAMES = (
+    ("NormalExchange::", "Exchange."), ("LowLatencyExchange::", "LowLatency."), ("Group::", "Group."), ("Handle::", "Handle."),
+    ("LedgerCombine::", "LedgerCombine."), ("MoeLayer::", "MoeLayer."), ("NormalExchange", "Exchange"), ("LowLatencyExchange", "LowLatency"),
+    ("raise heap_bytes", "raise heap_bytes of the Group; Exchange.heap_bytes(...), and heap_bytes of other classes, says how much one needs"))
+_RINGS = re.compile(r"\bRingSettings::(num_channels|send_chunk|slots|max_bytes)")
+_MEMBER = re.compile(r"\b(?:Normal|LowLatency|Ledger|MoeLayer|FusedMoe|GroupedGemm)Config::(\w+)|"
+                     r"\b(?:GroupOptions|\w*DispatchOptions|\w*CombineOptions|AllToAllOptions|FusedMoeCall|MoeLayerCall)::(\w+)")
+_ALONE = re.compile(r"\b(num_experts|row_type|expert_alignment)(?= (?:=|differs)|,| or\b)")
+
+
+def in_python(text: str) -> str:
+    """`text` with the names that Python's callers know."""
+    if "::" in text:
+        text = _RINGS.sub(lambda found: f"ring_{found[1].replace('num_', '')}", text)
+        text = _MEMBER.sub(lambda found: _KEYWORDS.get(found[1] or found[2], found[1] or found[2]), text)
+    for theirs, ours in _NAMES:
+        text = text.replace(theirs, ours)
+    return _ALONE.sub(lambda found: _KEYWORDS[found[1]], text)

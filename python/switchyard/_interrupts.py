@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C while the main thread is in a call of the library.
+
+Python runs signal handlers between two bytecodes, and a call that waits for a peer may return only at its deadline. So the interpreter
+writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it there aborts this process's groups: the call
+returns, and Python raises KeyboardInterrupt. Nothing of this happens where SIGINT has a handler other than Python's, or the program has a
+wakeup descriptor of its own, as asyncio has while its loop runs.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, List, MutableSet
+
+from ._abi.ffi import library
+from .errors import Code
+
+if TYPE_CHECKING:
+    from .group import Group
+
+_groups: "MutableSet[Group]" = weakref.WeakSet()
+_sockets: List[socket.socket] = []
+
+
+def watch(group: "Group") -> None:
+    """Ctrl-C aborts `group` while it is in a call. Only the main thread can set that up; :func:`.run.run_ranks` ends its ranks itself."""
+    _groups.add(group)
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    if not _sockets:
+        _sockets[:] = socket.socketpair()
+        _sockets[1].setblocking(False)
+        threading.Thread(target=_serve, args=(_sockets[0],), name="switchyard interrupts", daemon=True).start()
+    ours = _sockets[1].fileno()
+    before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    if before not in (-1, ours):
+        signal.set_wakeup_fd(before)  # the program's own
+
+
+def _serve(reader: socket.socket) -> None:
+    while True:
+        numbers = reader.recv(64)
+        if not numbers:
+            return
+        if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.05)  # a main thread that is not in a call raises KeyboardInterrupt meanwhile
+            _abort_those_in_calls()
+
+
+def _abort_those_in_calls() -> None:
+    for group in list(_groups):
+        if group._lock.acquire(blocking=False):  # in no call
+            group._lock.release()
+        elif group._owned.pointer:  # not given back before the call has returned
+            library().functions.sy_group_abort(group._owned.pointer, Code.SYSTEM)
+
+
+def _forked() -> None:
+    """In a forked child: the socket is its parent's, whose groups its signals do not concern."""
+    if _sockets:
+        before = signal.set_wakeup_fd(-1)
+        if before not in (-1, _sockets[1].fileno()):
+            signal.set_wakeup_fd(before)
+        for each in _sockets:
+            each.close()
+        _sockets.clear()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

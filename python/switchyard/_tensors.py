@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls of several objects ask of tensors, and how they take scales."""
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import numpy as np
+
+from ._abi import arrays as _arrays
+from ._abi.arrays import I32, Taken, is_tensor
+from ._abi.names import invalid
+
+
+def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
+    """Scales of a row each, of those that come as int32 with four powers of two; others as they are."""
+    if getattr(scales, "ndim", 0) != 2 or _arrays.arrays_of(scales, "scales")[1].code(scales) != I32:
+        return scales
+    groups = -(-hidden // group)
+    if scales.shape[1] != -(-groups // 4):
+        return scales
+    if is_tensor(scales):
+        torch = _arrays.sys.modules["torch"]
+        return scales.contiguous().view(torch.uint8)[:, :groups]
+    return np.ascontiguousarray(scales).view(np.uint8)[:, :groups]
+
+
+def pair_of(x: Any, name: str) -> Tuple[Any, Any]:
+    """Rows and scales, None without."""
+    if not isinstance(x, tuple):
+        return x, None
+    if len(x) != 2:
+        invalid(f"{name} is a tuple of {len(x)}: fp8 rows come as a pair ({name}, scales), others as an array")
+    return x
+
+
+def padded_scales(given: Taken, columns: int) -> Any:
+    """`given` [T, groups] as dense rows of `columns`: itself if it is that, else a copy."""
+    if given.shape[1] == columns and given.arrays.is_dense(given.array):
+        return given.array
+    padded = given.arrays.empty((given.shape[0], columns), given.code, given.array)
+    padded[:] = 0
+    padded[:, :given.shape[1]] = given.array
+    return padded
+
+
+def needs_gradient(*tensors: Any) -> bool:
+    """Whether torch is to record what happens to one of these."""
+    torch = _arrays.sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    for each in tensors:
+        if each is not None and getattr(each, "requires_grad", False):
+            return True
+    return False
+
+
+def is_traced() -> bool:
+    """Whether torch.compile makes a graph of what is called."""
+    torch = _arrays.sys.modules.get("torch")
+    compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has one that tells
+    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

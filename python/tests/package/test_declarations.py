@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every parameter of every public function is declared in _abi/arguments.py, and every declaration is enforced: each function gets wrong
+values for each of its parameters in turn, with the right ones for the rest."""
+import inspect
+import re
+
+import pytest
+
+import switchyard as sy
+from mistakes import Judge
+from switchyard._abi.arguments import FUNCTIONS
+from switchyard._abi.kinds import Any_, Integer, Several, Tensor
+from switchyard.exchange import normal_config
+from switchyard.group import _options
+from switchyard.layer import _config as layer_config
+from switchyard.ledger import _config as ledger_config
+from switchyard.low_latency import _config as low_latency_config
+
+judge = Judge()
+
+#: Whose keywords ``**config`` and ``**options`` stand for.
+KEYWORDS = {"Exchange": normal_config, "LowLatency": low_latency_config, "LedgerCombine": ledger_config, "MoeLayer": layer_config,
+            "Group": _options, "run_ranks": _options}
+#: Not the caller's: constructors of what other functions return, and what a protocol of Python gives.
+RETURNED = {"Group", "Handle", "Received", "Pending", "PreparedLedger", "GraphMemory"}
+CONFIG = "hidden=128, experts=4, topk=2, max_tokens=8"
+LAYER = f"intermediate=64, {CONFIG}"
+LL = {"x": "X", "ids": "IDS"}
+LL_COMBINE = {"y": "Y", "received": "received"}
+SIZES = {"world": "2", **{each.split("=")[0]: each.split("=")[1] for each in CONFIG.split(", ")}}
+PLAN = {"ranks": "2", "hidden": "128", "max_tokens": "8"}
+
+#: How each function with parameters is called: an expression, and arguments that are right.
+CALLS = {
+    "Exchange.__init__": ("sy.Exchange", {"group": "group", **{k: v for k, v in SIZES.items() if k != "world"}}),
+    "Exchange.memory_required": ("sy.Exchange.memory_required", SIZES), "Exchange.heap_bytes": ("sy.Exchange.heap_bytes", SIZES),
+    "Exchange.dispatch": ("ex.dispatch", LL), "Exchange.allocate_rows": ("ex.allocate_rows", {"handle": "handle"}),
+    "Exchange.combine": ("ex.combine", {"y": "rows", "handle": "handle"}), "Exchange.use_graph_memory": ("ex.use_graph_memory", {}),
+    "Exchange.handle_from_bytes": ("ex.handle_from_bytes", {}),
+    "LowLatency.__init__": ("sy.LowLatency", {"group": "group", **{k: v for k, v in SIZES.items() if k != "world"}}),
+    "LowLatency.memory_required": ("sy.LowLatency.memory_required", SIZES), "LowLatency.heap_bytes": ("sy.LowLatency.heap_bytes", SIZES),
+    "LowLatency.make_output": ("ll.make_output", {}), "LowLatency.make_rows": ("ll.make_rows", {"received": "received"}),
+    "LowLatency.dispatch": ("ll.dispatch", LL), "LowLatency.dispatch_async": ("ll.dispatch_async", LL),
+    "LowLatency.combine": ("ll.combine", LL_COMBINE), "LowLatency.combine_async": ("ll.combine_async", LL_COMBINE),
+    "LowLatency.all_to_all": ("ll.all_to_all", LL),
+    "LedgerCombine.__init__": ("sy.LedgerCombine", {"group": "group", **{k: v for k, v in SIZES.items() if k != "world"}}),
+    "LedgerCombine.memory_required": ("sy.LedgerCombine.memory_required", SIZES),
+    "LedgerCombine.heap_bytes": ("sy.LedgerCombine.heap_bytes", SIZES), "LedgerCombine.prepare": ("ledger.prepare", {"ledger": "tables"}),
+    "LedgerCombine.combine": ("ledger.combine", {"y": "em_y", "prepared": "prepared"}),
+    "MoeLayer.__init__": ("sy.MoeLayer", {"group": "group", "w13": "W13", "w2": "W2", "intermediate": "64",
+                                          **{k: v for k, v in SIZES.items() if k != "world"}}),
+    "MoeLayer.with_weights": ("layer.with_weights", {"w13": "W13", "w2": "W2"}),
+    "MoeLayer.memory_required": ("sy.MoeLayer.memory_required", {**SIZES, "intermediate": "64"}),
+    "MoeLayer.heap_bytes": ("sy.MoeLayer.heap_bytes", {**SIZES, "intermediate": "64"}),
+    "MoeLayer.forward": ("layer.forward", {"x": "X16", "ids": "IDS"}),
+    "RowMemory.__init__": ("sy.RowMemory", {"group": "group", "size": "4096"}),
+    "Group.from_environment": ("sy.Group.from_environment", {}), "Group.connect": ("sy.Group.connect", {"rank": "0", "world": "1", "store": "'unix:@a'"}),
+    "Group.threads": ("sy.Group.threads", {"world": "1"}), "Group.from_mpi4py": ("sy.Group.from_mpi4py", {}),
+    "Group.experts_of": ("group.experts_of", {"experts": "4"}), "Group.host_of": ("group.host_of", {}), "Group.all_gather": ("group.all_gather", {}),
+    "Group.abort": ("group.abort", {}), "Group.set_timeout": ("group.set_timeout", {}), "Handle.matrices": ("handle.matrices", {}),
+    "Trace.__init__": ("sy.Trace", {"group": "group"}), "Trace.span": ("trace.span", {"name": "'a'"}), "Trace.merge": ("trace.merge", {}),
+    "Trace.json": ("trace.json", {}), "Trace.write_json": ("trace.write_json", {"path": "'/dev/null'"}),
+    "first_expert": ("sy.first_expert", {"experts": "4", "world": "2", "rank": "0"}),
+    "routing_layout": ("sy.routing_layout", {"ids": "IDS", "experts": "4", "world": "2"}),
+    "run_ranks": ("sy.run_ranks", {"function": "len", "world": "1"}),
+    "tuned_values": ("sy.tuned_values", {"device": "'cpu'", "mode": "'normal'", **PLAN}),
+}
+#: Without a GPU, torch or a process group they cannot be called here; with_torch/test_mistakes_with_torch.py has what can be.
+ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger"}
+
+
+def public_functions():
+    """Qualified names and signatures."""
+    for name in sy.__all__:
+        thing = getattr(sy, name)
+        if not inspect.isclass(thing):
+            if callable(thing):
+                yield name, inspect.signature(thing)
+            continue
+        if issubclass(thing, (tuple, BaseException, int)):
+            continue
+        for member, found in vars(thing).items():
+            function = getattr(found, "__func__", found)
+            if not inspect.isfunction(function) or (member.startswith("_") and member not in ("__init__", "__call__")):
+                continue
+            if member == "__init__" and name in RETURNED:
+                continue
+            if member == "__call__" and function is vars(thing).get("forward"):
+                continue
+            yield f"{name}.{member}", inspect.signature(function)
+
+
+def parameters_of(name, signature):
+    found = []
+    for each in signature.parameters.values():
+        if each.kind is each.VAR_KEYWORD:
+            found += [key for key in inspect.signature(KEYWORDS[name.split(".")[0]]).parameters if key not in found]
+        elif each.name not in ("self", "cls"):
+            found.append(each.name)
+    return [each for each in found if not (name.startswith("MoeLayer") and each == "backend" and "__init__" in name)]
+
+
+def test_every_parameter_is_declared():
+    there = {name: parameters_of(name, signature) for name, signature in public_functions()}
+    assert len(there) > 60
+    assert {name: sorted(FUNCTIONS.get(name, {"(function)": 0})) for name in there} == {name: sorted(each) for name, each in there.items()}
+    assert set(FUNCTIONS) - set(there) == {"Ledger"}
+
+
+def test_every_function_is_called_here():
+    assert {name for name, declared in FUNCTIONS.items() if declared} - ELSEWHERE == set(CALLS)
+
+
+def _mistakes():
+    """Function, parameter, value that is wrong."""
+    for name, (_, right) in CALLS.items():
+        for parameter, kind in FUNCTIONS[name].items():
+            declared = kind.each if isinstance(kind, Several) else kind
+            if isinstance(declared, Any_):
+                continue
+            yield name, parameter, "Wrong()"
+            if isinstance(declared, Integer):
+                yield name, parameter, "1 << 70"
+            if isinstance(declared, Tensor):
+                for seed in range(3):
+                    yield name, parameter, f"wrong_array({seed + 10 * len(parameter)}, {len(declared.shape)})"
+                if declared.written:
+                    yield name, parameter, "frozen"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _judge():
+    yield
+    judge.close()
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_every_declaration_is_enforced(function):
+    call, right = CALLS[function]
+    wrong = [(parameter, value) for name, parameter, value in _mistakes() if name == function]
+    assert wrong
+    for parameter, value in wrong:
+        arguments = {**right, parameter: value}
+        expression = f"{call}({', '.join(f'{name}={given}' for name, given in arguments.items())})"
+        name, text, bases = judge.ask(expression)
+        if name == "LibraryNotFound":
+            pytest.skip(text)
+        assert "InvalidArgument" in bases, f"{expression}: {name}: {text}"
+        assert re.search(rf"\b{parameter}\b", text), f"{expression}: {text}"

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run_ranks, and processes, when a rank fails, returns early, or the user presses Ctrl-C: all ranks end at once and say why."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import switchyard as sy
+
+CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+#: No test may end by a deadline of the library.
+OPTIONS = {"heap_bytes": 4 << 20, "timeout": 600, "rendezvous_timeout": 600}
+
+
+def step(exchange):
+    rows, handle = exchange.dispatch(np.ones((2, 16), np.float32), np.array([[0, 3], [1, 2]]))
+    return exchange.combine(rows, handle)
+
+
+def test_a_rank_that_returns_early():
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        step(exchange)
+        if group.rank != 1:
+            step(exchange)
+
+    with pytest.raises(sy.PeerFailed, match=r"rank 1 left the group.*the function of rank 1 had returned") as caught:
+        sy.run_ranks(rank, 3, **OPTIONS)
+    assert caught.value.rank == 1 and caught.value.text == str(caught.value)
+
+
+def test_a_rank_that_skips_a_call():
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        for _ in range(3 - group.rank):
+            step(exchange)
+
+    with pytest.raises(sy.PeerFailed, match="the function of rank 1 had returned"):
+        sy.run_ranks(rank, 2, **OPTIONS)
+
+
+def test_ranks_that_return_at_different_times_are_no_failure():
+    """Rank 0 ends long before the others, whose last call needs nothing more of it."""
+    done = threading.Event()
+
+    def rank(group):
+        out = step(sy.Exchange(group, **CONFIG))
+        if group.rank == 0:
+            done.set()
+        else:
+            done.wait()
+        return float(out.sum())
+
+    assert len(set(sy.run_ranks(rank, 4, **OPTIONS))) == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), SystemExit(3), RuntimeError("x")], ids=lambda each: type(each).__name__)
+def test_an_exception_names_its_rank(error):
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        if group.rank == 2:
+            raise error
+        step(exchange)
+
+    with pytest.raises(type(error)) as caught:
+        sy.run_ranks(rank, 3, **OPTIONS)
+    assert caught.value is error and "raised by rank 2 of 3 in run_ranks" in error.__notes__
+
+
+def test_exceptions_of_several_ranks():
+    barrier = threading.Barrier(2)
+
+    def rank(group):
+        barrier.wait()
+        raise ValueError(f"number {group.rank}")
+
+    with pytest.raises(ValueError, match="number 0") as caught:
+        sy.run_ranks(rank, 2, **OPTIONS)
+    assert caught.value.__notes__[1:] == ["rank 1 raised ValueError: number 1"]
+
+
+THREADS = """
+import numpy as np, switchyard as sy, sys, time
+def rank(group):
+    exchange = sy.Exchange(group, hidden=16, experts=4, topk=2, max_tokens=8, dtype="f32")
+    if group.rank == 1:
+        print("waits", flush=True)
+        {other}
+    exchange.dispatch(np.ones((2, 16), "f"), np.zeros((2, 2), "i8"))
+sy.run_ranks(rank, 2, heap_bytes=4 << 20, timeout=None)
+"""
+PROCESS = """
+import numpy as np, switchyard as sy, sys, time
+with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeout=None) as group:
+    exchange = sy.Exchange(group, hidden=16, experts=4, topk=2, max_tokens=8, dtype="f32")
+    print("waits", flush=True)
+    if group.rank == 1:
+        time.sleep(600)
+    exchange.dispatch(np.ones((2, 16), "f"), np.zeros((2, 2), "i8"))
+"""
+
+
+def interrupted(process, seconds=60):
+    """Sends one SIGINT when the program says that it waits; returns what it wrote to stderr."""
+    assert process.stdout.readline().strip() == "waits"
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        pytest.fail("the process is still there after one SIGINT")
+
+
+def start(environment, program, *arguments):
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("other", ["time.sleep(600)", "group.barrier()", "while True: pass"])
+def test_ctrl_c_ends_run_ranks(environment, other):
+    process = start(environment, THREADS.format(other=other))
+    said = interrupted(process)
+    assert "KeyboardInterrupt" in said and process.returncode != 0
+
+
+def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
+    """Rank 0 waits in a call without a deadline. Its peer, which sleeps, hears of it when it makes a call."""
+    store = f"unix:@switchyard-interrupt-{os.getpid()}"
+    ranks = [start(environment, PROCESS, str(rank), store) for rank in (0, 1)]
+    assert ranks[1].stdout.readline().strip() == "waits"
+    try:
+        said = interrupted(ranks[0])
+        assert "KeyboardInterrupt" in said
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+
+
+def test_an_exception_in_a_process_is_told_to_its_peers(ranks):
+    """At the end of ``with group:``, also if objects of the group live on."""
+    kept = []
+
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        kept.append(exchange)
+        if group.rank == 0:
+            with pytest.raises(KeyError), group:
+                kept.append(exchange.dispatch)
+                raise KeyError("mine")
+        else:
+            with pytest.raises(sy.PeerFailed) as caught:
+                step(exchange)
+            assert caught.value.rank == 0
+
+    sy.run_ranks(rank, 2, **OPTIONS)
