@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 import numpy as np
 
 from ._abi import arrays as _arrays, names as _names, repeated as _repeated
-from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take
+from ._abi.arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, is_tensor, take, written
 from ._abi.ffi import Owned, byref, check, library, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
+from ._torch.recorded import is_traced, needs_gradient
 from ._torch.registry import number_of
 from .graph_memory import GraphMemory
 from .group import Group
@@ -140,6 +141,15 @@ class Exchange:
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
+    _site = 0  # what calls of this object carry; 0: of no module
+
+    def _at_site(self, site: int) -> "Exchange":
+        """This exchange, as one module of a model calls it: calls are compared between ranks by `site` as well."""
+        twin = Exchange.__new__(Exchange)
+        twin.__dict__.update(self.__dict__)
+        twin._site, twin._number = site, number_of(twin)
+        return twin
+
     # ---- Sizes ----
 
     @staticmethod
@@ -202,7 +212,7 @@ class Exchange:
             options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
                        value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
                        capacity or 0, num_sms)
-        gradient = _needs_gradient(x, weights)
+        gradient = needs_gradient(x, weights)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
@@ -301,6 +311,7 @@ class Exchange:
         if out is not None:
             rows, scales = out if isinstance(out, tuple) else (out, None)
             rows, scales = rows[:view.x_rows], None if scales is None else scales[:view.x_rows, :-(-self.hidden // _GROUP)]
+            written(rows, scales)
         else:
             rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
             if view.x_scale_kind:
@@ -353,7 +364,7 @@ class Exchange:
         number = value_of(_names.ORDERS, "order", order)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         carried = handle._carried if apply_weights and weights is None else None
-        gradient = _needs_gradient(y, carried, *biases)
+        gradient = needs_gradient(y, carried, *biases)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
@@ -382,7 +393,7 @@ class Exchange:
                 if plain:
                     self._combine_again = self._combine_again or _repeated.NormalCombine(self)
                     self._combine_again.learn(y)
-            shape = (tokens, self.hidden)
+            shape, given_out = (tokens, self.hidden), out
             o, summed, to_summed = self._combine_options, None, 0
             if out is None:
                 out = arrays.empty(shape, code, array)
@@ -408,6 +419,8 @@ class Exchange:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
+            if given_out is not None:
+                written(given_out)
             return out, summed
 
     # ---- The rest ----
@@ -475,21 +488,3 @@ def padded_scales(given: Taken, columns: int) -> Any:
     padded[:] = 0
     padded[:, :given.shape[1]] = given.array
     return padded
-
-
-def _needs_gradient(*tensors: Any) -> bool:
-    """Whether torch is to record what happens to one of these."""
-    torch = _arrays.sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return False
-    for each in tensors:
-        if each is not None and getattr(each, "requires_grad", False):
-            return True
-    return False
-
-
-def is_traced() -> bool:
-    """Whether torch.compile makes a graph of what is called."""
-    torch = _arrays.sys.modules.get("torch")
-    compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has one that tells
-    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

@@ -6,9 +6,10 @@ import ctypes
 from typing import Any, Optional, Tuple, Union
 
 from ._abi import names as _names
-from ._abi.arrays import U8, Taken, take
+from ._abi.arrays import U8, Taken, take, written
 from ._abi.ffi import Owned, byref, check, layer_library, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
+from ._torch.recorded import refuse_gradient
 from .handle import Handle
 from .low_latency import Received
 
@@ -65,6 +66,7 @@ class GroupedGemm:
         """The products of the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
         (x, scales). What lies in rows of no expert is not touched. out: made unless given; with `quantize` a pair, whose scales have whole
         16 bytes a row. Returns out."""
+        refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         masked = isinstance(rows, Received)
         view = rows._view
@@ -93,6 +95,7 @@ class GroupedGemm:
             target.scales = its_scales.data_ptr()
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
         check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(target), byref(self._options)))
+        written(result, its_scales)
         return out
 
     def _scale_rows(self, scales: Any, count: int, columns: int) -> Any:

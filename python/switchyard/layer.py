@@ -6,9 +6,10 @@ import ctypes
 from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import names as _names
-from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, take, written
 from ._abi.ffi import Owned, byref, check, layer_library, structs
 from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
+from ._torch.recorded import refuse_gradient
 from .group import Group
 
 __all__ = ["LayerMemory", "MoeLayer"]
@@ -130,6 +131,8 @@ class MoeLayer:
         """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without one gets +0.
         weights: float32 [T, K]; None: all 1. out: [T, H], made unless given; add: the layer is added to what it holds.
         device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
+        refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, weights=weights,
+                        **({"out": out} if add else {}))
         c = self._config
         with self.group._call:
             backend = self.group._backend
@@ -149,6 +152,7 @@ class MoeLayer:
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, scale, result.pointer, by_options))
             self._like = out
+            written(out)
             return out
 
     __call__ = forward

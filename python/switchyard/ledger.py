@@ -9,9 +9,10 @@ from typing import Any, Optional, Type
 import numpy as np
 
 from ._abi import names as _names
-from ._abi.arrays import take
+from ._abi.arrays import take, written
 from ._abi.ffi import Owned, byref, check, library, structs
 from ._abi.names import BF16, F16, F32, invalid, value_of
+from ._torch.recorded import refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group
 from .handle import Ledger
@@ -101,6 +102,7 @@ class LedgerCombine:
     def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out [M, H].
         probs: float32 [M, K]; None: rows are added as they are. The sum is float32, k ascending, rounded once."""
+        refuse_gradient("LedgerCombine.combine", "Exchange.combine", y=y, probs=probs)
         c, backend = self._config, self.group._backend
         with self.group._call:
             taken = take(y, "y", ("rows", c.hidden), (BF16, F16, F32), backend)
@@ -112,6 +114,7 @@ class LedgerCombine:
                 out = taken.arrays.empty((prepared.tokens, c.hidden), taken.code, taken.array)
             result = take(out, "out", (prepared.tokens, c.hidden), (taken.code,), backend)
             check(self._functions.sy_ledger_combine_run(self.pointer, byref(v), factors, prepared._owned.pointer, result.pointer, byref(o)))
+            written(out)
             return out
 
     def last_call(self) -> CallStatistics:

@@ -7,16 +7,18 @@ from types import TracebackType
 from typing import Any, Callable, List, Optional, Tuple, Type
 
 from ._abi import names as _names, repeated as _repeated
-from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
+from ._abi.arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take, written
 from ._abi.ffi import Owned, byref, check, library, structs
 from ._abi.names import BF16, F16, F32, FP8, invalid, value_of
+from ._torch.recorded import is_traced, refuse_gradient
 from ._torch.registry import number_of
-from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
+from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, padded_scales, statistics_of
 from .group import Group
 
 #: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
+_INSTEAD = "an Exchange, whose calls are differentiable"
 
 __all__ = ["LowLatency", "Pending", "Received"]
 
@@ -234,10 +236,12 @@ class LowLatency:
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
+            refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
             return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
         if again is not None and into is not None and num_sms == 0 and type(into.x) is type(x) and again(x, ids, weights, into):
             return into
+        refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
 
     def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
@@ -245,6 +249,7 @@ class LowLatency:
         call of this object may be made."""
         if is_traced():  # a graph orders calls itself
             return Pending(None, self.dispatch(x, ids, weights, output=output, num_sms=num_sms), None)
+        refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, weights=weights)
         received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, ids, weights, output, num_sms)
         return Pending(self._receive, received, kept)
 
@@ -268,6 +273,7 @@ class LowLatency:
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
             output.tokens = tokens
+            written(output.x, output.scales)
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
                 self._dispatch_again.learn(x, ids)
@@ -323,12 +329,14 @@ class LowLatency:
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
+            refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
             return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
         again = self._combine_again
         if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms == 0:
             sums = again(y, received, weights)
             if sums is not None:
                 return sums
+        refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
         return self._combine(self._functions.sy_low_latency_combine, y, received, weights, expert_scale, order, out, num_sms)[0]
 
     def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
@@ -337,6 +345,7 @@ class LowLatency:
         if is_traced():
             sums = self.combine(y, received, weights=weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
             return Pending(None, sums, None)
+        refuse_gradient("LowLatency.combine_async", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
         result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, weights, expert_scale, order, out, num_sms)
         return Pending(self._receive, result, kept)
 
@@ -364,6 +373,7 @@ class LowLatency:
             else:
                 result = take(out, "out", (tokens, self.hidden), (code,), self._backend).pointer
             check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
+            written(out)
             if plain:
                 self._combine_again = self._combine_again or _repeated.Combine(self)
                 self._combine_again.learn(y)
@@ -372,6 +382,7 @@ class LowLatency:
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Dispatch, experts and combine in one launch, for experts that scale rows (docs/concepts/flat.md): out[t] = sum
         over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L]; None: 1."""
+        refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, weights=weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
             taken = self._take_rows(x)
@@ -387,6 +398,7 @@ class LowLatency:
                 out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
             result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend)
             check(self._functions.sy_low_latency_all_to_all(self.pointer, by_x, by_ids, result.pointer, byref(o)))
+            written(out)
             return out
 
     # ---- The rest ----
