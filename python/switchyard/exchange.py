@@ -141,7 +141,7 @@ class Exchange:
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
-    _site = 0  # what calls of this object carry; 0: of no module
+    _site: Optional[int] = None  # what calls of this object carry, if it is that of one module of a model
 
     def _at_site(self, site: int) -> "Exchange":
         """This exchange, as one module of a model calls it: calls are compared between ranks by `site` as well."""
@@ -149,6 +149,12 @@ class Exchange:
         twin.__dict__.update(self.__dict__)
         twin._site, twin._number = site, number_of(twin)
         return twin
+
+    def _here(self) -> int:
+        """The ``sy_exchange*``, told the site of the call that follows, in the lock."""
+        if self._site is not None:
+            check(self._functions.sy_exchange_set_site(self.pointer, self._site))
+        return self.pointer
 
     # ---- Sizes ----
 
@@ -230,14 +236,14 @@ class Exchange:
     def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
-        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH
+        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
             if rows is not None:
                 return rows, None, handle
         by_x, by_ids, by_options, _, by_out = self._by
         with self._call:
-            exchange = self.pointer
+            exchange = self._here()
             if (ids is None) == (handle is None) or (handle is not None and weights is not None):
                 invalid("dispatch takes either ids, with or without weights, or a handle")
             taken, kept = self._take_rows(x, "x", _WIDEST)
@@ -375,14 +381,14 @@ class Exchange:
     def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
         """Sum, and summed weights or None."""
-        plain = weights is None and apply_weights and not order and not biases and out is None
+        plain = weights is None and apply_weights and not order and not biases and out is None and self._site is None
         if plain and self._combine_again is not None:
             out = self._combine_again(y, handle, num_sms)
             if out is not None:
                 return out, None
         by_x, _, _, by_options, _ = self._by
         with self._call:
-            exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
+            exchange, tokens = self._here(), handle._tokens if handle._tokens is not None else handle.tokens
             code = code_of_rows(y, self.hidden, _COMBINED, self._backend)
             if code is None:
                 taken, _ = self._take_rows(y, "y", _COMBINED)

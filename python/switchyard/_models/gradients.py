@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import struct
+import weakref
 from typing import Any, List, Sequence
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 _whole = torch._C.DisableTorchFunctionSubclass
 
@@ -98,12 +100,24 @@ _COLLECTIVE = {torch.linalg.vector_norm: _norm, torch.linalg.norm: _norm, torch.
                torch._foreach_norm: _norms, torch._amp_foreach_non_finite_check_and_unscale_: _check_and_unscale}
 
 
-def follow(parameter: Any, group: Any, divisor: int) -> None:
+_shares: Any = WeakIdKeyDictionary()  # of parameters whose gradients are marked
+
+
+def share_of_parameter(parameter: Any) -> Any:
+    """The share that has `parameter`, or None."""
+    reference = _shares.get(parameter)
+    return None if reference is None else reference()
+
+
+def follow(parameter: Any, share: Any, divisor: int) -> None:
     """Marks the gradients of `parameter` from now on, and divides what each pass adds to them. Once for a parameter."""
+    if parameter in _shares:
+        return
+    group = share.group
     if divisor != 1:
         parameter.register_hook(lambda gradient: gradient / divisor)
     parameter.register_post_accumulate_grad_hook(lambda each: _mark_gradient(each, group))
-    parameter._is_a_share = True
+    _shares[parameter] = weakref.ref(share)
 
 
 def _mark_gradient(parameter: Any, group: Any) -> None:

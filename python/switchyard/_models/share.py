@@ -84,8 +84,8 @@ class Share:
             parameter = self._module._parameters.get(name)
             if parameter is not None:
                 self._kept[name] = parameter
-                if parameter.requires_grad and not hasattr(parameter, "_is_a_share"):
-                    gradients.follow(parameter, self.group, self.group.size if self._average else 1)
+                if parameter.requires_grad:
+                    gradients.follow(parameter, self, self.group.size if self._average else 1)
 
     def parameters(self) -> Dict[str, Any]:
         """The share's parameters by their names in the module."""

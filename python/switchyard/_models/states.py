@@ -90,8 +90,6 @@ def connect(share: Any, module: Any) -> None:
     global _watching
     module.register_state_dict_post_hook(_saving)
     module.register_load_state_dict_pre_hook(_loading)
-    for parameter in share.parameters().values():
-        parameter._share = weakref.ref(share)
     if not _watching:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -152,12 +150,14 @@ def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict:
 
 def _shares_of(optimizer: Any) -> Dict[int, Any]:
     """Shares by the numbers of their parameters in the optimizer's state dict."""
+    from .gradients import share_of_parameter
+
     found, number = {}, 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            reference = getattr(parameter, "_share", None)
-            if reference is not None and reference() is not None:
-                found[number] = (reference(), parameter)
+            share = share_of_parameter(parameter)
+            if share is not None:
+                found[number] = (share, parameter)
             number += 1
     return found
 
