@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..errors import InvalidArgument, Mismatch
 from .find import share_of
@@ -148,26 +148,22 @@ def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict:
 # ---- Optimizers ----
 
 
-def _shares_of(optimizer: Any) -> Dict[int, Any]:
-    """Shares by the numbers of their parameters in the optimizer's state dict."""
+def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
+    """Place among the optimizer's parameters, share and parameter, of each that is one of experts."""
     from .gradients import share_of_parameter
 
-    found, number = {}, 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            share = share_of_parameter(parameter)
-            if share is not None:
-                found[number] = (share, parameter)
-            number += 1
-    return found
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    shares = [share_of_parameter(each) for each in parameters]
+    return [(place, share, parameter) for place, (share, parameter) in enumerate(zip(shares, parameters)) if share is not None]
 
 
 def _convert(optimizer: Any, state: Any, way: Any) -> Any:
-    entries = dict(state["state"])
-    for number, (share, parameter) in _shares_of(optimizer).items():
-        if number in entries:
-            entries[number] = {name: way(share, value) if getattr(value, "dim", lambda: 0)() > 0 and value.shape[1:] == parameter.shape[1:]
-                               else value for name, value in entries[number].items()}
+    """A state dict of the optimizer, whose keys are numbers or names, with its tensors of experts made by `way`."""
+    keys, entries = [key for group in state["param_groups"] for key in group["params"]], dict(state["state"])
+    for place, share, parameter in _shares_of(optimizer):
+        if keys[place] in entries:
+            entries[keys[place]] = {name: way(share, value) if getattr(value, "dim", lambda: 0)() > 0 and value.shape[1:] == parameter.shape[1:]
+                                    else value for name, value in entries[keys[place]].items()}
     return {**state, "state": entries}
 
 
@@ -177,7 +173,7 @@ def _stepping(optimizer: Any, *_: Any) -> None:
         return
     _seen.add(optimizer)
     shares = _shares_of(optimizer)
-    for share, parameter in shares.values():  # loaded before this step
+    for _, share, parameter in shares:  # loaded before this step
         state = optimizer.state.get(parameter, {})
         for name, value in state.items():
             state[name] = as_share(share, value) if hasattr(value, "to_local") else value
