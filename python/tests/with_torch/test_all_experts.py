@@ -3,6 +3,7 @@
 (results within 1e-6, gradients within 1e-5, float32), or it is refused with a reason. A module that a later release brings is one of both
 or fails here."""
 import ast
+import contextlib
 import importlib
 from pathlib import Path
 
@@ -18,7 +19,7 @@ EXPERTS, TOPK, TOKENS, HIDDEN, INNER = 6, 2, 10, 32, 16
 SIZES = {"hidden_size": HIDDEN, "text_hidden_size": HIDDEN, "hidden_dim": HIDDEN, "d_model": HIDDEN, "ffn_hidden_size": INNER, "d_ff": INNER,
          "expert_ffn_hidden_size": INNER, "decoder_ffn_dim": INNER, "encoder_ffn_dim": INNER,
          "intermediate_size": INNER,
-         "moe_intermediate_size": INNER, "expert_intermediate_size": INNER, "ffn_dim": INNER,  "vision_moe_intermediate_size": INNER, "moe_ffn_hidden_size": INNER, "expert_dim": INNER, "zero_expert_num": 2,
+         "moe_intermediate_size": INNER, "expert_intermediate_size": INNER, "ffn_dim": INNER,  "vision_moe_intermediate_size": INNER, "moe_ffn_hidden_size": INNER, "expert_dim": INNER, "moe_hidden_size": HIDDEN, "zero_expert_num": 2,
          "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS, "moe_num_experts": EXPERTS,
          "num_routed_experts": EXPERTS, "num_experts_per_tok": TOPK}
 
@@ -31,7 +32,10 @@ def classes():
         if "xperts" not in text:
             continue
         for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Experts") and not node.name.endswith("SharedExperts"):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Experts"):
+                arguments = [each.arg for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward" for each in one.args.args]
+                if node.name.endswith("SharedExperts") and "top_k_index" not in arguments:
+                    continue  # of all tokens
                 found.append((f"transformers.models.{path.parent.name}.{path.stem}", node.name))
     return found
 
@@ -47,9 +51,10 @@ def configs(module):
             nested = [getattr(config, key) for key in getattr(config, "sub_configs", {})] + [getattr(config, "ffn_config", None)]
             for each in [one for one in nested if one is not None] + [config]:
                 for size, value in SIZES.items():
-                    before = vars(each).get(size)
-                    if isinstance(before, (int, list)) and value is not None:
-                        setattr(each, size, [value] * len(before) if isinstance(before, list) else value)
+                    before = vars(each).get(size, "absent")
+                    if before is None or isinstance(before, (int, list)):
+                        with contextlib.suppress(Exception):  # strict configs refuse what is not their type
+                            setattr(each, size, [value] * len(before) if isinstance(before, list) else value)
                 each._experts_implementation = "eager"
                 yield each
 
@@ -57,7 +62,7 @@ def configs(module):
 def a_module(kind, module):
     """An instance of the class with random weights, or None where no config of its model fits."""
     for config in configs(module):
-        for arguments in ((config,), (EXPERTS, HIDDEN, INNER)):
+        for arguments in ((config,), (config, INNER), (EXPERTS, HIDDEN, INNER)):
             try:
                 made = kind(*arguments)
             except Exception:

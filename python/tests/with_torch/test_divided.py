@@ -292,7 +292,7 @@ def _in_processes(function, world):
     store = a_store()
 
     def process(rank, world):
-        with sy.Group.connect(rank, world, store, heap_bytes=32 << 20, timeout=120) as group:
+        with sy.Group.connect(rank, world, store, "token", heap_bytes=32 << 20, timeout=120) as group:
             function(group)
             group.barrier()
 

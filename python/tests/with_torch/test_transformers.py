@@ -9,6 +9,7 @@ import pytest
 import switchyard as sy
 from clone import EXAMPLES
 from switchyard import parallelize
+from switchyard._models import share as share_room
 from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
@@ -134,8 +135,8 @@ class _Products:
 
 def test_the_calls_of_grouped_products(monkeypatch):
     """What "grouped" makes of the products, and that they are made anew when weights have moved, and only then."""
-    monkeypatch.setattr(parallelize, "GroupedGemm", _Products)
-    monkeypatch.setattr(parallelize, "_way", lambda *_: "grouped")
+    monkeypatch.setattr(share_room, "GroupedGemm", _Products)
+    monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
     monkeypatch.setattr(_Products, "made", 0)
     whole = in_bf16("qwen3")
     model, ids = copy.deepcopy(whole), tokens_of(0)
@@ -241,7 +242,7 @@ def test_what_has_no_experts():
     model = torch.nn.Linear(4, 4)
 
     def rank(group):
-        with pytest.raises(sy.InvalidArgument, match="no num_experts_per_tok"):
+        with pytest.raises(sy.InvalidArgument, match="Linear has no experts"):
             sy.parallelize_moe(model, group, max_tokens=4)
         model.config = Config()
         with pytest.raises(sy.InvalidArgument, match="Linear has no experts"):
