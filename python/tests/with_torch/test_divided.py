@@ -184,6 +184,29 @@ def test_parametrized_weights(ranks, way):
     ranks(rank, 2)
 
 
+@pytest.mark.parametrize("way", ["module", "layer"])
+def test_factors_of_peft(ranks, way):
+    """target_parameters puts factors on the share, computes the weights anew in each pass, and wraps the module."""
+    peft = pytest.importorskip("peft")
+    needs_the_layer()
+
+    def rank(group):
+        model, x = Model(dtype=torch.bfloat16).bfloat16(), tokens_of(group.rank).bfloat16()
+        sy.parallelize_moe(model, group, max_tokens=TOKENS, experts=way)
+        config = peft.LoraConfig(r=2, target_modules=[], target_parameters=["experts.down_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(model, config)
+        out = model(x)
+        out.float().sum().backward()
+        factors = {name: each for name, each in model.named_parameters() if "lora" in name}
+        assert len(factors) == 2 and all(each.grad is not None for each in factors.values())
+        with torch.no_grad():
+            assert off(model(x).float(), out.detach().float()) < 2e-2
+        sy.keep_out_of_ddp(model)
+        assert set(factors) <= set(model._ddp_params_and_buffers_to_ignore)
+
+    ranks(rank, 1)
+
+
 def test_factors_before_the_division_are_refused(ranks):
     from torch.nn.utils import parametrize
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers, from random configurations, against the same models unconverted."""
 import copy
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 import switchyard as sy
-from clone import EXAMPLES
+from clone import EXAMPLES, ROOT
 from switchyard import parallelize
 from switchyard._models import share as share_room
 from switchyard._abi import ffi as _ffi
@@ -233,6 +234,25 @@ def test_the_example_of_recording(environment, tmp_path):
     done = subprocess.run(command, check=True, timeout=180, env=environment, capture_output=True, text=True)
     assert "192 tokens of each of 2 ranks in 2 layers" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == [to.name]
+
+
+def test_recorded_choices_are_those_of_the_model():
+    """softmax_topk among equal logits, of which bf16 has many, is torch.topk of the float32 softmax."""
+    script = ROOT / "scripts/record_routing.py"
+    if not script.is_file():
+        pytest.skip("the tests are not in a clone")
+    spec = importlib.util.spec_from_file_location("record_routing", script)
+    recording = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recording)
+    logits = torch.randn(500, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weights, ids = torch.softmax(logits, -1, dtype=torch.float32).topk(8, dim=-1)
+    got_ids, got_weights = recording.softmax_topk(8)((logits,))
+    assert torch.equal(got_ids, ids) and torch.allclose(got_weights, weights / weights.sum(-1, keepdim=True))
+    recorder = recording.RoutingRecorder(num_experts=128)
+    recorder.hook(0, extract=recording.softmax_topk(8, renormalize=False))(None, None, logits)
+    assert (recorder.tensors()["layer0.rank0.topk_weights"] == weights.numpy()).all()
+    by_numpy, _ = recording.softmax_topk(8)(logits.float().numpy())
+    assert (by_numpy[:, 0] >= 0).all() and (by_numpy != ids.numpy()).any()  # another order among equals
 
 
 def test_what_has_no_experts():

@@ -138,6 +138,29 @@ def test_low_latency_refuses_gradients(ranks):
     ranks(rank, 1)
 
 
+def test_layers_refuse_gradients(ranks):
+    from switchyard._abi import ffi
+
+    try:
+        ffi.layer_library()
+    except sy.LibraryNotFound as error:
+        pytest.skip(str(error))
+
+    def rank(group):
+        w13, w2 = torch.randn(4, 32, 16).bfloat16(), torch.randn(4, 16, 16).bfloat16()
+        layer = sy.MoeLayer(group, w13, w2, hidden=16, intermediate=16, experts=4, topk=2, max_tokens=4)
+        x, ids, weights = inputs()
+        x = x.detach().bfloat16().requires_grad_()
+        for arguments, name in (((x, ids), "x"), ((x.detach(), ids, weights), "weights")):
+            with pytest.raises(sy.Unsupported, match=f"MoeLayer: {name} requires a gradient"):
+                layer(*arguments)
+        with torch.no_grad():
+            sums = layer(x, ids, weights)
+        overwritten(sums, lambda: layer(x.detach(), ids, weights.detach(), out=sums))
+
+    ranks(rank, 1, heap_bytes=64 << 20)
+
+
 def test_transforms_of_functions_are_refused(ranks):
     def rank(group):
         exchange = sy.Exchange(group, layout="expert_major", **SHAPE)
