@@ -71,7 +71,9 @@ const char* kind_of_text(std::string_view text) {
   const auto of_numbers = [&](char c) { return digit(c) || blank(c) || "+-.,;"sv.find(c) != std::string_view::npos; };
   if (text.empty()) return nullptr;
   const std::string_view line = text.substr(0, text.find('\n'));
-  if (line.find_first_of(",;\t"sv) != std::string_view::npos || std::all_of(text.begin(), text.end(), of_numbers)) return kCsv;
+  if (line.find_first_of(",;\t"sv) != std::string_view::npos ||
+      (std::all_of(text.begin(), text.end(), of_numbers) && std::any_of(text.begin(), text.end(), blank)))
+    return kCsv;
   return text.size() >= kShortestBase64 && std::all_of(text.begin(), text.end(), of_base64) ? kBase64 : nullptr;
 }
 

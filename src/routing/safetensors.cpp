@@ -167,7 +167,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   Entry* entry_ = nullptr;
   std::vector<int64_t>* list_ = nullptr;
   bool seen_metadata_ = false;
-  bool skip_next_ = false;    ///< the value that follows is of a field that is ignored
+  bool skip_next_ = false;     ///< the value that follows is of a field that is ignored
   int64_t skipped_depth_ = 0;  ///< objects and arrays open inside such a value
 };
 

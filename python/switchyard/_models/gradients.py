@@ -13,7 +13,7 @@ from typing import Any, List, Sequence
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-_whole = torch._C.DisableTorchFunctionSubclass
+_whole: Any = torch._C.DisableTorchFunctionSubclass
 
 
 def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]:
@@ -49,7 +49,7 @@ class ShareGradient(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        collective = _COLLECTIVE.get(func)
+        collective: Any = _COLLECTIVE.get(func)
         if collective is not None:
             return collective(func, *args, **kwargs)
         with _whole():

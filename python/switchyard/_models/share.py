@@ -63,11 +63,11 @@ class Share:
         """The share of a copy of the module: it has parameters of its own, and the same exchange."""
         twin = Share.__new__(Share)
         memo[id(self)] = twin
-        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={}, _above=[])
+        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={})
         vars(twin).pop("_ddp", None)
         twin._module = copy.deepcopy(self._module, memo)
         twin._experts = copy.deepcopy(self._experts, memo)
-        twin._above = copy.deepcopy(self._above, memo)
+        twin._above = [memo[id(each)] for each in self._above if id(each) in memo]  # those that are copied as well
         return twin
 
     def __reduce__(self) -> Any:

@@ -174,9 +174,9 @@ def _stepping(optimizer: Any, *_: Any) -> None:
     _seen.add(optimizer)
     shares = _shares_of(optimizer)
     for _, share, parameter in shares:  # loaded before this step
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            state[name] = as_share(share, value) if hasattr(value, "to_local") else value
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in loaded.items():
+            loaded[name] = as_share(share, value) if hasattr(value, "to_local") else value
     if shares:
         optimizer.register_state_dict_post_hook(lambda of, state: _convert(of, state, as_dtensor))
         optimizer.register_load_state_dict_pre_hook(lambda of, state: _convert(of, state, as_share))

@@ -323,7 +323,8 @@ CombineOrder NormalImpl::order_here(CombineOrder order) const {
 
 void NormalImpl::set_site(uint32_t site) {
   if (site >= kSiteOfCall)
-    throw Error(ErrorCode::invalid_argument, "site is " + std::to_string(site) + "; allowed: 0 to " + std::to_string(kSiteOfCall - 1));
+    throw Error(ErrorCode::invalid_argument,
+                "site is " + std::to_string(site) + "; allowed: 0 to " + std::to_string(kSiteOfCall - 1));
   site_ = site;
 }
 
