@@ -56,8 +56,12 @@ run_tests build/python/clean "${without[@]}" "$@"
 if [[ -n $torch ]]; then
   say "an environment with torch"
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
-  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers>=5'
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers==5.24.*' 'accelerate>=1.15' 'peft>=0.21'
   run_tests build/python/torch "${with_torch[@]}" "$@"
+  say "the newest transformers besides, whose failures are told and not counted"
+  "$uv" pip install -q --python build/python/torch/bin/python --upgrade transformers
+  build/python/torch/bin/pytest -q python/tests/with_torch/test_transformers.py python/tests/with_torch/test_all_experts.py >&2 ||
+    say "the newest transformers fails: $("$uv" pip show --python build/python/torch/bin/python transformers 2>/dev/null | sed -n 's/^Version: //p')"
   say "torchrun on two hosts, as the page on several hosts has it"
   status=0
   tests/hosts/torchrun.sh build/python/torch/bin/torchrun >&2 || status=$?

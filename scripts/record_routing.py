@@ -39,9 +39,15 @@ def to_numpy(values):
 
 
 def softmax_topk(topk, renormalize=True):
-    """For gates that return logits [..., E] only: an `extract` for RoutingRecorder.hook that repeats their choice."""
+    """For gates that return logits [..., E] only: an `extract` for RoutingRecorder.hook that repeats their choice. Of a torch tensor it
+    is that of torch.topk over its float32 softmax, as models compute it, also among equal logits, of which bfloat16 has many."""
     def extract(output):
-        logits = to_numpy(output[0] if isinstance(output, (tuple, list)) else output)
+        logits = output[0] if isinstance(output, (tuple, list)) else output
+        if hasattr(logits, "softmax"):
+            scores = logits.detach().reshape(-1, logits.shape[-1]).float().softmax(-1)
+            weights, ids = scores.topk(topk, dim=-1)
+            return ids, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+        logits = to_numpy(logits)
         logits = logits.reshape(-1, logits.shape[-1])
         ids = np.argsort(-logits, axis=1, kind="stable")[:, :topk]
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -28,7 +28,7 @@ from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
 from .ledger import LedgerCombine, PreparedLedger
 from .low_latency import LowLatency, Pending, Received
-from .parallelize import moe_heap_bytes, parallelize_moe
+from .parallelize import expert_parameters, full_state_dict, keep_out_of_ddp, moe_heap_bytes, parallelize_moe
 from .routing import routing_layout
 from .row_memory import RowMemory
 from .run import run_ranks
@@ -57,6 +57,7 @@ def library_path() -> str:
 __all__ = [
     "CallStatistics", "Counts", "Exchange", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine", "LowLatency",
     "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "RowMemory", "Trace", "TracePhase",
-    "TuningValues", "WaitStatistics", "first_expert", "keep_plans", "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
+    "TuningValues", "WaitStatistics", "expert_parameters", "first_expert", "full_state_dict", "keep_out_of_ddp", "keep_plans",
+    "library_path", "library_version", "moe_heap_bytes", "parallelize_moe",
     "routing_layout", "run_ranks", "tuned_values", *_errors,
 ]

@@ -41,21 +41,3 @@ def padded_scales(given: Taken, columns: int) -> Any:
     padded[:] = 0
     padded[:, :given.shape[1]] = given.array
     return padded
-
-
-def needs_gradient(*tensors: Any) -> bool:
-    """Whether torch is to record what happens to one of these."""
-    torch = _arrays.sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return False
-    for each in tensors:
-        if each is not None and getattr(each, "requires_grad", False):
-            return True
-    return False
-
-
-def is_traced() -> bool:
-    """Whether torch.compile makes a graph of what is called."""
-    torch = _arrays.sys.modules.get("torch")
-    compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has one that tells
-    return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

@@ -8,11 +8,12 @@ from typing import Any, Optional, Sequence, Tuple, Type, Union
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked
-from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take
+from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
 from ._statistics import CallStatistics, MemoryRequirement, statistics_of
-from ._tensors import bytes_of_scales, is_traced, needs_gradient, padded_scales, pair_of
+from ._tensors import bytes_of_scales, padded_scales, pair_of
+from ._torch.recorded import is_traced, needs_gradient
 from ._torch.registry import number_of, torch_for
 from .graph_memory import GraphMemory
 from .group import Group, constructs
@@ -126,6 +127,21 @@ class Exchange:
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
+    _site: Optional[int] = None  # what calls of this object carry, if it is that of one module of a model
+
+    def _at_site(self, site: int) -> "Exchange":
+        """This exchange, as one module of a model calls it: calls are compared between ranks by `site` as well."""
+        twin = Exchange.__new__(Exchange)
+        twin.__dict__.update(self.__dict__)
+        twin._site, twin._number = site, number_of(twin)
+        return twin
+
+    def _here(self) -> int:
+        """The ``sy_exchange*``, told the site of the call that follows, in the lock."""
+        if self._site is not None:
+            check(self._functions.sy_exchange_set_site(self.pointer, self._site))
+        return self.pointer
+
     # ---- Sizes ----
 
     @staticmethod
@@ -214,14 +230,14 @@ class Exchange:
     def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
-        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH
+        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
             if rows is not None:
                 return rows, None, handle
         by_x, by_ids, by_options, _, by_out = self._by
         with self._call:
-            exchange = self.pointer
+            exchange = self._here()
             if (ids is None) == (handle is None) or (handle is not None and weights is not None):
                 invalid("dispatch takes either ids, with or without weights, or a handle")
             taken, kept = self._take_rows(self._dispatched.x, x, self._row_types)
@@ -299,6 +315,7 @@ class Exchange:
         if out is not None:
             rows, scales = out if isinstance(out, tuple) else (out, None)
             rows, scales = rows[:view.x_rows], None if scales is None else scales[:view.x_rows, :-(-self.hidden // _GROUP)]
+            written(rows, scales)
         else:
             rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
             if view.x_scale_kind:
@@ -382,14 +399,14 @@ class Exchange:
     def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
         """Sum, and summed weights or None."""
-        plain = weights is None and apply_weights and not order and not biases and out is None
+        plain = weights is None and apply_weights and not order and not biases and out is None and self._site is None
         if plain and self._combine_again is not None:
             out = self._combine_again(y, handle, num_sms)
             if out is not None:
                 return out, None
         by_x, _, _, by_options, _ = self._by
         with self._call:
-            exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
+            exchange, tokens = self._here(), handle._tokens if handle._tokens is not None else handle.tokens
             code = code_of_rows(y, self.hidden, self._summed_types, self._backend)
             if code is None:
                 taken, _ = self._take_rows(self._combined.y, y, self._summed_types)
@@ -432,6 +449,8 @@ class Exchange:
                 if given is not None:
                     check_apart("out", into, weights=given)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
+            if into is not None:
+                written(out)
             return out, summed
 
     def _take_weights(self, weights: Any, handle: Handle, tokens: int) -> Taken:

@@ -6,10 +6,11 @@ import ctypes
 from typing import Any, Optional, Tuple, Union
 
 from ._abi import arguments as _arguments, names as _names
-from ._abi.arrays import I32, U8, Taken, check_apart, take
+from ._abi.arrays import I32, U8, Taken, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, layer_library, structs
 from ._abi.names import CUDA, F32, FP8, invalid, value_of
 from ._tensors import pair_of
+from ._torch.recorded import refuse_gradient
 from .handle import Handle
 from .low_latency import Received
 
@@ -75,6 +76,7 @@ class GroupedGemm:
         """The products of the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
         (x, scales). What lies in rows of no expert is not touched. out: made unless given; with `quantize` a pair, whose scales have whole
         16 bytes a row. Returns out."""
+        refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
             _arguments.check("GroupedGemm.__call__", rows=rows)
@@ -104,6 +106,7 @@ class GroupedGemm:
             result.scales = target[1].pointer
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
         check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(result), byref(self._options)))
+        written(target[0].array, None if target[1] is None else target[1].array)
         return out
 
     def _take_scales(self, scales: Any, x: Taken, where: Any, given: Any, view: Any) -> Taken:

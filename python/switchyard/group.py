@@ -232,6 +232,8 @@ class Group:
     in a call of a group: others wait.
     """
 
+    _process_group: Any = None  # of torch.distributed, with the same ranks
+
     def __init__(self, pointer: int, backend: int, workers: int = 1) -> None:
         functions = library().functions
         self._lock = CallLock()
@@ -306,7 +308,9 @@ class Group:
             dist.all_gather_object(everybody, mine, group=pg)
             return everybody
 
-        return cls.connect(rank, world, *_meeting(rank, gather), heap_bytes, **options)
+        group = cls.connect(rank, world, *_meeting(rank, gather), heap_bytes, **options)
+        group._process_group = pg
+        return group
 
     @classmethod
     @checked("Group.from_mpi4py")

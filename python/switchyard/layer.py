@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments, names as _names
 from ._abi.arguments import checked
-from ._abi.arrays import I64, NUMPY, U8, arrays_of, check_apart
+from ._abi.arrays import I64, NUMPY, U8, arrays_of, check_apart, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, FP8, invalid, value_of
+from ._torch.recorded import refuse_gradient
 from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
@@ -146,6 +147,8 @@ class MoeLayer:
         """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without one gets +0.
         weights: float32 [T, K]; None: all 1. out: [T, H], made unless given; add: the layer is added to what it holds.
         device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
+        refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, weights=weights,
+                        **({"out": out} if add else {}))
         c = self._config
         with self.group._call:
             if add.__class__ is not bool or num_sms.__class__ is not int or num_sms >> 31:
@@ -171,6 +174,7 @@ class MoeLayer:
                                                        result.pointer, by_options))
             if type(self._like) is not type(out):  # of the kind of dropped(): not `out` itself, which would live as long as the layer
                 self._like = taken.arrays.empty((0,), self._row_type, out)
+            written(out)
             return out
 
     __call__ = forward

@@ -8,9 +8,10 @@ from typing import Any, Optional, Type
 
 from ._abi import arguments as _arguments, names as _names
 from ._abi.arguments import checked
-from ._abi.arrays import check_apart
+from ._abi.arrays import check_apart, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
 from ._abi.names import CPU, value_of
+from ._torch.recorded import refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 from .handle import Ledger
@@ -99,6 +100,7 @@ class LedgerCombine:
     def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out [M, H].
         probs: float32 [M, K]; None: rows are added as they are. The sum is float32, k ascending, rounded once."""
+        refuse_gradient("LedgerCombine.combine", "Exchange.combine", y=y, probs=probs)
         c = self._config
         with self.group._call:
             _arguments.check("LedgerCombine.combine", prepared=prepared, num_sms=num_sms)
@@ -114,6 +116,7 @@ class LedgerCombine:
             check_apart("out", result, y=taken, probs=factors)
             check(self._functions.sy_ledger_combine_run(self.pointer, byref(v), None if factors is None else factors.pointer or None,
                                                         prepared._owned.pointer, result.pointer, byref(o)))
+            written(out)
             return out
 
     def last_call(self) -> CallStatistics:

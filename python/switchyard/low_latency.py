@@ -8,17 +8,19 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked
-from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch, check_apart, code_of, code_of_rows, take
+from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch, check_apart, code_of, code_of_rows, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
 from ._torch.registry import number_of
-from ._tensors import bytes_of_scales, is_traced, padded_scales, pair_of
+from ._tensors import bytes_of_scales, padded_scales, pair_of
+from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
 #: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
+_INSTEAD = "an Exchange, whose calls are differentiable"
 
 __all__ = ["LowLatency", "Pending", "Received"]
 
@@ -261,11 +263,13 @@ class LowLatency:
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
+            refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
             return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
         if again is not None and isinstance(into, Received) and num_sms.__class__ is int and num_sms == 0 and type(into.x) is type(x) \
                 and again(x, ids, weights, into):
             return into
+        refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
 
     def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
@@ -273,6 +277,7 @@ class LowLatency:
         call of this object may be made."""
         if is_traced():  # a graph orders calls itself
             return Pending(None, self.dispatch(x, ids, weights, output=output, num_sms=num_sms), None)
+        refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, weights=weights)
         received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, ids, weights, output, num_sms)
         return Pending(self._receive, received, kept)
 
@@ -298,6 +303,7 @@ class LowLatency:
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
             output.tokens, output._weighted = tokens, weights is not None
+            written(output.x, output.scales)
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
                 self._dispatch_again.learn(x, ids)
@@ -353,6 +359,7 @@ class LowLatency:
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
+            refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
             return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
         again = self._combine_again
         if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms.__class__ is int and num_sms == 0 \
@@ -360,6 +367,7 @@ class LowLatency:
             sums = again(y, received, weights)
             if sums is not None:
                 return sums
+        refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
         return self._combine(self._functions.sy_low_latency_combine, y, received, weights, expert_scale, order, out, num_sms)[0]
 
     def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
@@ -368,6 +376,7 @@ class LowLatency:
         if is_traced():
             sums = self.combine(y, received, weights=weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
             return Pending(None, sums, None)
+        refuse_gradient("LowLatency.combine_async", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
         result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, weights, expert_scale, order, out, num_sms)
         return Pending(self._receive, result, kept)
 
@@ -401,6 +410,7 @@ class LowLatency:
                 check_apart("out", into, y=taken or Taken(y.data_ptr(), y.shape, code, y, arrays), expert_scale=scale,
                             weights=None if weights is None else takes.weights(weights, tokens))
             check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
+            written(out)
             if plain:
                 self._combine_again = self._combine_again or _repeated.Combine(self)
                 self._combine_again.learn(y)
@@ -409,6 +419,7 @@ class LowLatency:
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Dispatch, experts and combine in one launch, for experts that scale rows (docs/concepts/flat.md): out[t] = sum
         over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L]; None: 1."""
+        refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, weights=weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
             _arguments.check("LowLatency.all_to_all", num_sms=num_sms)
@@ -425,6 +436,7 @@ class LowLatency:
             result = takes.out(out, tokens, (taken.code,))
             check_apart("out", result, x=taken, ids=routes, weights=factors, expert_scale=scale)
             check(self._functions.sy_low_latency_all_to_all(self.pointer, by_x, by_ids, result.pointer, byref(o)))
+            written(out)
             return out
 
     # ---- The rest ----

@@ -235,6 +235,13 @@ switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* 
   });
 }
 
+switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    exchange->state->object.set_site(site);
+  });
+}
+
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics) {
   return guarded([&] {
     require(exchange, "exchange");

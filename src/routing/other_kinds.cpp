@@ -28,6 +28,10 @@ constexpr Kind kKinds[] = {
 };
 constexpr const char* kTorch = "a PyTorch file (torch.load it, then save its tensors with safetensors.torch.save_file)";
 
+constexpr const char* kBase64 =
+    "base64 text (base64.b64decode it, numpy.frombuffer with the type and shape that its maker names, then numpy.save the ids)";
+constexpr const char* kCsv = "CSV text (numpy.loadtxt with dtype=int and its delimiter, then numpy.save the ids)";
+
 bool blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 /// "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark; any case.
@@ -56,6 +60,23 @@ const char* kind_of_zip(std::string_view start) {
   return "a zip archive (unpack it)";
 }
 
+/// Text that is neither a page nor JSON.
+const char* kind_of_text(std::string_view text) {
+  constexpr size_t kShortestBase64 = 32;
+  const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto of_base64 = [&](char c) {
+    return letter(c) || digit(c) || "+/-_="sv.find(c) != std::string_view::npos || c == '\n' || c == '\r';
+  };
+  const auto of_numbers = [&](char c) { return digit(c) || blank(c) || "+-.,;"sv.find(c) != std::string_view::npos; };
+  if (text.empty()) return nullptr;
+  const std::string_view line = text.substr(0, text.find('\n'));
+  if (line.find_first_of(",;\t"sv) != std::string_view::npos ||
+      (std::all_of(text.begin(), text.end(), of_numbers) && std::any_of(text.begin(), text.end(), blank)))
+    return kCsv;
+  return text.size() >= kShortestBase64 && std::all_of(text.begin(), text.end(), of_base64) ? kBase64 : nullptr;
+}
+
 const char* kind_of(std::string_view start) {
   for (const Kind& kind : kKinds)
     if (start.starts_with(kind.start)) return kind.text;
@@ -71,9 +92,10 @@ const char* kind_of(std::string_view start) {
   if (begins_as_page(start)) return "a web page, for example of a login or an error (download the file itself)";
   const bool text =
       std::all_of(start.begin(), start.end(), [](char c) { return blank(c) || static_cast<unsigned char>(c) >= ' '; });
-  if (text && (start.starts_with('{') || start.starts_with('[')))
+  if (!text) return nullptr;
+  if (start.starts_with('{') || start.starts_with('['))
     return "JSON text (save the ids with numpy.save or safetensors instead)";
-  return nullptr;
+  return kind_of_text(start);
 }
 
 }  // namespace

@@ -93,6 +93,14 @@ void check_ids(const TensorInfo& ids, bool single) {
   if (dimensions == 3 && (ids.shape[0] < 1 || ids.shape[0] > kMaxRecordedRanks)) {
     bad_tensor(ids, "R, the first extent, of 1 to " + std::to_string(kMaxRecordedRanks), detail::shape_text(ids.shape));
   }
+  // Serving engines dump [tokens, layers, K], which nothing but the extents tells from [R, T, K].
+  if (dimensions == 3 && ids.shape[1] > 0 && (ids.shape[0] > kMaxRanks || (ids.shape[1] > 1 && ids.shape[0] > ids.shape[1]))) {
+    bad_tensor(ids,
+               "shape [R, T, K] with R at most T and " + std::to_string(kMaxRanks) +
+                   " (is it [tokens, layers, K]? then save each layer ids[:, l] as layer{l}.topk_ids; or each rank as "
+                   "rank{r}.topk_ids)",
+               detail::shape_text(ids.shape));
+  }
 }
 
 void check_weights(const TensorInfo& weights, const TensorInfo& ids) {

@@ -14,7 +14,6 @@ using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestSafetensorsHeader = 100'000'000;  // the limit of the format's own library
-constexpr size_t kMostDimensions = 8;
 constexpr const char* kMetadata = "__metadata__";
 
 /// One entry of the header as written.
@@ -32,23 +31,25 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   std::map<std::string, std::string> metadata;
   std::string part = "header", expected, found;
 
-  bool null() override { return unexpected("null"); }
-  bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
-  bool number_integer(number_integer_t value) override { return unexpected(std::to_string(value)); }
-  bool number_float(number_float_t, const string_t& text) override { return unexpected(quote_text(text)); }
+  bool null() override { return skips() || (state_ == State::root && key_ == kMetadata) || unexpected("null"); }
+  bool boolean(bool value) override { return skips() || unexpected(value ? "true" : "false"); }
+  bool number_integer(number_integer_t value) override { return skips() || unexpected(std::to_string(value)); }
+  bool number_float(number_float_t, const string_t& text) override { return skips() || unexpected(quote_text(text)); }
   bool binary(binary_t&) override { return unexpected("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
+    if (skips()) return true;
     if (list_ == nullptr || value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return unexpected(std::to_string(value));
     }
-    if (list_->size() == kMostDimensions) return unexpected("more than " + std::to_string(kMostDimensions) + " numbers");
     list_->push_back(static_cast<int64_t>(value));
     return true;
   }
 
   bool string(string_t& value) override {
-    if (state_ == State::metadata) {
+    if (skips()) {
+      // a field of an entry that is not ours
+    } else if (state_ == State::metadata) {
       metadata[key_] = value;
     } else if (state_ == State::tensor && key_ == "dtype") {
       entry_->dtype = value;
@@ -59,6 +60,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool start_object(size_t) override {
+    if (starts_skipped()) return true;
     if (state_ == State::start) {
       state_ = State::root;
     } else if (state_ == State::root) {
@@ -70,6 +72,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool end_object() override {
+    if (ends_skipped()) return true;
     if (state_ == State::tensor && !(entry_->has_dtype && entry_->has_shape && entry_->has_offsets)) {
       const char* missing = !entry_->has_dtype ? "dtype" : !entry_->has_shape ? "shape" : "data_offsets";
       return fail(std::string("an entry ") + missing, "none");
@@ -80,17 +83,20 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool start_array(size_t) override {
+    if (starts_skipped()) return true;
     if (state_ != State::tensor || list_ != nullptr) return unexpected("an array");
     list_ = key_ == "shape" ? &entry_->shape : key_ == "data_offsets" ? &entry_->offsets : nullptr;
     return list_ != nullptr || unexpected("an array");
   }
 
   bool end_array() override {
+    if (ends_skipped()) return true;
     list_ = nullptr;
     return true;
   }
 
   bool key(string_t& name) override {
+    if (skipped_depth_ > 0) return true;
     key_ = name;
     if (state_ == State::tensor) return mark_field();
     if (state_ == State::metadata)
@@ -127,8 +133,21 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
                 : key_ == "shape"        ? &entry_->has_shape
                 : key_ == "data_offsets" ? &entry_->has_offsets
                                          : nullptr;
-    if (has == nullptr) return fail("entries dtype, shape and data_offsets", quote_text(key_));
+    if (has == nullptr) return skip_next_ = true;  // the format's own library ignores other fields
     return !std::exchange(*has, true) || fail("one entry " + key_, "two");
+  }
+
+  /// Whether a value is that of a field that is ignored, or inside one.
+  bool skips() { return skipped_depth_ > 0 || std::exchange(skip_next_, false); }
+  bool starts_skipped() {
+    const bool skip = skips();
+    if (skip) ++skipped_depth_;
+    return skip;
+  }
+  bool ends_skipped() {
+    if (skipped_depth_ == 0) return false;
+    --skipped_depth_;
+    return true;
   }
 
   bool unexpected(const std::string& got) {
@@ -140,7 +159,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
       case State::tensor: break;
     }
     if (key_ == "dtype") return fail("a text as dtype", got);
-    return fail("non-negative integers, at most " + std::to_string(kMostDimensions) + ", as " + key_, got);
+    return fail("non-negative integers as " + key_, got);
   }
 
   State state_ = State::start;
@@ -148,6 +167,8 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   Entry* entry_ = nullptr;
   std::vector<int64_t>* list_ = nullptr;
   bool seen_metadata_ = false;
+  bool skip_next_ = false;     ///< the value that follows is of a field that is ignored
+  int64_t skipped_depth_ = 0;  ///< objects and arrays open inside such a value
 };
 
 struct NamedType {

@@ -97,6 +97,17 @@ Routing slice(const Routing& all, int64_t first, int64_t tokens) {
   return part;
 }
 
+/// Routes of a recorded layer whose id is outside [0, experts), as a fraction of all.
+double share_without_expert(const RoutingFile& file, int layer, int experts) {
+  int64_t routes = 0, without = 0;
+  for (int r = 0; r < file.ranks(layer); ++r) {
+    const Routing routing = file.read(layer, r, experts);
+    routes += std::ssize(routing.ids);
+    without += std::count_if(routing.ids.begin(), routing.ids.end(), [&](int32_t id) { return id < 0 || id >= experts; });
+  }
+  return routes > 0 ? static_cast<double>(without) / static_cast<double>(routes) : 0;
+}
+
 /// Logits of one token without a model: closed form, about as spread as a trained gate's.
 void make_up_logits(uint64_t seed, int rank, int64_t token, float* out, int64_t experts) {
   fill_row(out, DType::f32, experts,
@@ -232,6 +243,8 @@ void RoutingSource::use_file(const std::string& flag, const std::string& path, s
   const std::string name = std::filesystem::path(path).filename().string();
   description_ = fmt::format("recorded on {} ranks ({}{})", file_->ranks(layer_), name,
                              layer_ == kNoLayer ? "" : fmt::format(", layer {}", layer_));
+  const double without = share_without_expert(*file_, layer_, experts_);
+  if (without > 0) description_ += fmt::format(", {:.2g} % of routes without an expert", 100 * without);
 }
 
 Routing RoutingSource::gate(const float* logits, int64_t tokens) const {

@@ -262,6 +262,9 @@ switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t 
 /// heap_exhausted, mismatch.
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
 switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
+/// Local. Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model that
+/// makes them; 0, the default: at none. Calls of different sites are a mismatch, whose text has both. Errors: invalid_argument.
+switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 typedef struct sy_dispatch_options {

@@ -104,6 +104,7 @@ class TorchArrays:
         # How the code that torch.compile makes allocates: less than half of the time of Tensor.new_empty.
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
+        self.increment_version = torch.autograd.graph.increment_version
         self._current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
     def code(self, tensor: Any) -> int:
@@ -194,6 +195,15 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
             invalid(f"{name} is {type(array).__module__}.{type(array).__name__}, which numpy cannot read by DLPack ({error}): give a numpy "
                     f"array or a torch tensor; bits of bf16 may be uint16, of fp8 uint8")
     invalid_type(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
+
+
+def written(*arrays: Any) -> None:
+    """Raises the version counters of torch tensors among `arrays`, whose memory the library wrote: autograd then refuses a backward pass
+    that needs what they held before."""
+    if _torch is not None:
+        for each in arrays:
+            if isinstance(each, _torch.torch.Tensor):
+                _torch.increment_version(each)
 
 
 def describe(shape: Sequence[object]) -> str:

@@ -38,7 +38,7 @@ _SIGNATURES = {
     "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
     "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
     "sy_exchange_memory_required_on": "piip", "sy_exchange_heap_bytes_on": "piip", "sy_exchange_most_rows": "pip",
-    "sy_exchange_create": "ppp",
+    "sy_exchange_create": "ppp", "sy_exchange_set_site": "pi",
     "sy_exchange_destroy": "p", "sy_exchange_dispatch": "pppppp", "sy_exchange_dispatch_cached": "ppppp",
     "sy_dispatched_get": "pp", "sy_dispatched_used_by": "pp", "sy_dispatched_destroy": "p",
     "sy_exchange_allocate_rows": "ppip", "sy_exchange_allocate_rows_on": "ppipp", "sy_rows_get": "pp", "sy_rows_used_by": "pp",

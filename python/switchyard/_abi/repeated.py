@@ -41,6 +41,7 @@ class _Repeated:
         self._device = -1  # the GPU that the library has found memory of such a call on
         torch = arrays_of_torch()
         self._Tensor, self._raw_stream, self._rows = torch.Tensor, torch.raw_stream, torch.rows
+        self._wrote = torch.increment_version
         self._f32 = torch.dtypes[F32]
 
     def _place(self, options: Any, rows: Any, other: Any, stream: Optional[int]) -> bool:
@@ -106,6 +107,8 @@ class Dispatch(_Weighted):
         try:
             if x.dtype is not self._type or x.shape != self._shape or ids.dtype is not self._ids_type or ids.shape != self._ids_shape:
                 return False
+            if x.requires_grad or (weights is not None and weights.requires_grad):
+                return False
             if not (x.is_contiguous() and ids.is_contiguous() and self._owned.pointer):
                 return False
             if self._cuda:
@@ -121,6 +124,7 @@ class Dispatch(_Weighted):
             self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.tokens, output._weighted = self._x.rows, self._weighted
+            self._wrote(output.x)
             self._done(x)
             return True
         finally:
@@ -148,7 +152,7 @@ class Combine(_Weighted):
 
     def __call__(self, y: Any, received: Any, weights: Any, stream: Optional[int] = None) -> Any:
         """The sums, or None: this is not for it."""
-        if type(y) is not self._Tensor or received._at is None:
+        if type(y) is not self._Tensor or received._at is None or y.requires_grad or (weights is not None and weights.requires_grad):
             return None
         self._acquire()
         try:
@@ -270,6 +274,8 @@ class NormalDispatch(_Normal):
             self._to.data, self._to.rows = to, number
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
             self._done(x)
+            if out is not None:
+                self._wrote(rows)
             return rows
         finally:
             self._release()

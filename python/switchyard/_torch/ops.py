@@ -193,7 +193,9 @@ def dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], cell: 
     """Gradients of x and of the weights."""
     owner, handle = object_of(exchange), cell.filled
     if handle._layout == RANK_MAJOR:
-        return owner._combine(grad_rows.contiguous(), handle, None if grad_received is None else grad_received.contiguous())
+        if grad_received is not None:  # places without a route of this rank were delivered as the constant 0
+            grad_received = torch.where(handle.topk_ids >= 0, grad_received, 0.0)
+        return owner._combine(grad_rows.contiguous(), handle, grad_received)
     grad_x, _ = owner._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
     return grad_x, None if grad_received is None else _owners_weights(owner, handle, grad_received)
 

@@ -271,7 +271,7 @@ def test_errors_of_the_library(ranks):
 class Tensor:
     """As much of one on a GPU as these calls look at."""
 
-    is_cuda, is_cpu = True, False
+    is_cuda, is_cpu, requires_grad = True, False, False
 
     def __init__(self, device, shape, dtype="bf16"):
         self.device, self.shape, self.dtype = device, shape, dtype
@@ -306,7 +306,8 @@ def told(monkeypatch):
             raise sy.InvalidArgument("lies on another GPU")
 
     torch_here = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={2: "f32"}, codes={"bf16": 0, "i64": 11},
-                                       rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype))
+                                       rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype),
+                                       increment_version=lambda tensor: None)
     monkeypatch.setattr(_repeated, "bare", bare)
     monkeypatch.setattr(_repeated, "check", check)
     monkeypatch.setattr(_repeated, "arrays_of_torch", lambda: torch_here)
@@ -326,7 +327,7 @@ def ways():
     def dispatch(it, x, others, tokens):
         rows, ids = Tensor(x, (tokens, 8)), Tensor(others, (tokens, 2), "i64")
         it.learn(rows, ids)
-        return it(rows, ids, Tensor(others, (tokens, 2), "f32"), types.SimpleNamespace(_at=1))
+        return it(rows, ids, Tensor(others, (tokens, 2), "f32"), types.SimpleNamespace(_at=1, x=None))
 
     def combine(it, x, others, tokens):
         y = Tensor(x, (tokens, 4, 8))

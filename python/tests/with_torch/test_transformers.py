@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers, from random configurations, against the same models unconverted."""
 import copy
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 import switchyard as sy
-from clone import EXAMPLES
+from clone import EXAMPLES, ROOT
 from switchyard import parallelize
+from switchyard._models import share as share_room
 from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
@@ -134,8 +136,8 @@ class _Products:
 
 def test_the_calls_of_grouped_products(monkeypatch):
     """What "grouped" makes of the products, and that they are made anew when weights have moved, and only then."""
-    monkeypatch.setattr(parallelize, "GroupedGemm", _Products)
-    monkeypatch.setattr(parallelize, "_way", lambda *_: "grouped")
+    monkeypatch.setattr(share_room, "GroupedGemm", _Products)
+    monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
     monkeypatch.setattr(_Products, "made", 0)
     whole = in_bf16("qwen3")
     model, ids = copy.deepcopy(whole), tokens_of(0)
@@ -234,6 +236,25 @@ def test_the_example_of_recording(environment, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [to.name]
 
 
+def test_recorded_choices_are_those_of_the_model():
+    """softmax_topk among equal logits, of which bf16 has many, is torch.topk of the float32 softmax."""
+    script = ROOT / "scripts/record_routing.py"
+    if not script.is_file():
+        pytest.skip("the tests are not in a clone")
+    spec = importlib.util.spec_from_file_location("record_routing", script)
+    recording = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recording)
+    logits = torch.randn(500, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weights, ids = torch.softmax(logits, -1, dtype=torch.float32).topk(8, dim=-1)
+    got_ids, got_weights = recording.softmax_topk(8)((logits,))
+    assert torch.equal(got_ids, ids) and torch.allclose(got_weights, weights / weights.sum(-1, keepdim=True))
+    recorder = recording.RoutingRecorder(num_experts=128)
+    recorder.hook(0, extract=recording.softmax_topk(8, renormalize=False))(None, None, logits)
+    assert (recorder.tensors()["layer0.rank0.topk_weights"] == weights.numpy()).all()
+    by_numpy, _ = recording.softmax_topk(8)(logits.float().numpy())
+    assert (by_numpy[:, 0] >= 0).all() and (by_numpy != ids.numpy()).any()  # another order among equals
+
+
 def test_what_has_no_experts():
     class Config:
         num_experts_per_tok = 2
@@ -241,7 +262,7 @@ def test_what_has_no_experts():
     model = torch.nn.Linear(4, 4)
 
     def rank(group):
-        with pytest.raises(sy.InvalidArgument, match="no num_experts_per_tok"):
+        with pytest.raises(sy.InvalidArgument, match="Linear has no experts"):
             sy.parallelize_moe(model, group, max_tokens=4)
         model.config = Config()
         with pytest.raises(sy.InvalidArgument, match="Linear has no experts"):

@@ -27,6 +27,8 @@ namespace {
 /// What a rank has called, for people.
 std::string describe_call(uint64_t word) {
   std::string text = operation_name(static_cast<Operation>(called_operation(word)));
+  const auto object = static_cast<uint64_t>(called_object(word));
+  if ((object & detail::kSiteOfCall) != 0) return text + " (site " + std::to_string(object & (detail::kSiteOfCall - 1)) + ")";
   if (called_object(word) != 0) text += " of object " + std::to_string(called_object(word));
   return text;
 }

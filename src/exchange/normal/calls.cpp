@@ -322,8 +322,15 @@ CombineOrder NormalImpl::order_here(CombineOrder order) const {
 
 // ---- what ranks compare of a call, and what kernels are told of what the caller gave ----
 
+void NormalImpl::set_site(uint32_t site) {
+  if (site >= kSiteOfCall)
+    throw Error(ErrorCode::invalid_argument,
+                "site is " + std::to_string(site) + "; allowed: 0 to " + std::to_string(kSiteOfCall - 1));
+  site_ = site;
+}
+
 uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h) const {
-  uint64_t hash = mix_hash(config_hash_, static_cast<uint64_t>(op));
+  uint64_t hash = mix_hash(mix_hash(config_hash_, static_cast<uint64_t>(op)), site_);
   for (const int64_t v : values) hash = mix_hash(hash, static_cast<uint64_t>(v));
   return h && counts_at_ == CountsAt::host ? mix_hash(hash, h->identity) : hash;
 }

@@ -57,7 +57,7 @@ CpuNormal<A>::CpuCall::CpuCall(const CallContext& given, const Frame& frame)
 
 template <class A>
 std::unique_ptr<NormalImpl::Call> CpuNormal<A>::begin(const Frame& frame) {
-  group_.enter(frame.operation, object_);
+  group_.enter(frame.operation, caller());
   CallContext context = group_.begin_call(frame.operation);
   context.epoch = epochs_.next();
   stats_.plan_us = 0;

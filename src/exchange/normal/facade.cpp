@@ -185,6 +185,7 @@ void NormalExchange::use_graph_memory(const GraphMemory& memory) {
     throw Error(ErrorCode::invalid_argument, "use_graph_memory: memory was made by another exchange");
   impl_->use_graph_memory(memory.share());
 }
+void NormalExchange::set_site(uint32_t site) { impl_->set_site(site); }
 void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
                              float* out_weights) {
   impl_->collective_call("combine", [&] { impl_->combine(y, handle, out, options, out_weights); });

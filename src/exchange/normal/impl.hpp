@@ -68,6 +68,7 @@ class NormalImpl : protected ExchangeBase {
   /// CPU: nothing is captured.
   virtual std::shared_ptr<void> make_graph_memory() { return nullptr; }
   virtual void use_graph_memory(std::shared_ptr<void>) {}
+  void set_site(uint32_t site);
   virtual CallStatistics last_call() = 0;
   virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
 
@@ -196,6 +197,8 @@ class NormalImpl : protected ExchangeBase {
   CombineOrder order_here(CombineOrder order) const;
   /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }
+  /// What peers see of whose call it is: the site, or this object.
+  uint64_t caller() const { return site_ != 0 ? kSiteOfCall | site_ : object_; }
   /// `state`: of the pool.
   [[noreturn]] void throw_pool_exhausted(size_t bytes, const std::string& state) const;
 
@@ -228,6 +231,8 @@ class NormalImpl : protected ExchangeBase {
   void check_handle(const Handle& handle) const;
   void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
                      const float* out_weights) const;
+
+  uint32_t site_ = 0;  ///< see NormalExchange::set_site
 
   // calls.cpp
   /// Signature of a call, equal on all ranks that make the same one. `h`: the handle of the call, if it has one; the identity

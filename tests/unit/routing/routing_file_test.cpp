@@ -207,6 +207,20 @@ void expect_ids(const std::string& dtype, const std::string& descr, const std::v
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).ids, Ids{expected[1]}) << descr;
 }
 
+/// What the format's own library loads: fields of entries that nobody knows, no metadata by name, and tensors of any number of
+/// dimensions.
+TEST(RoutingImages, WhatTheReferenceLibraryLoads) {
+  const std::string ids =
+      "\"topk_ids\":{\"dtype\":\"I32\",\"note\":{\"a\":[1,{\"b\":null}],\"c\":\"d\"},\"shape\":[2,1],"
+      "\"more\":[[],1.5,-1,true],\"data_offsets\":[0,8],\"none\":null}";
+  const std::string other = "\"other\":{\"dtype\":\"I32\",\"shape\":[1,1,1,1,1,1,1,1,1,2],\"data_offsets\":[8,16]}";
+  const std::string image =
+      safetensors("{\"__metadata__\":null," + ids + "," + other + "}", bytes_of(std::vector<int32_t>{5, 3, 7, 7}));
+  const RoutingFile file = RoutingFile::parse(span_of(image), "file");
+  EXPECT_TRUE(file.metadata().empty());
+  EXPECT_EQ(file.read(kNoLayer, 0, 9).ids, (std::vector<int32_t>{5, 3}));
+}
+
 TEST(RoutingImages, IdsOfAllIntegerTypes) {
   expect_ids<int8_t>("I8", "|i1", {0, 127, -1, -128}, {0, 127, -1, -128});
   expect_ids<uint8_t>("U8", "|u1", {0, 127, 128, 255}, {0, 127, 128, 255});

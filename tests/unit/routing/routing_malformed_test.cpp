@@ -68,7 +68,7 @@ TEST(MalformedSafetensors, Json) {
   at("\"x\"", "header: expected a JSON object, found 'x'");
   at("{}", "file: expected tensors named [layer{l}.][rank{r}.]topk_ids, found no tensors");
   at("{\"a\":3}", "tensor 'a': expected an object, found 3");
-  at("{\"a\":{\"b\":3}}", "tensor 'a': expected entries dtype, shape and data_offsets, found 'b'");
+  at("{\"a\":{\"b\":3}}", "tensor 'a': expected an entry dtype, found none");
   at("{\"__metadata__\":[]}", "header entry __metadata__: expected an object, found an array");
   at("{\"__metadata__\":{\"a\":3}}", "header entry __metadata__: expected a text as value of 'a', found 3");
   at("{\"__metadata__\":{\"a\":{}}}", "header entry __metadata__: expected a text as value of 'a', found an object");
@@ -100,17 +100,17 @@ TEST(MalformedSafetensors, Entries) {
   expect_malformed(with_ids("{\"dtype\":\"I32\",\"dtype\":\"I32\"}"), name + "one entry dtype, found two");
   expect_malformed(with_ids("{\"dtype\":3}"), name + "a text as dtype, found 3");
   expect_malformed(with_ids("{\"dtype\":[\"I32\"]}"), name + "a text as dtype, found an array");
-  expect_malformed(with_ids("{\"shape\":\"2,1\"}"), name + "non-negative integers, at most 8, as shape, found '2,1'");
-  expect_malformed(with_ids("{\"shape\":[2,-1]}"), name + "non-negative integers, at most 8, as shape, found -1");
-  expect_malformed(with_ids("{\"shape\":[2,1.5]}"), name + "non-negative integers, at most 8, as shape, found '1.5'");
-  expect_malformed(with_ids("{\"shape\":[2,[1]]}"), name + "non-negative integers, at most 8, as shape, found an array");
+  expect_malformed(with_ids("{\"shape\":\"2,1\"}"), name + "non-negative integers as shape, found '2,1'");
+  expect_malformed(with_ids("{\"shape\":[2,-1]}"), name + "non-negative integers as shape, found -1");
+  expect_malformed(with_ids("{\"shape\":[2,1.5]}"), name + "non-negative integers as shape, found '1.5'");
+  expect_malformed(with_ids("{\"shape\":[2,[1]]}"), name + "non-negative integers as shape, found an array");
   expect_malformed(with_ids("{\"shape\":[18446744073709551615]}"),
-                   name + "non-negative integers, at most 8, as shape, found 18446744073709551615");
+                   name + "non-negative integers as shape, found 18446744073709551615");
   expect_malformed(with_ids("{\"shape\":[99999999999999999999]}"),
-                   name + "non-negative integers, at most 8, as shape, found '99999999999999999999'");
-  expect_malformed(with_ids("{\"shape\":[1,1,1,1,1,1,1,1,1]}"),
-                   name + "non-negative integers, at most 8, as shape, found more than 8 numbers");
-  expect_malformed(with_ids("{\"data_offsets\":7}"), name + "non-negative integers, at most 8, as data_offsets, found 7");
+                   name + "non-negative integers as shape, found '99999999999999999999'");
+  expect_malformed(with_header(ids_entry("I32", "[2,1,1,1,1,1,1,1,1]", 8), 8),
+                   name + "shape [T, K], found [2, 1, 1, 1, 1, 1, 1, 1, 1]");
+  expect_malformed(with_ids("{\"data_offsets\":7}"), name + "non-negative integers as data_offsets, found 7");
   expect_malformed(with_ids("{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[8]}"),
                    name + "data_offsets [begin, end], found [8]");
   expect_malformed(with_ids("{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[8,0]}"),
@@ -336,6 +336,15 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   at("\xef\xbb\xbf\n  <HTML lang=\"en\">", page);
   at("{\"topk_ids\": [[1, 2]]}", text);
   at("[[1, 2], [3, 4]]\n", text);
+  const std::string base64 =
+      "base64 text (base64.b64decode it, numpy.frombuffer with the type and shape that its maker names, then numpy.save the "
+      "ids)";
+  at("AQAAAAIAAAADAAAABAAAAAUAAAAGAAAABwAAAAgAAAA=\n", base64);
+  at("_-8AAAIAAAADAAAABAAAAAUAAAAGAAAA", base64);
+  const std::string csv = "CSV text (numpy.loadtxt with dtype=int and its delimiter, then numpy.save the ids)";
+  at("token,expert_0,expert_1\n0,17,3\n1,4,250\n", csv);
+  at("17;3\r\n4;250\r\n", csv);
+  at("17 3\n4 250\n-1 5\n", csv);
   // A header of 559903 bytes begins with gzip's mark, and is none.
   const std::string one = object({entry("topk_ids", "I32", "[1,1]", 0, 4)});
   const std::string image = safetensors(one + std::string(559903 - one.size(), ' '), "abcd");
@@ -356,6 +365,24 @@ TEST(MalformedFiles, EveryTruncation) {
       const std::string cut = good.substr(0, length);
       EXPECT_THROW(RoutingFile::parse(span_of(cut), "file"), Error) << length;
     }
+  }
+}
+
+/// Tokens come before layers in what serving engines dump: that is no recording of so many ranks.
+TEST(MalformedFiles, DumpsOfServingEngines) {
+  const auto at = [](const std::string& shape, size_t numbers, const std::string& found) {
+    expect_malformed(
+        npy(npy_dict("<i4", shape), std::string(4 * numbers, '\0')),
+        "array: expected shape [R, T, K] with R at most T and 64 (is it [tokens, layers, K]? then save each layer ids[:, l] as "
+        "layer{l}.topk_ids; or each rank as rank{r}.topk_ids), found " +
+            found);
+  };
+  at("(96, 3, 2)", 576, "[96, 3, 2]");
+  at("(4, 3, 2)", 24, "[4, 3, 2]");
+  at("(65, 65, 1)", 4225, "[65, 65, 1]");
+  for (const char* shape : {"(3, 8, 1)", "(4, 6, 1)", "(24, 1, 1)", "(24, 0, 1)"}) {
+    const std::string image = npy(npy_dict("<i4", shape), std::string(std::string(shape) == "(24, 0, 1)" ? 0 : 96, '\0'));
+    EXPECT_EQ(RoutingFile::parse(span_of(image), "file").topk(kNoLayer), 1) << shape;
   }
 }
 

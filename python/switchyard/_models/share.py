@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This rank's experts of one module, and the forward pass that brings all ranks' tokens to them."""
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from .._torch.recorded import is_traced
+from ..errors import Mismatch
+from ..exchange import Exchange
+from ..gemm import GroupedGemm
+from ..group import Group
+from ..layer import MoeLayer
+from . import states, wrappers
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Layers:
+    """Layers of modules of one shape, which share all memory but their weights."""
+
+    def __init__(self, group: Group, config: Dict[str, Any]) -> None:
+        self._group, self._config = group, config
+        self._of: Dict[int, MoeLayer] = {}  # by the module's identity
+
+    def __getitem__(self, module: Any) -> MoeLayer:
+        return self._of[id(module)]
+
+    def make(self, module: Any, w13: Any, w2: Any) -> None:
+        """The layer of this module, instead of one that it had. Collective for the first of all modules, and all ranks make them in
+        the same order."""
+        for each in self._of.values():
+            self._of[id(module)] = each.with_weights(w13, w2)
+            return
+        self._of[id(module)] = MoeLayer(self._group, w13, w2, **self._config)
+
+
+class Share:
+    """See the module. Its ``forward`` replaces that of `module`, whose parameters keep their identity and become the share."""
+
+    def __init__(self, name: str, module: Any, group: Group, exchange: Exchange, way: str, average: bool, above: List[Any]) -> None:
+        self.name, self.group, self.experts = name, group, int(module.num_experts)
+        self._module, self._exchange, self._way, self._average, self._above = module, exchange, way, average, above
+        self._experts, self.mine = module.forward, group.experts_of(self.experts)
+        self.names = [each for each, parameter in module.named_parameters(recurse=False) if parameter.shape[:1] == (self.experts,)]
+        for each in self.names:
+            parameter = getattr(module, each)
+            parameter.data, parameter.grad = parameter.detach()[self.mine.start:self.mine.stop].clone(), None
+        self._count = module.num_experts = len(self.mine)
+        self._layers: Optional[Layers] = None
+        self._gemms: Tuple[GroupedGemm, ...] = ()
+        self._places: Any = None
+        self._kept: Dict[str, Any] = {}
+        self.saves_plain = False  #: whether state dicts have the share as a plain tensor; full_state_dict asks for that
+        self._follow()
+        module.forward = self.forward
+        states.connect(self, module)
+
+    # ---- Copies ----
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Share":
+        """The share of a copy of the module: it has parameters of its own, and the same exchange."""
+        twin = Share.__new__(Share)
+        memo[id(self)] = twin
+        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={})
+        vars(twin).pop("_ddp", None)
+        twin._module = copy.deepcopy(self._module, memo)
+        twin._experts = copy.deepcopy(self._experts, memo)
+        twin._above = [memo[id(each)] for each in self._above if id(each) in memo]  # those that are copied as well
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.name}: a divided model belongs to its group and cannot be pickled: save switchyard.full_state_dict(model), "
+                        "or model.state_dict() by torch.distributed.checkpoint, and divide the model again where it is loaded")
+
+    # ---- Parameters ----
+
+    def _follow(self) -> None:
+        """Parameters that are the module's own now: gradients of these are marked."""
+        from . import gradients
+
+        for name in self.names:
+            parameter = self._module._parameters.get(name)
+            if parameter is not None:
+                self._kept[name] = parameter
+                if parameter.requires_grad:
+                    gradients.follow(parameter, self, self.group.size if self._average else 1)
+
+    def parameters(self) -> Dict[str, Any]:
+        """The share's parameters by their names in the module."""
+        return {name: self._module._parameters[name] for name in self.names if self._module._parameters.get(name) is not None}
+
+    def compute_by(self, layers: Layers) -> None:
+        """Passes without gradients are computed by one of these. Collective."""
+        self._layers = layers
+        if self._module.down_proj.is_cuda == (self.group.backend == "cuda"):
+            self._made_layer()
+
+    # ---- Forward ----
+
+    def forward(self, hidden_states: "torch.Tensor", top_k_index: Any = None, top_k_weights: Any = None, *, router_indices: Any = None,
+                routing_weights: Any = None) -> "torch.Tensor":
+        top_k_index = router_indices if top_k_index is None else top_k_index
+        top_k_weights = routing_weights if top_k_weights is None else top_k_weights
+        traced = is_traced()
+        if not traced:
+            self._look()
+        try:
+            return self._compute(hidden_states, top_k_index, top_k_weights, traced)
+        except Mismatch as error:
+            raise states.named(error, self) from None
+
+    forward._is_a_share = True  # type: ignore[attr-defined]
+
+    def _look(self) -> None:
+        """Whether what is around the model treats the share as one."""
+        wrappers.check(self, self._above, self._average)
+        if any(self._module._parameters.get(name) is not parameter for name, parameter in self._kept.items()) or not self._kept:
+            wrappers.check_replaced(self, self._module, self._above)
+        self._follow()
+
+    def _compute(self, hidden_states: Any, ids: Any, weights: Any, traced: bool) -> Any:
+        x, ids, weights = hidden_states.contiguous(), ids.contiguous(), weights.float().contiguous()
+        way = "module" if traced or self._records(hidden_states, weights) else self._way
+        if way == "layer":
+            return self._made_layer()(x, ids, weights)
+        rows: Any
+        rows, handle = self._exchange.dispatch(x, ids, weights)
+        if way == "grouped":
+            rows = self._by_gemms(rows, handle) if rows.shape[0] > 0 and self._count > 0 else rows
+        else:
+            rows = self._by_module(rows, handle, traced)
+        return self._exchange.combine(rows.contiguous(), handle, order="per_route")
+
+    def _records(self, *inputs: "torch.Tensor") -> bool:
+        """Whether a pass goes through the module: it records gradients, or the weights are computed from others (LoRA)."""
+        import torch
+
+        if self._way == "module":
+            return True
+        if any(self._module._parameters.get(name) is None for name in self.names):
+            return True
+        return torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *self._module.parameters()))
+
+    def _by_module(self, rows: Any, handle: Any, traced: bool) -> Any:
+        """With sizes that the host does not know, rows behind the last expert's are of no one. A graph does not ask whether there are
+        rows."""
+        import torch
+
+        if self._count > 0 and (traced or rows.shape[0] > 0):
+            positions = torch.arange(rows.shape[0], device=rows.device)
+            owners = torch.searchsorted(handle.offsets.long(), positions, right=True).clamp(max=self._count - 1)
+            made = self._experts(rows, owners[:, None], torch.ones((rows.shape[0], 1), dtype=rows.dtype, device=rows.device))
+            return made if made.dim() == 2 else made.reshape(rows.shape[0], -1)
+        if not torch.is_grad_enabled():
+            return rows
+        # The backward pass is a call of all ranks, and weights that no row met have gradients of zero.
+        nothing = [getattr(self._module, name).flatten()[:0].sum() for name in self.names if getattr(self._module, name).requires_grad]
+        return rows + sum(nothing).to(rows.dtype) if nothing else rows
+
+    def _by_gemms(self, rows: Any, handle: Any) -> Any:
+        w13, w2, moved = self._weights()
+        if moved or not self._gemms:
+            self._gemms = ()
+            self._gemms = (GroupedGemm(w13, epilogue="swiglu"), GroupedGemm(w2))
+        up, down = self._gemms
+        return down(up(rows, handle), handle, out=self._exchange.allocate_rows(handle))
+
+    def _made_layer(self) -> MoeLayer:
+        """Where weights have moved, on all ranks alike, it is made anew."""
+        assert self._layers is not None
+        w13, w2, moved = self._weights()
+        if moved:
+            self._layers.make(self._module, w13, w2)
+        return self._layers[self._module]
+
+    def _weights(self) -> Tuple[Any, Any, bool]:
+        """Both weights, and whether they lie elsewhere than in the call before; then calls that read them there are over. What reads them
+        keeps their storage, so no other has its identity meanwhile, but a storage may be given other memory; ranks without experts see a
+        move too."""
+        import torch
+
+        both = [self._module.gate_up_proj.detach(), self._module.down_proj.detach()]
+        places = [(each.data_ptr(), each.untyped_storage()._cdata, each.storage_offset(), each.dtype) for each in both]
+        moved = places != self._places
+        if moved and self._places is not None and both[0].is_cuda:
+            torch.cuda.synchronize(both[0].device)
+        self._places = places
+        return both[0], both[1], moved
+
+
+__all__ = ["Layers", "Share"]
