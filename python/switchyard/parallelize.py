@@ -14,7 +14,6 @@ from ._abi.arguments import checked
 from ._models import states as _states, wrappers as _wrappers
 from ._models.find import exchange_config, experts_modules, layer_config, way_of
 from ._models.share import Layers, Share
-from .errors import InvalidArgument
 from .exchange import Exchange
 from .group import Group, constructs
 from .layer import MoeLayer
@@ -63,8 +62,6 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
 
     Returns the names of the modules that were divided; InvalidArgument if there is none, or if the model is divided already.
     """
-    if gradients not in ("sum", "mean"):
-        raise InvalidArgument(f"gradients is {gradients!r}; allowed: sum, mean")
     found = [(each, way_of(each.module, experts, group.backend)) for each in experts_modules(model, topk)]
     configs = [exchange_config(model, each, max_tokens, group.backend, group.hosts) for each, _ in found]
     exchanges: Dict[str, Exchange] = {}
@@ -97,17 +94,20 @@ def _above(model: Any, name: str) -> List[Any]:
     return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts) + 1)]
 
 
+@checked("expert_parameters")
 def expert_parameters(model: Any) -> List[Any]:
     """Parameters of divided experts, which no wrapper may take for replicas: ``fully_shard(model, ignored_params=set(...))``."""
     return [parameter for _, parameter in _wrappers.of_experts(model)]
 
 
+@checked("keep_out_of_ddp")
 def keep_out_of_ddp(model: Any) -> None:
     """For a module that contains a divided model and is to be wrapped by DistributedDataParallel, which reads from the module that it wraps
     what it leaves alone. :func:`parallelize_moe` has called it for the model itself. Local."""
     _wrappers.keep_out_of_ddp(model)
 
 
+@checked("full_state_dict")
 def full_state_dict(model: Any) -> Dict[str, Any]:
     """The state dict of the undivided model, on every rank, experts in host memory. Collective. ``load_state_dict`` of a divided model
     takes it."""

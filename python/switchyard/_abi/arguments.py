@@ -39,15 +39,17 @@ _OF_GROUP: Arguments = {
 _SHAPE: Arguments = {"hidden": ANY_INT64, "experts": ANY_INT32, "topk": ANY_INT32, "max_tokens": ANY_INT64, "dtype": RowType()}
 _NORMAL: Arguments = {
     **_SHAPE, "layout": Word(_names.LAYOUTS), "align": ANY_INT32, "staging": Word(_names.STAGINGS), "pool_bytes": BYTES,
-    "ring_channels": ANY_INT32, "ring_send_chunk": ANY_INT32, "ring_slots": ANY_INT32, "ring_max_bytes": BYTES}
+    "ring_channels": ANY_INT32, "ring_send_chunk": ANY_INT32, "ring_slots": ANY_INT32, "ring_max_bytes": BYTES,
+    "invalid_ids": Word(_names.INVALID_IDS)}
 _LOW_LATENCY: Arguments = {
     **_SHAPE, "scales": Word(_names.SCALES), "scale_group": ANY_INT32, "scale_order": Word(_names.SCALE_ORDERS),
-    "sending": Word(_names.SENDINGS), "pieces": ANY_INT32}
+    "sending": Word(_names.SENDINGS), "pieces": ANY_INT32, "invalid_ids": Word(_names.INVALID_IDS)}
 _LEDGER: Arguments = {**_SHAPE, "max_rows": ANY_INT64, "max_ledgers": ANY_INT32}
 _LAYER: Arguments = {
     **_SHAPE, "intermediate": ANY_INT64, "capacity": ANY_INT64, "order": Word(_names.ORDERS), "exchange": Word(_names.MOE_EXCHANGES),
     "form": Word(_names.MOE_FORMS), "overflow": Word(_names.OVERFLOWS), "captured": Flag(),
-    "storage": Word(_names.STORAGES, optional=True), "row_scales": Word(_names.SCALES), "weight_scales": Word(_names.SCALES)}
+    "storage": Word(_names.STORAGES, optional=True), "row_scales": Word(_names.SCALES), "weight_scales": Word(_names.SCALES),
+    "invalid_ids": Word(_names.INVALID_IDS)}
 _SIZES: Arguments = {"world": _WORLD, "backend": Word(_names.BACKENDS)}
 _LAYER_WEIGHTS: Arguments = {
     "w13": Tensor(("L", "2I", "H"), ROW_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES),
@@ -125,7 +127,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "Group.from_process_group": {"process_group": Any_(), **_OF_GROUP},
     "Group.from_mpi4py": {"communicator": Foreign("an mpi4py communicator", "Get_rank"), **_OF_GROUP},
     "Group.experts_of": {"experts": ANY_INT32, "rank": Integer(-INT32, INT32, optional=True)},
-    "Group.host_of": {"rank": ANY_INT32}, "Group.barrier": {}, "Group.all_gather": {"mine": Content()}, "Group.check": {},
+    "Group.host_of": {"rank": ANY_INT32}, "Group.barrier": {}, "Group.record_stream": {"tensor": Foreign("a tensor", "data_ptr"), "stream": Foreign("a stream of torch.cuda", "cuda_stream", optional=True)}, "Group.all_gather": {"mine": Content()}, "Group.check": {},
     "Group.abort": {"reason": Integer(1, 255)}, "Group.set_timeout": {"seconds": Seconds(optional=True)}, "Group.wait_statistics": {},
     "Group.sleep": {}, "Group.wake": {}, "Group.close": {},
     "Handle.counts": {}, "Handle.matrices": {"channels": Integer(1, INT32)}, "Handle.ledger": {}, "Handle.to_bytes": {}, "Handle.twin": {},
@@ -136,7 +138,8 @@ FUNCTIONS: Dict[str, Arguments] = {
     "first_expert": {"experts": ANY_INT32, "world": ANY_INT32, "rank": ANY_INT32},
     "keep_plans": {}, "library_path": {}, "library_version": {},
     "moe_heap_bytes": {"world": _WORLD, "backend": Word(_names.BACKENDS), "hosts": Integer(1, INT32), **_PARALLEL},
-    "parallelize_moe": {"group": _GROUP, **_PARALLEL},
+    "parallelize_moe": {"group": _GROUP, "gradients": Word({"sum": 0, "mean": 1}), **_PARALLEL},
+    "expert_parameters": {"model": _MODEL}, "full_state_dict": {"model": _MODEL}, "keep_out_of_ddp": {"model": _MODEL},
     "routing_layout": {"ids": _IDS, "experts": Integer(1, INT32), "world": _WORLD},
     "run_ranks": {"function": Foreign("a function of a group: run_ranks(function, world)", "__call__"), "world": _WORLD, "arguments": Any_(),
                   **_OF_GROUP},
