@@ -52,7 +52,7 @@ require_privileges() {
 }
 
 # in_namespaces COMMAND...: the command and all that it starts, with mounts of their own, until it ends or this process is killed.
-in_namespaces() { unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
+in_namespaces() { setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
 
 # fetch URL FILE [SHA256]: as apt fetches, with its proxies.
 fetch() {
