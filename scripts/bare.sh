@@ -145,6 +145,9 @@ verb_make() {
   fi
   local mirror
   mirror=$(apt_sources | awk -v suite="$suite" '$3 == suite {print $2; exit}')
+  local proxy
+  proxy=$(apt-config dump | sed -nE 's/^Acquire::http::Proxy "(.*)";$/\1/p')
+  [[ -z $proxy || $proxy == DIRECT ]] || export http_proxy=${http_proxy:-$proxy}  # debootstrap does not ask apt
   say "making $system from $mirror in $tree"
   in_namespaces debootstrap --variant=minbase --include=git,ca-certificates --components=main --keyring="$keyring" \
     "$suite" "$tree" "$mirror" "${script[@]}" >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; die "debootstrap failed; all it said: $tree.log"; }
