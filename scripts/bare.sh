@@ -14,7 +14,7 @@
 # Systems: debian12, debian13, ubuntu24.04. Needs root, debootstrap (`./dev setup bare`) and namespaces of mounts and processes;
 # exit status 2, with the reason, where one is missing. Mounts exist in the namespace of the command alone: they vanish with it,
 # however it ends, and the kernel kills what the command left running.
-# In a Debian system / is a plain folder, as in any chroot; in Ubuntu's it is a mount point, as on a machine.
+# For `root` the system is a chroot, where / is a plain folder; for `user` it is the root of the namespace, as on a machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root=$PWD
@@ -52,7 +52,7 @@ require_privileges() {
 }
 
 # in_namespaces COMMAND...: the command and all that it starts, with mounts of their own, until it ends or this process is killed.
-in_namespaces() { unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
+in_namespaces() { setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
 
 # fetch URL FILE [SHA256]: as apt fetches, with its proxies.
 fetch() {
@@ -145,6 +145,9 @@ verb_make() {
   fi
   local mirror
   mirror=$(apt_sources | awk -v suite="$suite" '$3 == suite {print $2; exit}')
+  local proxy
+  proxy=$(apt-config dump | sed -nE 's/^Acquire::http::Proxy "(.*)";$/\1/p')
+  [[ -z $proxy || $proxy == DIRECT ]] || export http_proxy=${http_proxy:-$proxy}  # debootstrap does not ask apt
   say "making $system from $mirror in $tree"
   in_namespaces debootstrap --variant=minbase --include=git,ca-certificates --components=main --keyring="$keyring" \
     "$suite" "$tree" "$mirror" "${script[@]}" >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; die "debootstrap failed; all it said: $tree.log"; }
@@ -169,10 +172,10 @@ run_inside() {
 
 # In the namespaces: mounts what a machine has, and runs the command. Not to be called by hand.
 verb_inside() {
-  local who=$1 environment home=/root folder=$root command
+  local who=$1 environment home=/root folder=$root enter=(chroot "$tree")
   shift
   [[ $$ == 1 ]] || die "inside: is for this script itself"
-  [[ $system != ubuntu* ]] || mount --bind "$tree" "$tree"
+  [[ $who != user ]] || mount --bind "$tree" "$tree"
   mount -t proc proc "$tree/proc"
   mount -t sysfs -o ro sysfs "$tree/sys"
   mount -t tmpfs -o mode=1777,nosuid,nodev shm "$tree/dev/shm"
@@ -180,7 +183,8 @@ verb_inside() {
   mapfile -t environment < <(passed_environment)
   if [[ $who == user ]]; then
     home=/home/dev folder=/home/dev/switchyard
-    command=(setpriv --reuid dev --regid dev --init-groups)
+    cd "$tree" && pivot_root . . && umount -l .  # the old root lies on the new one, until it is unmounted
+    enter=(setpriv --reuid dev --regid dev --init-groups)
   else
     mkdir -p "$tree$root"
     mount --bind "$root" "$tree$root"
@@ -189,7 +193,7 @@ verb_inside() {
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
   # Not exec: a first process that is no shell neither reaps what others leave nor dies of its own signals.
   # shellcheck disable=SC2016
-  env -i "${environment[@]}" chroot "$tree" "${command[@]}" bash -c 'cd "$1" && shift && exec "$@"' bash "$folder" "$@" && return || return $?
+  env -i "${environment[@]}" "${enter[@]}" bash -c 'cd "$1" && shift && exec "$@"' bash "$folder" "$@" && return || return $?
 }
 
 main() {

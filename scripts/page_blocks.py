@@ -11,9 +11,11 @@ Without arguments every page is run. A block with a wrong comment is an error, a
 What a page leaves at the top of the clone, besides build/ and dist/, is removed after it. Ends with `N passed, N failed`: blocks.
 """
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,7 +87,7 @@ def script_of(blocks):
     """One shell script; it writes the place of each block to descriptor 9 when it begins, and then when all have ended well."""
     parts = ["set -e\n"]
     for block in blocks:
-        parts.append(f"echo {block.place} >&9\n{block.text}")
+        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e does not see that the first part of `a && b` fails
     return "".join(parts) + "echo end >&9\n"
 
 
@@ -123,9 +125,11 @@ def run_script(script, progress):
         try:
             return shell.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(shell.pid, 9)
-            shell.wait()
             return f"none within {DEADLINE_S} s"
+        finally:  # also what the blocks left in the background
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
 
 
 def main():
@@ -140,13 +144,13 @@ def main():
         return 1
     if args.check:
         return 0
+    for block in (block for blocks in pages.values() for block in blocks if block.reason):
+        print(f"not run: {block.place}: {block.reason}")
     passed = failed = 0
     for page, blocks in pages.items():
         print(f"=== {page}", flush=True)
         counts = run_page(page, blocks)
         passed, failed = passed + counts[0], failed + counts[1]
-    for block in (block for blocks in pages.values() for block in blocks if block.reason):
-        print(f"not run: {block.place}: {block.reason}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 

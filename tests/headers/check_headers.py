@@ -5,11 +5,13 @@
   public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
             One that speaks of Error brings it: callers can catch what it documents
   internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
-            Headers that include CUDA's are checked only where CUDA's are installed; the others' names are printed
+            Headers that include CUDA's are checked only where CUDA's are installed; the others' names are printed. A header that a
+            source of the build includes before all others has been compiled alone there, and is not compiled again
   baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
             (-march=sapphirerapids, what -march=native means there)
 """
 import argparse
+import json
 import os
 import re
 import shutil
@@ -55,15 +57,27 @@ def layers_of(build):
     return [line.split() for line in (build / "view" / "layers.txt").read_text().splitlines()]
 
 
+def included_first(build):
+    """The headers that sources of the build include before all others."""
+    sources = {Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())}
+    found = set()
+    for path in sources:
+        if path.is_relative_to(ROOT / "src"):
+            first = re.search(r'^#include ["<]([^">]+)', path.read_text(encoding="utf-8"), re.M)
+            found.update(first.groups() if first else ())
+    return found
+
+
 def internal_jobs(build):
     compiler = shutil.which("clang++") or shutil.which("clang++-14") or compilers(["g++"])  # the faster one
     include = [f"-I{ROOT / 'include'}", f"-I{build / 'include'}"]
-    layers = layers_of(build)
+    layers, compiled = layers_of(build), included_first(build)
     for view, folder in layers:
         for path in sorted((ROOT / "src" / folder).rglob("*.hpp")):
             name = path.relative_to(ROOT / "src").as_posix()
             inner = any(path.is_relative_to(ROOT / "src" / other) for _, other in layers if len(other) > len(folder))
-            if name.endswith("-inl.hpp") or inner:  # compiled once per instruction set, with macros of its own; or of a sub-layer
+            # -inl.hpp is compiled once per instruction set, with macros of its own; a header of a sub-layer is checked with that.
+            if name.endswith("-inl.hpp") or inner or name in compiled:
                 continue
             command = [compiler, "-xc++", "-std=c++20", "-DHWY_SHARED_DEFINE", "-DSWITCHYARD_HAS_GPU_CODE=0", "-Wall", "-Wextra", "-Werror",
                        f"-I{build / 'view' / view}", *include]

@@ -43,7 +43,8 @@ class Networks {
 
   /// Between the hosts TCP reaches this port and no other one, until unblock(). False if ip(8) cannot.
   bool block_all_but(int port) const {
-    const std::string only = std::to_string(port), tcp = "ip rule add ipproto tcp ";
+    // TCP by its number: the name is in /etc/protocols, which a bare system lacks.
+    const std::string only = std::to_string(port), tcp = "ip rule add ipproto 6 ";
     bool done = true;
     for (int h = 0; h < 2; ++h)
       done = done && run(tcp + "sport " + only + " lookup main pref 100 && " + tcp + "dport " + only +

@@ -5,8 +5,8 @@
 
 #include "arch/cpu/sentinel.hpp"
 
-// Highway 1.0.3 (Debian 12) does not compile where this target is the compiler's baseline (-march=native on Ice Lake and later): it
-// leaves the target out of those to compile, then requires it. AVX3 takes its place.
+// Highway 1.0.3 (Debian 12) does not compile where this target is the compiler's baseline (-march=native on Ice Lake and
+// later): it leaves the target out of those to compile, then requires it. AVX3 takes its place.
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
