@@ -66,7 +66,8 @@ CALLS = {
     "tuned_values": ("sy.tuned_values", {"device": "'cpu'", "mode": "'normal'", **PLAN}),
 }
 #: Without a GPU, torch or a process group they cannot be called here; with_torch/test_mistakes_with_torch.py has what can be.
-ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger"}
+ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger",
+             "expert_parameters", "full_state_dict", "keep_out_of_ddp", "Group.record_stream"}
 
 
 def public_functions():

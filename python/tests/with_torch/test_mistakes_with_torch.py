@@ -47,6 +47,12 @@ MISTAKES = [
     ("sy.parallelize_moe(torch.nn.Linear(2, 2), group, max_tokens=8, topk=1, experts='all')", "InvalidArgument", "experts"),
     ("sy.moe_heap_bytes(torch.nn.Linear(2, 2), '2', max_tokens=8)", "InvalidType", "world"),
     ("sy.moe_heap_bytes(torch.nn.Linear(2, 2), 2, max_tokens=8, hosts=0)", "InvalidArgument", "hosts"),
+    ("sy.parallelize_moe(torch.nn.Linear(2, 2), group, max_tokens=8, gradients='average')", "InvalidArgument", "gradients"),
+    ("sy.expert_parameters(5)", "InvalidType", "model"),
+    ("sy.full_state_dict('model')", "InvalidType", "model"),
+    ("sy.keep_out_of_ddp(None)", "InvalidType", "model"),
+    ("group.record_stream(5)", "InvalidType", "tensor"),
+    ("group.record_stream(torch.ones(2), 'side')", "InvalidType", "stream"),
 ]
 
 
