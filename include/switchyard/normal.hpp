@@ -331,9 +331,9 @@ class NormalExchange {
   GraphMemory make_graph_memory();
   void use_graph_memory(const GraphMemory& memory);
 
-  /// Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model that makes
-  /// them; 0, the default: at none. Ranks compare sites as they compare options: calls of different sites are a mismatch, whose text
-  /// has both. Local. \throws Error(invalid_argument) if the number is larger.
+  /// Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model that
+  /// makes them; 0, the default: at none. Ranks compare sites as they compare options: calls of different sites are a mismatch,
+  /// whose text has both. Local. \throws Error(invalid_argument) if the number is larger.
   void set_site(uint32_t site);
 
   const NormalConfig& config() const;

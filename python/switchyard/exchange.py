@@ -11,6 +11,7 @@ from ._abi.arguments import checked
 from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
+from ._configs import normal_config, weights_config
 from ._statistics import CallStatistics, MemoryRequirement, statistics_of
 from ._tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, needs_gradient
@@ -31,27 +32,6 @@ _UNREAD = ("weights: dispatch got weights that a rank-major combine does not app
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
-
-
-@checked("Exchange.__init__", called="Exchange")
-def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
-                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0, ring_send_chunk: int = 6,
-                  ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
-    """The struct of the keywords of :class:`Exchange`."""
-    return structs.NormalConfig(
-        hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
-        expert_alignment=align, row_type=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
-        ring_num_channels=ring_channels, ring_send_chunk=ring_send_chunk, ring_slots=ring_slots, pool_bytes=pool_bytes,
-        ring_max_bytes=ring_max_bytes, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
-
-
-
-
-def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
-    """Of the exchange that brings gradients of routing weights back: float32 rows of a column per choice."""
-    return structs.NormalConfig(
-        hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
-        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
 
 
 def keep_plans() -> Any:
@@ -108,7 +88,7 @@ class Exchange:
         self._make_structs()
         self._for_weights: Optional[Exchange] = None
         if routing_gradients and self._layout == EXPERT_MAJOR:
-            small = _weights_config(self._config)
+            small = weights_config(self._config)
             self._for_weights = Exchange(group, hidden=small.hidden, experts=self.experts, topk=self.topk, dtype="f32",
                                          invalid_ids="count", max_tokens=self.max_tokens, layout="expert_major",
                                          align=small.expert_alignment)
@@ -159,7 +139,7 @@ class Exchange:
         """``heap_bytes`` of a group whose only exchange has these keywords. Needs no group."""
         given, number = normal_config(**config), value_of(_names.BACKENDS, "backend", backend)
         total = 0
-        for each in [given] + ([_weights_config(given)] if routing_gradients and given.layout == EXPERT_MAJOR else []):
+        for each in [given] + ([weights_config(given)] if routing_gradients and given.layout == EXPERT_MAJOR else []):
             size = ctypes.c_size_t()
             check(library().functions.sy_exchange_heap_bytes_on(byref(each), world, number, byref(size)))
             total += size.value

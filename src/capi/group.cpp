@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "switchyard/c/trace.h"
 #include "switchyard/group.hpp"
 
 #include <algorithm>

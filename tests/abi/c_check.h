@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "switchyard/c/switchyard.h"
+#include "switchyard/c/trace.h"
 
 /* Counts one check; prints those that fail. In c_check.c. */
 void check_report(int ok, const char* file, int line, const char* text);

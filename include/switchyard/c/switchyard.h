@@ -93,8 +93,7 @@ typedef struct sy_wait_report {
 /// that failure was of another kind or a pointer is NULL.
 /// After SWITCHYARD_PEER_TIMEOUT: the report of the wait.
 switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// After SWITCHYARD_PEER_FAILED: the rank that failed, and what it reported (SWITCHYARD_SYSTEM if its process ended or it
-/// left).
+/// After SWITCHYARD_PEER_FAILED: the rank that failed, and its reason (SWITCHYARD_SYSTEM: its process ended, or it left).
 switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
 /// After SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
 switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
@@ -167,17 +166,6 @@ switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
 /// The rank leaves now, though its objects live on; its later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
 switchyard_code_t sy_group_leave(sy_group* group);
 
-/// Time this rank spent waiting for flags of one peer since the group was formed.
-typedef struct sy_wait_statistics {
-  size_t struct_size;
-  double total_ms;  ///< the longest-waiting worker's total, not the sum over workers
-  double max_ms;    ///< the longest single wait
-  uint64_t waits;   ///< number of waits that did not succeed at once
-} sy_wait_statistics;
-#define SWITCHYARD_WAIT_STATISTICS_INIT \
-  { sizeof(sy_wait_statistics), 0.0, 0.0, 0 }
-/// `peer` in [0, W). Counters never stop.
-switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
 /// Bytes of the symmetric heap in use and in total on this rank. Either pointer may be NULL.
 switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size);
 
@@ -262,8 +250,9 @@ switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t 
 /// heap_exhausted, mismatch.
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
 switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
-/// Local. Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model that
-/// makes them; 0, the default: at none. Calls of different sites are a mismatch, whose text has both. Errors: invalid_argument.
+/// Local. Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model
+/// that makes them; 0, the default: at none. Calls of different sites are a mismatch, whose text has both. Errors:
+/// invalid_argument.
 switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.

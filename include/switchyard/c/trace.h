@@ -85,6 +85,18 @@ typedef struct sy_trace_summary {
   { sizeof(sy_trace_summary), NULL, NULL, 0, 0 }
 switchyard_code_t sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary);
 
+/// Time this rank spent waiting for flags of one peer since the group was formed.
+typedef struct sy_wait_statistics {
+  size_t struct_size;
+  double total_ms;  ///< the longest-waiting worker's total, not the sum over workers
+  double max_ms;    ///< the longest single wait
+  uint64_t waits;   ///< number of waits that did not succeed at once
+} sy_wait_statistics;
+#define SWITCHYARD_WAIT_STATISTICS_INIT \
+  { sizeof(sy_wait_statistics), 0.0, 0.0, 0 }
+/// `peer` in [0, W). Counters never stop.
+switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
+
 #ifdef __cplusplus
 }
 #endif

@@ -62,7 +62,8 @@ struct ConstructionReport {
 /// True for an error that a rank throws because of an abort, its own or another rank's, or that its peers find by themselves.
 bool peers_know_of(ErrorCode code);
 
-/// Bit of Group::Impl::enter's `object`: the rest is the site of the call, NormalExchange::set_site, which stands for its object.
+/// Bit of Group::Impl::enter's `object`: the rest is the site of the call, NormalExchange::set_site, which stands for its
+/// object.
 inline constexpr uint32_t kSiteOfCall = 1u << 15;
 }  // namespace detail
 
