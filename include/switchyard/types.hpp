@@ -94,12 +94,12 @@ struct NamesOf<Overflow> {
   static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
-/// What an object does with ids that are neither -1, which is no expert, nor an expert in [0, E). Their routes go nowhere.
+/// What an object does with ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
 enum class InvalidIds : uint8_t {
-  /// Ids in host memory: the call is Error(invalid_argument) that names the first such id, before a row moves. Ids on a GPU:
-  /// they are counted, and Group::check() throws Error(invalid_argument) that names the object and their number.
+  /// Ids in host memory: the call fails with invalid_argument and names the first such id, before a row moves. Ids on a GPU:
+  /// the object counts them, and Group::check() fails with invalid_argument and names the object and their number.
   raise = 0,
-  count = 1,  ///< they are counted only
+  count = 1,  ///< the object only counts them
 };
 template <>
 struct NamesOf<InvalidIds> {

@@ -36,6 +36,7 @@ static sy_moe_layer_config make_config(int low_latency) {
   c.topk = kTopk;
   c.max_tokens = kTokens;
   c.exchange = low_latency ? SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY : SWITCHYARD_MOE_EXCHANGE_NORMAL;
+  c.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;  // the cases have some
   return c;
 }
 

@@ -37,6 +37,7 @@ std::vector<NormalConfig> normal_configs(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
+  config.invalid_ids = switchyard::InvalidIds::count;  // routings that are drawn have some
   const size_t rows = static_cast<size_t>(life.world) * kMaxTokens;
   config.pool_bytes = 40 * rows * static_cast<size_t>(life.hidden) * 2 + (size_t{4} << 20);
   NormalConfig ring = config;
@@ -55,6 +56,7 @@ LowLatencyConfig low_latency_config(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
+  config.invalid_ids = switchyard::InvalidIds::count;  // routings that are drawn have some
   config.scales = switchyard::ScaleKind::none;
   config.sending = draw(life.seed, 20) % 2 ? switchyard::Sending::per_rank : switchyard::Sending::per_route;
   return config;

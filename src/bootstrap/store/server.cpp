@@ -24,10 +24,10 @@ constexpr int kMaxAccepted = 64;
 /// Refusals that the final error tells in full.
 constexpr size_t kMaxRefusals = 8;
 
-/// While somebody else listens at the store, this rank asks whether that is a rank 0 of the same job: then both throw.
+/// While another process listens at the store, this rank asks whether that is a rank 0 of the same job: then both throw.
 Listener listen_at_store(const Member& me, const Deadline& deadline) {
   std::unique_ptr<Store> visitor;
-  return listen_at(me.store, deadline, [&](Milliseconds pause) {
+  Listener listener = listen_at(me.store, deadline, [&](Milliseconds pause) {
     if (!visitor) visitor = make_store_client(me, deadline);
     visitor->step();
     std::vector<pollfd> polls;
@@ -35,6 +35,9 @@ Listener listen_at_store(const Member& me, const Deadline& deadline) {
     const Milliseconds wait = std::min(pause, visitor->until_wake());
     ::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(wait.count()));
   });
+  // The other rank 0 sends its refusal before it stops listening: the refusal has arrived if this rank can listen now.
+  if (visitor) visitor->step();
+  return listener;
 }
 
 class StoreServer final : public Store {

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -48,6 +49,7 @@ std::string run(int world, size_t heap, const RankBody& body,
   fleet.options.heap_bytes = heap;
   fleet.options.num_blocks = 2;
   fleet.options.timeout = timeout;
+  fleet.options.rendezvous_timeout = std::max<std::chrono::milliseconds>(timeout, std::chrono::seconds(5));
   return joined(run_ranks(ranks_of_suite(), fleet, body));
 }
 
@@ -340,7 +342,7 @@ TEST(Sleep, ARankThatDoesNotComeIsNamed) {
                   NormalRig rig(group);
                   rig.round();
                   if (group.rank() == 1) {
-                    for (int i = 0; i < 300 && outcome_of([&] { group.check(); }).code == ErrorCode::ok; ++i) ::usleep(20000);
+                    for (int i = 0; i < 3000 && outcome_of([&] { group.check(); }).code == ErrorCode::ok; ++i) ::usleep(20000);
                     return;
                   }
                   const Outcome o = outcome_of([&] { group.sleep(); });

@@ -231,7 +231,8 @@ switchyard::CombineOptions RankData::combine_options() {
   options.order = s_.order;
   options.apply_weights = s_.apply_weights;
   if (!rank_major_weights_.empty()) options.weights = rank_major_weights_.data();
-  if (!replaced_weights_.empty()) options.weights = replaced_weights_.data();
+  // Weights that combine would not apply are refused.
+  if (!replaced_weights_.empty() && s_.apply_weights) options.weights = replaced_weights_.data();
   for (int b = 0; b < s_.num_bias; ++b) options.bias[b] = bias_[b].data();
   return options;
 }

@@ -165,6 +165,7 @@ TEST(MoeLayer, NeedsNoWeights) {
     GroupOptions options;
     MoeLayerConfig config = m.moe();
     config.exchange = exchange;
+    config.invalid_ids = switchyard::InvalidIds::count;
     options.heap_bytes = MoeLayer::heap_bytes_for(config, 1);
     std::vector<Group> groups = Group::in_process(1, options);
     HostRig rig;
@@ -177,6 +178,7 @@ TEST(MoeLayer, NeedsNoWeights) {
     layer.forward(x.data(), ExpertIds::of(ids, 2, 1), nullptr, out.data());
     layer.forward(x.data(), ExpertIds::of(ids, 2, 1), ones, weighted.data());
     EXPECT_EQ(out, weighted);
+    EXPECT_EQ(layer.invalid_ids(), 2);
     const auto of_nobody = out.begin() + static_cast<std::ptrdiff_t>(m.c.row_bytes());
     EXPECT_TRUE(std::all_of(of_nobody, out.end(), [](std::byte b) { return b == std::byte{0}; }));
     EXPECT_FALSE(std::all_of(out.begin(), of_nobody, [](std::byte b) { return b == std::byte{0}; }));
