@@ -180,7 +180,7 @@ class Exchange:
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
-            options = (*_PLAIN_DISPATCH, num_sms)
+            options: Tuple[int, ...] = (*_PLAIN_DISPATCH, num_sms)
         elif is_traced():
             options = self._options(quantize, size, capacity, overflow, padding, num_sms)
         else:

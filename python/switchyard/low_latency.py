@@ -232,6 +232,7 @@ class LowLatency:
 
     def _lend(self, like: Any) -> Received:
         """An output that no tensor shows."""
+        arrays: Any
         like, arrays = arrays_of(like, "like")
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
             return self._used_here(Received(self._make_output(), arrays, like), arrays, like)

@@ -167,7 +167,7 @@ def _convert(optimizer: Any, state: Any, way: Any) -> Any:
     return {**state, "state": entries}
 
 
-def _stepping(optimizer: Any, *_: Any) -> None:
+def _stepping(optimizer: Any, *unused: Any) -> None:
     """Before each step of any optimizer: one that has shares saves and loads them as models do."""
     if optimizer in _seen:
         return
