@@ -112,7 +112,7 @@ json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
 
 /// What a worker does in a phase, for readers of the report; "" for phases that no demo has.
 std::string meaning_of(const std::string& phase) {
-  static const std::map<std::string, std::string> kMeanings = {
+  static const std::map<std::string, std::string> meanings = {
       {"gate", "logits of the tokens, and the experts that they choose"},
       {"dispatch", "the whole call: every token to the ranks of its experts"},
       {"combine", "the whole call: expert outputs back to their tokens, and summed"},
@@ -144,8 +144,8 @@ std::string meaning_of(const std::string& phase) {
       {"wait_told", "waits for the row numbers of another rank"},
       {"wait_tile_rows", "waits for the rows of a tile"},
       {"wait_tiles", "waits for tiles of a product"}};
-  const auto known = kMeanings.find(phase);
-  return known == kMeanings.end() ? "" : known->second;
+  const auto known = meanings.find(phase);
+  return known == meanings.end() ? "" : known->second;
 }
 
 json timeline(const Trace& trace) {
