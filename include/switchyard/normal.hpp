@@ -43,7 +43,7 @@ namespace switchyard {
 /// for each pair (channel, source rank). A number that is 0 is chosen by the library: usual_ring() says how.
 struct RingSettings {
   int num_channels = 0;  ///< in [1, 256]; num_channels * W at most 1024
-  int send_chunk = 6;    ///< rows appended before the consumer is told, in [1, slots]
+  int send_chunk = 6;    ///< rows appended per announcement, in [1, slots]
   int slots = 0;         ///< rows per ring, >= K; a full ring holds its producer back
   /// Largest ring memory per rank, in bytes; 0: no bound. What wins where the rings do not fit:
   ///   - numbers that are left 0 are chosen to fit;

@@ -117,7 +117,7 @@ class Exchange:
         return twin
 
     def _here(self) -> int:
-        """The ``sy_exchange*``, told the site of the call that follows, in the lock."""
+        """The ``sy_exchange*``, after setting the site of the next call. The caller holds the lock."""
         if self._site is not None:
             check(self._functions.sy_exchange_set_site(self.pointer, self._site))
         return self.pointer

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -45,6 +46,7 @@ struct AgreedClaim {
 
   AgreedClaim() = default;
   AgreedClaim(const char* made, const AgreedFields& fields) {
+    assert(fields.size() <= kMaxFields);  // further fields would not be compared
     std::strncpy(object, made, sizeof object - 1);
     for (size_t i = 0; i < std::min(fields.size(), kMaxFields); ++i) values[i] = fields[i].value;
   }

@@ -85,7 +85,7 @@ Mode normal(const std::string& name, Staging staging, Layout layout) {
           }};
 }
 
-/// Of a rig whose object is `object(rig)`.
+/// Cases of a rig whose object is `object(rig)`.
 template <class Rig, class Object, class Call>
 Mode mode(const std::string& name, Object object, Call call) {
   return {name, [=](Group& group, const auto& use) {

@@ -207,7 +207,7 @@ typedef struct sy_normal_config {
   sy_dtype row_type;         ///< widest row type that will be dispatched or combined; sizes the memory
   sy_staging staging;
   int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: the usual number
-  int32_t ring_send_chunk;     ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
+  int32_t ring_send_chunk;     ///< ring staging: rows appended per announcement, in [1, ring_slots]
   int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: the usual number
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes

@@ -285,7 +285,7 @@ class MpiCarrier final : public Carrier {
     return false;
   }
 
-  /// Of a receive: takes back what no message has matched. MPI completes the rest.
+  /// Cancels a receive that no message has matched. MPI completes the others.
   static void cancel(Transfer& t) {
     for (MPI_Request& request : t.requests)
       if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);

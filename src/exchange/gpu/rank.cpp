@@ -306,7 +306,7 @@ void CudaRank::raise_invalid_ids(const char* context) {
   std::string text;
   const std::lock_guard lock(watching_);
   for (CountedIds* const object : watched_) {
-    const uint64_t total = read_invalid_ids(*object), fresh = total - std::exchange(object->told, total);
+    const uint64_t total = read_invalid_ids(*object), fresh = total - std::exchange(object->reported, total);
     if (fresh == 0) continue;
     text += (text.empty() ? ": " : "; ") + std::string(object->object) + " (object " + std::to_string(object->number) +
             " of the group): " + std::to_string(fresh) + " ids were neither -1 nor an expert, and their routes went nowhere";

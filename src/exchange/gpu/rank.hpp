@@ -43,7 +43,7 @@ struct CountedIds {
   const char* object = "";
   uint64_t number = 0;
   InvalidIdCounts* counts = nullptr;  ///< in the GPU's memory
-  uint64_t told = 0;                  ///< that raise_invalid_ids has thrown
+  uint64_t reported = 0;              ///< number that raise_invalid_ids has thrown
 };
 
 class CudaRank final : public DeviceRank {

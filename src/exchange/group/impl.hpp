@@ -95,7 +95,7 @@ struct Group::Impl {
   void check_member(const char* context) const;
   /// Tells the peers that this rank makes no more calls. Idempotent.
   void leave() noexcept;
-  /// Throws if this rank is no member any more, has aborted or was told of an abort. Also makes the first failure sticky.
+  /// Throws if this rank has left, has aborted, or has received an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
   /// check_alive for calls that use the heap: also throws while the group sleeps.
   void check_usable(const char* context);

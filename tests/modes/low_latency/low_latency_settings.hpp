@@ -30,7 +30,7 @@ struct LowLatencySettings {
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
 
-  /// Of an object that takes the ids of make_ids().
+  /// Settings of an object that accepts the ids of make_ids().
   LowLatencyConfig counting() const {
     LowLatencyConfig counts = config;
     counts.invalid_ids = switchyard::InvalidIds::count;

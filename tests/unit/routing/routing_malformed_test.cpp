@@ -368,7 +368,7 @@ TEST(MalformedFiles, EveryTruncation) {
   }
 }
 
-/// Tokens come before layers in what serving engines dump: that is no recording of so many ranks.
+/// Serving engines dump tokens before layers: such a file is not a recording of that number of ranks.
 TEST(MalformedFiles, DumpsOfServingEngines) {
   const auto at = [](const std::string& shape, size_t numbers, const std::string& found) {
     expect_malformed(
