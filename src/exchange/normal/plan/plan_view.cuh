@@ -67,7 +67,7 @@ struct PlanView {
     invalid += !expert && raw != -1 ? 1 : 0;
     return expert ? static_cast<int32_t>(raw) : -1;
   }
-  /// Context of this rank's calls; null only in idle launches.
+  /// Counts of invalid ids of this rank's calls; null only in idle launches.
   __device__ InvalidIdCounts* invalid_ids() const { return reinterpret_cast<InvalidIdCounts*>(b.call.invalid_ids); }
   __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
   __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
