@@ -97,7 +97,7 @@ std::vector<std::string> good_files() {
                       "}  ",
                   ids),
       safetensors(
-          object({entry("layer0.topk_ids", "I32", "[3,2,2]", 0, 48), entry("layer0.topk_weights", "BF16", "[3,2,2]", 48, 72),
+          object({entry("layer0.topk_ids", "I32", "[2,3,2]", 0, 48), entry("layer0.topk_weights", "BF16", "[2,3,2]", 48, 72),
                   entry("layer1.rank0.topk_ids", "I32", "[2,3]", 72, 96)}),
           ids),
   };

@@ -247,13 +247,14 @@ class Launched(unittest.TestCase):
 
     def ranks(self, world, *args, launcher=None, folder="."):
         store = f"unix:@switchyard-test-{os.getpid()}-{launcher}"
+        port = 10000 + os.getpid() % 50000  # a process number may be larger than any port
         calls = []
         for rank in range(world):
             own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": str(world), "SWITCHYARD_STORE": store,
                    "SWITCHYARD_JOB_TOKEN": "any"}
             if launcher == "torchrun":
                 own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
-                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(os.getpid()), "TORCHELASTIC_RUN_ID": "test"}
+                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
             calls.append(subprocess.Popen([cli_test.TOOL, "bench", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                           cwd=folder, env={**os.environ, **own}))
         return [(call.communicate(timeout=120), call.returncode) for call in calls]
