@@ -4,6 +4,7 @@
 #   SOURCES <file>...              relative to the folder
 #   [GPU_SOURCES <file>...]        instead of those of NO_GPU_SOURCES, in builds with CUDA
 #   [NO_GPU_SOURCES <file>...]
+#   [ALONE <file>...]              those whose names collide with others': compiled alone
 #   [LINK <target>...])            libraries that the room calls itself
 #
 # Makes the static library switchyard_tool_<folder>, which brings those of the rooms that it sees. A room is compiled against a
@@ -18,7 +19,7 @@ target_precompile_headers(switchyard_tool_headers PRIVATE <fmt/core.h> <nlohmann
   <map> <memory> <optional> <string> <vector>)
 
 function(switchyard_room folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SEES;SOURCES;GPU_SOURCES;NO_GPU_SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SEES;SOURCES;GPU_SOURCES;NO_GPU_SOURCES;ALONE;LINK")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "switchyard_room(${folder}): needs SOURCES; unknown arguments '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -30,6 +31,7 @@ function(switchyard_room folder)
     set(sources ${arg_SOURCES} ${arg_GPU_SOURCES})
   endif()
   add_library(${target} STATIC EXCLUDE_FROM_ALL ${sources})
+  switchyard_compile_together(${target} ${arg_ALONE})
   list(TRANSFORM arg_SEES PREPEND switchyard_tool_ OUTPUT_VARIABLE rooms)
   target_include_directories(${target} PRIVATE ${view})
   target_link_libraries(${target} PRIVATE switchyard_flags

@@ -33,13 +33,18 @@ def flags_of_files(build):
     """{file: (folder of the command, command without file and output)}, the first command of each file."""
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        path = Path(entry["file"])
-        if path.suffix != ".cpp" or not path.is_relative_to(ROOT):
-            continue
-        name = str(path.relative_to(ROOT))
         command = re.sub(r" -o \S+ -c \S+", "", PRECOMPILED.sub("", entry["command"]))
-        found.setdefault(name, (entry["directory"], command))
+        for path in sources_of(Path(entry["file"])):
+            if path.suffix == ".cpp" and path.is_relative_to(ROOT):
+                found.setdefault(str(path.relative_to(ROOT)), (entry["directory"], command))
     return found
+
+
+def sources_of(path):
+    """The file itself; of one that CMake made to compile several together, those."""
+    if not re.fullmatch(r"unity_\d+_cxx\.cxx", path.name):
+        return [path]
+    return [Path(name) for name in re.findall(r'^#include "(.+)"', path.read_text(), re.M)]
 
 
 def units_of(names, flags):

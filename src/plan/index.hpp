@@ -2,16 +2,14 @@
 // Positions and counts of a plan: 64 bits wide inside, 32 in the tables that callers see.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 
+#include "base/index.hpp"  // IWYU pragma: export
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
-
-inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// `value` as an element of `table`, or Error(unsupported) with its name.
 inline int32_t narrow(int64_t value, const char* table) {

@@ -7,11 +7,10 @@
 #include <cstring>
 
 #include "oracle/views.hpp"
+#include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// The bytes that a row must have after its dispatch.
 class ExpectedRow {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/low_latency_rank.hpp"
+#include "run/index.hpp"
 
 #include <fmt/core.h>
 
@@ -8,8 +9,6 @@
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 oracle::ScaleShape scale_shape(const LowLatencyConfig& c, int64_t rows_per_expert) {
   return {c.scale_order, c.scales, c.hidden, c.scale_group, rows_per_expert};

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/row_moves.hpp"
+#include "run/index.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 oracle::Problem with_layout(const Scenario& s, Layout layout) {
   oracle::Problem p = s.problem();

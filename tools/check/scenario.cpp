@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/scenario.hpp"
+#include "run/index.hpp"
 
 #include <fmt/core.h>
 
@@ -7,8 +8,6 @@
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 std::string code_text(const void* row, DType type, int64_t c) {
   uint32_t bits = 0;

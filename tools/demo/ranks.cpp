@@ -17,6 +17,7 @@
 #include "device/device_copy.hpp"
 #include "device/rank_device.hpp"
 #include "layer/experts.hpp"
+#include "run/index.hpp"
 #include "run/names.hpp"
 #include "run/ranks.hpp"
 #include "switchyard/expert.hpp"
@@ -32,7 +33,6 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// On GPUs one warp of each of a few blocks: the others do the same, and a page can show no more.
 TraceOptions trace_options(const DemoPlan& plan) {

@@ -11,13 +11,13 @@
 #include "cli/style.hpp"
 #include "demo/demo.hpp"
 #include "layer/moe_reference.hpp"
+#include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
 
 using nlohmann::json;
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// What travelled from rank to rank over all steps, and to which experts.
 struct Traffic {

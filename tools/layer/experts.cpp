@@ -4,11 +4,10 @@
 #include <cmath>
 
 #include "oracle/numbers.hpp"
+#include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// Of experts on the host: forward_rank_major, which has routes, is not called.
 ExpertOptions host_options() {

@@ -6,11 +6,10 @@
 
 #include "oracle/numbers.hpp"
 #include "oracle/rows.hpp"
+#include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// Of a group with this largest magnitude, a bf16 value.
 float scale_of(float largest, ScaleKind kind) {

@@ -9,11 +9,10 @@
 
 #include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
+#include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// Of a rank; of rank 0, which has most experts, if none is named.
 ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {

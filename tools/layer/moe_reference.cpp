@@ -11,6 +11,7 @@
 
 #include "layer/fp8_operands.hpp"
 #include "oracle/numbers.hpp"
+#include "run/index.hpp"
 
 // The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
 // instrument that.
@@ -22,8 +23,6 @@
 
 namespace switchyard::tool {
 namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 struct Route {
   int rank;

@@ -24,6 +24,7 @@
 #include "arch/cpu/polite_wait.hpp"
 #include "base/unique_fd.hpp"
 #include "carrier/sockets.hpp"
+#include "measure/stopwatch.hpp"
 
 namespace switchyard::measure {
 namespace {
@@ -34,7 +35,6 @@ constexpr size_t kMessage = 64;
 constexpr int kAnswers = 2000;
 constexpr double kMostSeconds = 10;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 int checked(int result, const char* what) {
   if (result < 0) throw std::runtime_error(std::string("loopback: ") + what + ": " + std::strerror(errno));

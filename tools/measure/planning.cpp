@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arch/cpu/row_ops.hpp"
+#include "measure/stopwatch.hpp"
 #include "plan/plan.hpp"
 
 namespace switchyard::measure {
@@ -20,7 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kExperts = 256, kTopk = 8, kWorld = 2;
 constexpr int64_t kTokens = 4096;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// Distinct experts in each token, in no order.
 std::vector<int32_t> scattered_ids() {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "arch/cpu/row_ops.hpp"
+#include "measure/stopwatch.hpp"
 
 namespace switchyard::measure {
 namespace {
@@ -29,7 +30,6 @@ constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quanti
 constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
 constexpr int kLeastPasses = 5, kMostPasses = 60;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());

@@ -19,7 +19,7 @@ namespace {
 using Clock = NcclComms::Clock;
 /// Slots are whole pages.
 constexpr size_t kSlotUnit = 4096;
-constexpr char kVariable[] = "SWITCHYARD_NCCL_GIN";
+constexpr char kGinVariable[] = "SWITCHYARD_NCCL_GIN";
 constexpr std::chrono::milliseconds kEndTime{1000}, kLook{1};
 
 /// Windows and device communicators of one communicator. NCCL writes here when it has made them, so it stays where it is.
@@ -232,12 +232,12 @@ class GinCarrier final : public NcclRounds {
 }  // namespace
 
 GinChoice gin_choice() {
-  const char* const text = std::getenv(kVariable);
+  const char* const text = std::getenv(kGinVariable);
   const std::string given = text != nullptr ? text : "";
   if (given.empty() || given == "auto") return GinChoice::automatic;
   if (given == "0") return GinChoice::off;
   if (given == "1") return GinChoice::on;
-  throw Error(ErrorCode::invalid_argument, std::string(kVariable) + " is '" + given + "'; allowed: auto, 0, 1");
+  throw Error(ErrorCode::invalid_argument, std::string(kGinVariable) + " is '" + given + "'; allowed: auto, 0, 1");
 }
 
 std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_here) {
@@ -277,12 +277,12 @@ bool agree_on_gin(std::span<const GinClaim> claims) {
   const GinChoice choice = claims.front().choice;
   for (size_t r = 0; r < claims.size(); ++r)
     if (claims[r].choice != choice)
-      throw Error(ErrorCode::mismatch, std::string(kVariable) + " is not the same on ranks 0 and " + std::to_string(r));
+      throw Error(ErrorCode::mismatch, std::string(kGinVariable) + " is not the same on ranks 0 and " + std::to_string(r));
   if (choice == GinChoice::off) return false;
   for (size_t r = 0; r < claims.size(); ++r) {
     if (claims[r].why_not[0] == '\0') continue;
     if (choice == GinChoice::automatic) return false;
-    throw Error(ErrorCode::unsupported, std::string(kVariable) + "=1, but rank " + std::to_string(r) +
+    throw Error(ErrorCode::unsupported, std::string(kGinVariable) + "=1, but rank " + std::to_string(r) +
                                             " cannot have device-initiated networking: " + claims[r].why_not);
   }
   return true;

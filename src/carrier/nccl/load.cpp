@@ -12,7 +12,7 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr char kName[] = "libnccl.so.2", kVariable[] = "SWITCHYARD_NCCL";
+constexpr char kLibraryName[] = "libnccl.so.2", kLibraryVariable[] = "SWITCHYARD_NCCL";
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::unsupported, "NCCL: " + text); }
 
@@ -23,13 +23,13 @@ struct Library {
 };
 
 Library find_library() {
-  if (void* const loaded = ::dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return {loaded, std::string(kName) + " of the process"};
+  if (void* const loaded = ::dlopen(kLibraryName, RTLD_NOW | RTLD_NOLOAD)) return {loaded, std::string(kLibraryName) + " of the process"};
   if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return {RTLD_DEFAULT, "the NCCL that the process is linked with"};
-  const char* const given = std::getenv(kVariable);
-  const std::string file = given && *given ? given : kName;
+  const char* const given = std::getenv(kLibraryVariable);
+  const std::string file = given && *given ? given : kLibraryName;
   if (void* const loaded = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return {loaded, file};
   const char* const why = ::dlerror();
-  refuse("no library can be loaded; groups of GPUs on several hosts need one. " + std::string(kVariable) +
+  refuse("no library can be loaded; groups of GPUs on several hosts need one. " + std::string(kLibraryVariable) +
          " may name the file. Tried: the process, then " + file + (why ? std::string(" (") + why + ")" : ""));
 }
 

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/index.hpp"
 #include "exchange/group/host_rails.hpp"
 
 #include <cstring>
 #include <utility>
 
 namespace switchyard::detail {
-
-namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-}  // namespace
 
 HostRails::HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags)
     : map_(map),

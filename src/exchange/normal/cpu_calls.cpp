@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/index.hpp"
 #include "exchange/normal/cpu.hpp"
 #include "exchange/normal/plan/host_counts.hpp"
 #include "plan/decisions.hpp"
@@ -14,8 +15,6 @@
 namespace switchyard::detail {
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 template <class T>
 void take(std::vector<T>& out, const std::byte* from, int64_t used, int64_t allocated, T rest) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/index.hpp"
 #include "exchange/low_latency/hosts/far_plan.hpp"
 
 #include <algorithm>
@@ -6,8 +7,6 @@
 namespace switchyard::detail {
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// The ranks of other hosts that `rank` stands for, ascending.
 std::vector<int> stood_for(const HostMap& map, int rank) {

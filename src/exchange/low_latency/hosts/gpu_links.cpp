@@ -6,16 +6,11 @@
 #include <utility>
 
 #include "base/carver.hpp"
+#include "base/index.hpp"
 #include "exchange/gpu/check.hpp"
 #include "heap/collective_step.hpp"
 
 namespace switchyard::detail {
-
-namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-}  // namespace
 
 GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout)
     : group_(group), gpu_(gpu), layout_(layout), plan_(group.host_map(), group.bootstrap->rank()) {

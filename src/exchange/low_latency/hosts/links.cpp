@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/index.hpp"
 #include "exchange/low_latency/hosts/links.hpp"
 
 #include <algorithm>
@@ -6,12 +7,6 @@
 #include <utility>
 
 namespace switchyard::detail {
-
-namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-}  // namespace
 
 LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes,
                                  uint64_t flags, const LowLatencyLayout& layout)

@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "base/carver.hpp"
+#include "base/index.hpp"
 #include "exchange/gpu/check.hpp"
 
 namespace switchyard::detail {
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// Numbers [begin, end) of round k.
 struct Part {

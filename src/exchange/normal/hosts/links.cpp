@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/index.hpp"
 #include "exchange/normal/hosts/links.hpp"
 
 #include <algorithm>
@@ -6,8 +7,6 @@
 namespace switchyard::detail {
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 RowsBack rows_back_of(const SumShape& shape) {
   if (shape.order == CombineOrder::per_host) return RowsBack::per_host;
