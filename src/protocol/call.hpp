@@ -59,8 +59,8 @@ struct MoveCounter {
 SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
 
 /// True if waiting warp `index`, of `total` in the launch, polls host memory at its `look`-th check. Warps take turns: a GPU
-/// reads host memory word by word, a microsecond each, so two thousand warps that read at the same time would all wait for
-/// milliseconds (docs/design/0057). In a launch of few warps each one polls once in 32 checks.
+/// reads host memory word by word, a microsecond each, so two thousand warps that read at the same time would spend
+/// milliseconds on it, whatever they wait for (docs/design/0057). In a launch of few warps each one polls once in 32 checks.
 SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) { return look % (total > 32 ? total : 32) == index; }
 
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.

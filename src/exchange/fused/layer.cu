@@ -5,8 +5,8 @@
 // | flag           | written by          | read by              | order           | scope  | reuse              |
 // | layer_told     | source's last block | mover                | release/acquire | system | epoch, never reset |
 // | layer_rows     | mover, a row        | claimer, tiles up    | release/acquire | device | epoch, never reset |
-// | layer_tiles    | storer, a tile      | claimer, who returns | release/acquire | device | epoch, never reset |
-// | layer_returned | who returns, a row  | owner's summing warp | release/acquire | system | epoch, never reset |
+// | layer_tiles    | storer, a tile      | claimer, returns     | release/acquire | device | epoch, never reset |
+// | layer_returned | returning warp, row | owner's summing warp | release/acquire | system | epoch, never reset |
 //
 // Progress: announcing routes waits for nothing. A block's mover first pulls, which waits only for `layer_told`. An up tile
 // waits for pulls, a down tile for tiles with lower tickets, and a block works on its tickets in their order. A mover returns

@@ -5,7 +5,7 @@
 // tickets, but separate warps for each of these steps.
 //
 // | flag           | written by                        | read by             | order           | scope  | reuse              |
-// | layer_told     | source's last warp to tell        | all warps           | release/acquire | system | epoch, never reset |
+// | layer_told     | source's last announcing warp     | all warps           | release/acquire | system | epoch, never reset |
 // | layer_rows     | warp that pulled the row          | tiles up            | release/acquire | device | epoch, never reset |
 // | layer_tiles    | warp that computed the tile       | tiles down, returns | release/acquire | device | epoch, never reset |
 // | layer_returned | warp of the expert's rank, a row  | owner's sums        | release/acquire | system | epoch, never reset |
@@ -160,8 +160,8 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
   }
 }
 
-/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile and may leave
-/// its work pending. False after a fault (recorded).
+/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile; what it leaves
+/// pending is settled here. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   const auto tickets = static_cast<uint64_t>(count_tickets(p.order));

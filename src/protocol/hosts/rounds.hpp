@@ -5,7 +5,7 @@
 //
 // | flag    | written by                       | read by              | order           | scope  | reuse              |
 // | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
-// | network | warp 0, when a round has come    | all warps            | release/acquire | device | epoch, never reset |
+// | network | warp 0, when a round has arrived | all warps            | release/acquire | device | epoch, never reset |
 //
 // Buffers: a slot is packed again after its round has been sent, and receives again after all warps have taken its contents:
 // warp 0 posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then in turn takes round j and packs round j +

@@ -66,7 +66,7 @@ struct LedgerParams {
   std::byte* out = nullptr;
 };
 
-/// Sets `ledger_rows` at the owners in `owners` (bits). All warps must have settled and arrived before.
+/// Sets `ledger_rows` at the owners in `owners` (bits). Releases everything that has settled and arrived before.
 template <class A, class P>
 SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t owners) {
   const CallContext& call = p.call;
