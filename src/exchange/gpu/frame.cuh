@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels of a call begin, and the grid of their launch.
+// Prologue of the kernels of a call, and the grid of their launch.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"

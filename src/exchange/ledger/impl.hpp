@@ -67,7 +67,7 @@ class LedgerImpl : protected ExchangeBase {
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
   /// Sets the call parameters that are the same on all backends, whatever memory the tables lie in.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they have to.
+  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they must, too.
   size_t kept_bytes() const {
     return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }

@@ -40,7 +40,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
 ScalePlace scale_place(const LowLatencyConfig& c, int world) {
   ScalePlace s;
   s.rows_per_expert = c.max_tokens * world;
-  if (c.scales == ScaleKind::none) return s;  // order left unset: kernels for rows without scales expect row order
+  if (c.scales == ScaleKind::none) return s;  // no order: kernels for rows without scales are those for row order
   s.column_major = c.scale_order == ScaleOrder::column_major;
   s.element_bytes = static_cast<int>(element_bytes_of_scale(c.scales));
   s.groups = num_scales(c.hidden, c.scale_group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel of low-latency mode does before its protocol begins, and the shape of its launch.
+// Prologue of every low-latency kernel, before its protocol begins, and the shape of its launch.
 #pragma once
 
 #include <type_traits>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of low-latency calls with some members as constants, which makes the kernels of common calls small and free of
-// branches (docs/design/0015). A derived constant hides the member of the same name.
+// Parameters of low-latency calls with some members as constants, which makes the kernels of common calls small, with
+// straight-line code on the executed paths (docs/design/0015). A derived constant hides the member of the same name.
 #pragma once
 
 #include <type_traits>

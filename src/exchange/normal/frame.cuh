@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How every kernel of normal mode begins and ends: objects that another rank's fault has halted, calls that move nothing.
+// Prologue and epilogue of every kernel of normal mode: objects that another rank's fault has halted, calls that move nothing.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"

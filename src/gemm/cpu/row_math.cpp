@@ -9,7 +9,7 @@
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gemm/cpu/row_math-inl.hpp"
-#include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
+#include "hwy/foreach_target.h"  // compiles all targets but the last; the next line compiles the last
 #include "gemm/cpu/row_math-inl.hpp"
 
 namespace switchyard::detail {

@@ -23,7 +23,7 @@ struct LowLatencyCombineParams {
   DType type = DType::bf16;
   int64_t row_bytes = 0;  ///< of y and out
 
-  // What goes back.
+  // Expert side: returned data.
   const std::byte* y = nullptr;
   const int32_t* rows_of_expert = nullptr;
   const int64_t* row_source = nullptr;
@@ -32,7 +32,7 @@ struct LowLatencyCombineParams {
 
   const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows go back as round(y * scale)
 
-  // What comes back.
+  // Owner side: returned data.
   const OwnDispatch* own = nullptr;  ///< [1]
   uint64_t combined = 0;             ///< own->call, read when the call runs: it differs between replays of a graph
   const int32_t* own_ids = nullptr;

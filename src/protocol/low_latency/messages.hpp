@@ -20,7 +20,7 @@ struct LowLatencyDispatchParams {
   CallContext call;
   LowLatencyLayout layout;
 
-  // What is sent.
+  // Sent data.
   const std::byte* x = nullptr;       ///< [T] rows of src_row_bytes
   const std::byte* scales = nullptr;  ///< [T] rows of src_scale_bytes, for fp8 rows
   int tokens = 0;
@@ -38,12 +38,12 @@ struct LowLatencyDispatchParams {
   int part_columns = 0;            ///< columns of each part, whole scale groups
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 
-  // What the owner keeps for combine.
+  // Stored by the owner for combine.
   int32_t* own_ids = nullptr;    ///< [max_tokens * K], -1: no expert
   float* own_weights = nullptr;  ///< [max_tokens * K]
   OwnDispatch* own = nullptr;    ///< [1]
 
-  // What arrives.
+  // Received data.
   std::byte* rows = nullptr;
   std::byte* out_scales = nullptr;
   ScalePlace scale_place;

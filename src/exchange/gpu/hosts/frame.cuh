@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels between rounds begin.
+// Prologue of the kernels between rounds.
 #pragma once
 
 #include "exchange/gpu/frame.cuh"

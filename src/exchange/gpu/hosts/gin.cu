@@ -61,7 +61,7 @@ __device__ bool has_ended(const GinParams& p) {
 /// Maximum parts of one lane.
 constexpr int kPartsOfLane = (kMaxRanks + kLanes - 1) / kLanes;
 
-/// What a part waits for.
+/// The signal that a part waits for.
 struct Missing {
   bool waits = false;
   uint64_t expected = 0, seen = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels of calls over several hosts begin and end. Objects are never halted there: the host waits for all placements, so
+// Prologue and epilogue of kernels of calls over several hosts. Objects are never halted there: the host waits for all placements, so
 // it learns the outcome of a call at once.
 #pragma once
 

@@ -150,7 +150,7 @@ int blocks_on(int device) {
 }
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
-/// Up to this size (48 KiB, including static shared memory) a kernel needs no opt-in for shared memory.
+/// Up to this size a kernel needs no opt-in: with its static shared memory it stays within 48 KiB.
 constexpr int kSharedUnasked = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
