@@ -21,7 +21,7 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// What a rank sends to its peers in a construction.
+/// A rank's message to its peers in a construction.
 struct Share {
   detail::AgreedClaim agreed;
   GpuPlace place;

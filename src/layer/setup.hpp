@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What follows from a layer's settings: exchange and form, the configuration of each part, and the memory.
+// Derived from a layer's settings: exchange and form, the configuration of each part, and the memory.
 #pragma once
 
 #include <cstddef>

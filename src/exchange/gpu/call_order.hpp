@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of the calls of one exchange object on a GPU, and what the last call moved.
+// Order of the calls of one exchange object on a GPU, and statistics of the last call.
 #pragma once
 
 #include "arch/gpu_runtime.hpp"
@@ -42,7 +42,7 @@ class CallOrder {
   void give_counters(CallContext& call) const;
   /// Number of invalid ids of the calls that have run. Waits for the copy stream.
   int64_t invalid_ids() const;
-  /// What the last call moved. Waits for it unless it was captured.
+  /// Statistics of the last call. Waits for it unless it was captured.
   CallStatistics statistics() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group needs from a GPU. Implemented in exchange/gpu, or by no_device.cpp in builds without a GPU toolkit. What modes
-// need besides is in exchange/gpu/rank.hpp.
+// The interface that a group needs from a GPU. Implemented in exchange/gpu, or by no_device.cpp in builds without a GPU
+// toolkit. The part that only modes need is in exchange/gpu/rank.hpp.
 #pragma once
 
 #include <functional>

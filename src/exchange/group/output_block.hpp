@@ -6,7 +6,7 @@
 
 namespace switchyard::detail {
 
-/// Content of a block. What a handle needs survives Group::sleep. Staging is accessed only by calls of the object.
+/// Content of a block. Data that a handle needs survives Group::sleep. Staging is accessed only by calls of the object.
 enum class Content : uint8_t { rows, handle, staging };
 
 /// Memory of rows that a user holds. Released by the destructor, on any thread. Keeps the bookkeeping alive but not the heap:

@@ -86,7 +86,7 @@ class NormalImpl : protected ExchangeBase {
     const void* data;
     size_t alignment;  ///< required by kernels, in bytes
   };
-  /// What a call does besides moving rows: it quantizes rows to fp8 on the way, or copies rows before peers read them.
+  /// Work of a call besides moving rows: it quantizes rows to fp8 on the way, or copies rows before peers read them.
   enum class Effort : uint8_t { moves, quantises, copies };
   /// Input of begin().
   struct Frame {

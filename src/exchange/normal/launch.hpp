@@ -28,7 +28,7 @@ inline constexpr int kPushFrom = 40;
 /// Minimum number of multiprocessors at which some only send and the others only do local work (expert-major calls).
 inline constexpr int kMinSmsToSplitRoles = 16;
 
-/// What a dispatch fills in besides the arriving data.
+/// Parts that a dispatch fills in besides the arriving data.
 struct FillRest {
   Received received;  ///< records null: cached dispatch, or nothing to receive
   int64_t rows_allocated = 0;

@@ -83,7 +83,7 @@ __device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Ou
         else
           ptx::store_box(&p.dw, out.box(), k, to.n, to.expert);
       }
-      ptx::bulk_commit();  // one group per box, so that the number of later groups tells which boxes are free
+      ptx::bulk_commit();  // one group per box, so that the number of later groups shows which boxes are free
     }
     out.advance();
   }

@@ -239,7 +239,7 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
   if (w.index() == 0) steps.tell_of_none(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
-  // What this rank sent has been sent, too, and its slots are free.
+  // This rank's own messages have been sent, too, and their slots are free.
   if (w.index() != 0) return true;
   return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
                         &rails.in.work->awaited.value);

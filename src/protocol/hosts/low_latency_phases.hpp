@@ -84,7 +84,7 @@ struct CombineRound {
   }
 };
 
-/// What a dispatch into an output stores for its combine, for the ranks whose proxy is this rank.
+/// Data that a dispatch into an output stores for its combine, for the ranks whose proxy is this rank.
 struct CrossedIds {
   int32_t* ids = nullptr;  ///< [sources, max_tokens, K]
 

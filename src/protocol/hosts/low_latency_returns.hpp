@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency combine over several hosts. What a rank returns for a token of another host goes to the owner's proxy on the
+// Low-latency combine over several hosts. Rows that a rank returns for a token of another host go to the owner's proxy on the
 // rank's own host: to a slot like the owner's, in memory of the object outside the heap. The proxy collects the rows as they
 // arrive and returns them in rounds of the owner's tokens. The owner puts them into its slots, as if they had been pushed
 // there.
@@ -68,7 +68,7 @@ SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* 
   if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
   WarpSpan<A> span(w, p.call, Event::wait_returned, writer);
   WaitClock<A> clock(writer);
-  const uint64_t* const entered = p.call.heap.local(p.layout.header(p.call.epoch, writer));  // no other word tells more
+  const uint64_t* const entered = p.call.heap.local(p.layout.header(p.call.epoch, writer));  // no other word is more specific
   do {
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   } while (!A::has_arrived(w, row, bytes, sentinel_sums()));

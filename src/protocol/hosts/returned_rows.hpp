@@ -7,8 +7,8 @@
 
 namespace switchyard::detail {
 
-/// What one rank returns for the tokens of an owner: rows of `stride` bytes, whose last bytes are the token's weights if the
-/// owner takes weights. A round covers `tokens_per_round` of the owner's tokens and contains their rows in order.
+/// Rows that one rank returns for the tokens of an owner: rows of `stride` bytes, whose last bytes are the token's weights if
+/// the owner takes weights. A round covers `tokens_per_round` of the owner's tokens and contains their rows in order.
 struct ReturnedRows {
   int64_t tokens = 0;  ///< of the owner
   int64_t tokens_per_round = 1;

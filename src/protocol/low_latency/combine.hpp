@@ -167,7 +167,7 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
     }
     if (looks == 0) clock.begin(writer(missing));
     span.set_event(Event::wait_returned, clock.awaited());
-    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no other word tells more
+    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word is more specific
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   }
 }

@@ -59,7 +59,7 @@ struct SumTables {
   const int32_t* route_row = nullptr;  ///< [T * K]
 };
 
-/// What is read in place, what is staged, and what this rank publishes about it. Set by NormalImpl::stage.
+/// Rows that are read in place, rows that are staged, and what this rank publishes about them. Set by NormalImpl::stage.
 struct SumStaging {
   std::byte* staged = nullptr;          ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
   float* weights_staged = nullptr;      ///< symmetric copy of weights_in

@@ -91,7 +91,7 @@ __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPa
 
 namespace gin {
 
-/// One warp, one lane for each peer. What arrives is complete before the kernel ends, so whatever follows it may read it.
+/// One warp, one lane for each peer. Arriving data is complete before the kernel ends, so whatever follows it may read it.
 __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_constant__ GinParams p) {
   __shared__ CallContext call;
   copy_to_shared(p.call, call);

@@ -47,7 +47,7 @@ class Marks final : public StreamMarks {
   int device_;
 };
 
-/// What a rank announces about its NCCL.
+/// A rank's announcement about its NCCL.
 struct Claim {
   StepReport report;
   int version = 0;

@@ -14,7 +14,7 @@
 
 namespace switchyard::detail {
 
-/// What a dispatch into an output stores for its combine on several hosts.
+/// Data that a dispatch into an output stores for its combine on several hosts.
 struct CrossedOutput {
   std::vector<int> host_of;            ///< [W] of the group that dispatched
   std::vector<CrossedTokens> crossed;  ///< of each rank that this one is the proxy of, ascending
@@ -69,7 +69,7 @@ class LowLatencyLinks : public HostRails {
   std::vector<int> host_of_rail_;
   FarReturns far_;
   std::unique_ptr<SymmetricHeap> returned_;
-  // Of the current call.
+  // State of the current call.
   uint64_t relay_ = 0;
   std::vector<int32_t> counts_;                ///< [E] rows that go to each expert
   std::vector<std::vector<int32_t>> leaving_;  ///< [hosts]

@@ -106,7 +106,7 @@ void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu
 /// Proxy: writes what is returned for tokens of a source.
 void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
 
-/// What one other host returned.
+/// Rows that one other host returned.
 struct ReturnedHost {
   const int32_t* leaving = nullptr;
   int64_t count = 0;

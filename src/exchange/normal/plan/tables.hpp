@@ -28,7 +28,7 @@ struct ObjectState {
   uint64_t verdict, leavers;  ///< of the current call, while halted: whether it goes on; number of blocks that have left
 };
 enum class Verdict : uint64_t { none, goes_on, does_nothing };
-/// What a block of a call finds when it begins. takes_part: the call runs. resumes: it runs, and the object is no longer
+/// State that a block of a call finds when it begins. takes_part: the call runs. resumes: it runs, and the object is no longer
 /// halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch that
 /// made its handle moved nothing.
 enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
@@ -105,7 +105,7 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   return t;
 }
 
-/// What a dispatch stores at its receiver besides rows: records and, for expert-major, the source of each row.
+/// Data that a dispatch stores at its receiver besides rows: records and, for expert-major, the source of each row.
 struct Received {
   std::byte* records = nullptr;
   RecordLayout layout;
