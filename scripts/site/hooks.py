@@ -101,7 +101,7 @@ def on_page_markdown(markdown, page, config, files):
     place = page.file.src_uri
     if place.startswith("reference/") or place in made_pages():
         return markdown
-    shown = place.startswith("source/") and not place.endswith(("README.md", "index.md"))
+    shown = place.startswith("source/") and not place.endswith("index.md") and not (ROOT / links.repository_path(place)).is_file()
     if shown:
         return markdown
     document = links.repository_path(place)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for operands of the GEMM tiles. Uninitialised: a page costs memory only once it is touched.
+// Memory for operands of the GEMM tiles. Uninitialized: a page costs memory only once it is touched.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ namespace switchyard::detail {
 class AlignedBuffer {
  public:
   static constexpr size_t kAlignment = 64;
-  /// Large buffers ask for huge pages: 5 % faster tiles of 1 to 16 rows, whose time is that of reading the weights.
+  /// Large buffers request huge pages: tiles of 1 to 16 rows, whose time is that of reading the weights, are 5 % faster.
   static constexpr size_t kHugePage = size_t{2} << 20;
 
   AlignedBuffer() = default;
-  /// \throws Error(system) naming `purpose` and the size.
+  /// \throws Error(system), naming `purpose` and the size.
   AlignedBuffer(size_t bytes, const char* purpose) : bytes_(bytes) {
     if (bytes == 0) return;
     const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
@@ -33,7 +33,7 @@ class AlignedBuffer {
       throw Error(ErrorCode::system, std::string("no memory for ") + purpose + ": " + std::to_string(bytes) + " bytes");
     }
 #if defined(__linux__)
-    // Advice only: a kernel without huge pages refuses it, and nothing is lost.
+    // Advice only: a kernel without huge pages rejects it without consequences.
     if (alignment == kHugePage) (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);
 #endif
   }

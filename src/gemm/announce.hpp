@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadSanitizer does not see what a library kernel touches, and sees of vector code what its compiler chooses to instrument
-// (GCC 12: whole vectors, not masked ones). Whoever runs such code says so here; without -fsanitize=thread the calls are empty.
+// ThreadSanitizer does not observe the memory accesses of library kernels, and of vector code only those that the compiler
+// instruments (GCC 12: whole vectors, not masked ones). Callers of such code declare the accesses here. Without
+// -fsanitize=thread these calls are empty.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +21,14 @@ extern "C" void __tsan_write_range(void* begin, unsigned long bytes);
 
 namespace switchyard::detail {
 
-/// The calling thread reads `bytes` bytes from `begin`.
+/// Declares that the calling thread reads `bytes` bytes from `begin`.
 inline void announce_read([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) {
 #if defined(SWITCHYARD_GEMM_TSAN)
   __tsan_read_range(const_cast<void*>(begin), bytes);
 #endif
 }
 
-/// The calling thread writes `bytes` bytes from `begin`.
+/// Declares that the calling thread writes `bytes` bytes from `begin`.
 inline void announce_write([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) {
 #if defined(SWITCHYARD_GEMM_TSAN)
   __tsan_write_range(begin, bytes);

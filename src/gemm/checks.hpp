@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of arguments that GroupedGemm, gradients and ExpertMlp have alike. `where` is how an error calls the function or
-// class.
+// Argument checks shared by GroupedGemm, gradients and ExpertMlp. `where` is the name of the function or class in errors.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +13,14 @@ inline void require(bool ok, const char* where, const std::string& what) {
   if (!ok) throw Error(ErrorCode::invalid_argument, std::string(where) + ": " + what);
 }
 
-/// As the kernels of GPUs load and store.
+/// Alignment that GPU kernels need to load and store.
 inline void check_aligned(const char* where, const char* name, const void* p) {
   constexpr uintptr_t kAlignment = 16;
   require(p != nullptr, where, std::string(name) + " is null");
   require(reinterpret_cast<uintptr_t>(p) % kAlignment == 0, where, std::string(name) + " must begin at a multiple of 16 bytes");
 }
 
-/// Rows of `columns` elements of `type`, which are there if there are any.
+/// Checks rows of `columns` elements of `type`; `data` must not be null if there are rows.
 inline void check_rows(const char* where, const char* name, const ConstRows& given, DType type, int64_t columns) {
   const std::string text = name;
   constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
@@ -38,7 +37,7 @@ inline void check_experts(const char* where, int num_experts) {
           "num_experts = " + std::to_string(num_experts) + ": must be in [1, " + std::to_string(kMostGemmExperts) + "]");
 }
 
-/// N, K and the like.
+/// Checks N, K and similar sizes.
 inline void check_columns(const char* where, const char* member, int64_t value, int64_t multiple) {
   require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0, where,
           std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +

@@ -67,7 +67,7 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
                 std::string("ExpertMlp: options.type is ") + to_string(options.type) + "; allowed on the CPU: bf16");
 }
 
-/// Of options that have been checked; `scales`: what errors say before the name of a scale.
+/// Checks weights, for options that have been checked. `scales`: prefix of a scale's name in errors.
 void check_weights(const char* where, const char* scales, const ExpertShape& shape, const MoeWeights& w,
                    const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ExpertMlp stands for: experts of the CPU or of a GPU. Arguments that both take alike are checked by ExpertMlp.
+// Implementation of ExpertMlp: experts of the CPU or of a GPU. ExpertMlp checks the arguments common to both.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ struct ExpertMlp::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  /// There are experts and rows.
+  /// Called only if there are experts and rows.
   virtual void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) = 0;
   /// Throw Error(unsupported) unless the host computes.
   virtual void forward_on_host(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows,
                                uint16_t* y);
   virtual void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y);
-  /// Others of the same shape and options, weights and their scales aside; those of a GPU share the intermediate rows. The
-  /// weights are checked.
+  /// Experts with the same shape and options but other weights and weight scales. Those of a GPU share the intermediate rows.
+  /// The weights have been checked.
   virtual std::unique_ptr<Impl> with_weights(const MoeWeights& weights) const = 0;
   virtual ExpertMemory memory() const = 0;
   virtual std::string implementation() const = 0;
@@ -36,14 +36,14 @@ struct ExpertMlp::Impl {
 
 namespace detail {
 
-// All arguments are checked.
+// All arguments have been checked.
 using ExpertImpl = std::unique_ptr<ExpertMlp::Impl>;
 ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options);
-/// Of weights that are there; of what a source writes.
+/// From weights in memory; from weights that a source writes.
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& source, const ExpertOptions& options);
 
-/// Of GPU memory: the intermediate rows.
+/// GPU memory for the intermediate rows.
 inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return 0;
   const size_t row = static_cast<size_t>(shape.intermediate) * dtype_bytes(options.type);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor maps of a grouped product: of its weights, rows and outputs, in the boxes that its kernels copy. Host code, for
-// whoever launches these kernels or their roles.
+// Tensor maps of a grouped product: of its weights, rows and outputs, in the boxes that its kernels copy. Host code, for
+// launchers of these kernels or their roles.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace switchyard::detail::gemm {
 
-/// What of a tensor a map is made of; see gpu::make_tensor_map().
+/// Input for a tensor map; see gpu::make_tensor_map().
 struct MappedTensor {
   const void* data = nullptr;
   gpu::ElementType type = gpu::ElementType::bytes;
   std::initializer_list<gpu::Dimension> dimensions;
   gpu::Swizzle swizzle = gpu::Swizzle::none;
 };
-/// Throws Error(system) in the name of `object`; `what` says which of its tensors it is.
+/// Throws Error(system) in the name of `object`; `what` names the tensor.
 inline void make_map(CUtensorMap* map, const MappedTensor& of, const char* object, const char* what) {
   if (gpu::make_tensor_map(map, of.data, of.type, of.dimensions, of.swizzle)) return;
   throw Error(ErrorCode::system, std::string(object) + ": the driver makes no tensor map of " + what);
@@ -31,10 +31,10 @@ inline gpu::ElementType map_element(DType type) {
   return type == DType::bf16 ? gpu::ElementType::bf16 : type == DType::f16 ? gpu::ElementType::f16 : gpu::ElementType::bytes;
 }
 
-/// A product of `n` weights of `k` elements for each expert, and the maps that it sets in a kernel's parameters. Every function
-/// throws as make_map().
+/// A product of `n` weights of `k` elements for each expert. Sets its maps in a kernel's parameters. Every function throws like
+/// make_map().
 struct ProductMaps {
-  const char* object;  ///< whose product it is
+  const char* object;  ///< owner of the product, for errors
   DType type;          ///< of rows and weights: bf16, f16 or fp8_e4m3
   DType out_type;      ///< of outputs that have a map: bf16 or f16
   int64_t experts, n, k;
@@ -42,11 +42,11 @@ struct ProductMaps {
   bool inner_outside;  ///< weights are [experts, k, n] instead of [experts, n, k]
 
   uint64_t element() const { return dtype_bytes(type); }
-  /// Elements of the sum in a stage.
+  /// Elements of the sum per stage.
   uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
   uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
 
-  /// Gated weights of [n, k] come interleaved, eight of the gate and eight of the up half in turn.
+  /// Gated weights of [n, k] are loaded interleaved: eight of the gate, then eight of the up half, in turn.
   void set_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), of_k = static_cast<uint64_t>(k), e = static_cast<uint64_t>(experts);
     const uint64_t row = row_bytes(), expert = of_n * row;
@@ -60,7 +60,7 @@ struct ProductMaps {
     else
       make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
   }
-  /// For the kernel of many rows, of fp8.
+  /// For the fp8 kernel of many rows.
   void set_many_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
     const uint64_t row = row_bytes();
@@ -85,7 +85,7 @@ struct ProductMaps {
                object, "the rows");
     }
   }
-  /// Boxes are narrow where gated outputs come interleaved.
+  /// Boxes are narrow for gated outputs of interleaved weights.
   void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
     const bool narrow = gated && !inner_outside;
     const uint32_t box = narrow ? 32 : 64;

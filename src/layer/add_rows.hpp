@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds a layer's rows to what `out` holds, where combine cannot begin its sums with them: out = round(float32(out) +
-// float32(sum)), for each element.
+// Adds a layer's rows to the contents of `out`, for cases in which combine cannot start its sums from them: out =
+// round(float32(out) + float32(sum)), for each element.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ class RowAdder {
  public:
   virtual ~RowAdder() = default;
   virtual void* sums() = 0;
-  /// Rows of `out` can be added to: it is there, and aligned.
+  /// True if rows of `out` can be added to, i.e. `out` is not null and aligned.
   virtual bool takes(const void* out) const = 0;
-  /// Adds the first T rows of sums(): `tokens`, or what call.device_tokens says of it. `num_sms` bounds the kernel; 0: all.
+  /// Adds the first T rows of sums(): `tokens`, or the value of call.device_tokens. `num_sms` bounds the kernel; 0: all.
   virtual void add(void* out, int64_t tokens, const MoeLayerCall& call, int num_sms) = 0;
 };
 
-/// Throw Error(system) without memory.
+/// Throw Error(system) if there is not enough memory.
 std::unique_ptr<RowAdder> make_row_adder(const LayerSetup& setup);
 std::unique_ptr<RowAdder> make_gpu_row_adder(const LayerSetup& setup);
 

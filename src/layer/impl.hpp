@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What MoeLayer stands for: one set of weights of a form, in which the parts of a layer are put together. Layers that differ in
-// their weights share a form.
+// Implementation of MoeLayer: one weight set of a form, which assembles the parts of a layer. Layers that differ only in their
+// weights share a form.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,8 @@ namespace switchyard {
 
 namespace detail {
 
-/// Everything of a layer but its weights, and sets of these. Sets are numbered from 0 in the order in which they are added.
+/// Everything of a layer except its weights, plus sets of weights. Sets are numbered from 0 in the order in which they are
+/// added.
 class LayerForm {
  public:
   explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
@@ -28,12 +29,12 @@ class LayerForm {
   LayerForm(const LayerForm&) = delete;
   LayerForm& operator=(const LayerForm&) = delete;
 
-  /// What follows the collective part of a construction and may fail on this rank alone. Local.
+  /// Part of a construction that follows the collective part and may fail on this rank alone. Local.
   virtual void make_rows() {}
-  /// Collective, with the weights of `set`. On the CPU `call` has no device_tokens: the host has read them.
+  /// Collective, with the weights of `set`. On the CPU `call` has no device_tokens: the host has already read them.
   virtual void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                        const MoeLayerCall& call) = 0;
-  /// Local. \returns the number of the set. Throws Error(invalid_argument) naming the argument.
+  /// Local. \returns the number of the set. Throws Error(invalid_argument), naming the argument.
   virtual int add_weights(const MoeWeights& weights) = 0;
   virtual void remove_weights(int set) = 0;
   virtual std::span<const uint8_t> dropped() const { return {}; }
@@ -42,15 +43,15 @@ class LayerForm {
 
   const MoeLayerConfig config;
   const Backend backend;
-  const int gpu;  ///< that is current in all functions that do something; -1: none
+  const int gpu;  ///< current in all functions that do work; -1: none
 };
 
-/// A rank's experts in a layer of separate calls, by sets of weights.
+/// A rank's experts in a layer of separate calls, by weight set.
 class LayerExperts {
  public:
   LayerExperts(ExpertMlp first, int most_sms) : num_sms(most_sms) { sets_.emplace(next_++, std::move(first)); }
 
-  const int num_sms;  ///< CUDA: most multiprocessors of a product, unless a call says otherwise; 0: all
+  const int num_sms;  ///< CUDA: maximum multiprocessors of a product, unless a call sets it; 0: all
   ExpertMlp& of(int set) { return sets_.at(set); }
   int add(const MoeWeights& weights) {
     sets_.emplace(next_, sets_.begin()->second.with_weights(weights));
@@ -61,16 +62,16 @@ class LayerExperts {
   std::string implementation() const { return sets_.begin()->second.implementation(); }
 
  private:
-  std::map<int, ExpertMlp> sets_;  ///< at least one, while a layer lives
+  std::map<int, ExpertMlp> sets_;  ///< at least one while a layer is alive
   int next_ = 0;
 };
 
 // Collective.
 std::unique_ptr<LayerForm> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
 std::unique_ptr<LayerForm> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
-/// On the CPU, products of this rank's experts with weights of the layer's sizes. Throws Error(invalid_argument).
+/// CPU: makes products of this rank's experts with weights of the layer's sizes. Throws Error(invalid_argument).
 using MakeProducts = std::function<std::shared_ptr<ExpertProducts>(const MoeWeights& weights)>;
-/// `products`, and `make` for further sets of weights: on the CPU.
+/// `products`, and `make` for further weight sets: CPU only.
 std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setup, const MoeWeights& weights,
                                             std::shared_ptr<ExpertProducts> products, MakeProducts make);
 
@@ -84,7 +85,7 @@ struct MoeLayer::Impl {
 
   const detail::HomeProcess home;
   const std::shared_ptr<detail::LayerForm> form;
-  const int set;  ///< of the form's weights
+  const int set;  ///< number of the form's weight set
 };
 
 }  // namespace switchyard

@@ -21,14 +21,14 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// What a rank gives its peers in a construction.
+/// A rank's message to its peers in a construction.
 struct Share {
   detail::AgreedClaim agreed;
   GpuPlace place;
 };
 
-/// Most multiprocessors of a product of this rank, whose GPU other ranks may share: their kernels wait on some for what this
-/// rank does next, and a product ends only when all its blocks have run. 0: all.
+/// Maximum multiprocessors of a product of this rank; 0: all. Other ranks may share the GPU: their kernels occupy some
+/// multiprocessors while they wait for this rank's next step, and a product ends only when all its blocks have run.
 int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const GroupOptions& options) {
   const auto here = std::count_if(all.begin(), all.end(), [&](const Share& share) { return share.place.uuid == mine.uuid; });
   int most = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
@@ -36,9 +36,9 @@ int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const Group
   return std::min(most, mine.multiprocessors);
 }
 
-/// On the CPU. Local.
+/// CPU. Local.
 detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup) {
-  (void)FusedMoe::heap_bytes_for(setup.fused(), setup.world);  // fields that only it checks, before weights are packed
+  (void)FusedMoe::heap_bytes_for(setup.fused(), setup.world);  // checks fields that only it checks, before weights are packed
   const int workers = group.options().num_blocks * group.options().num_warps;
   return [shape = setup.shape_of(group.rank()), storage = setup.config.storage, workers](const MoeWeights& weights) {
     return detail::make_expert_products(kClass, shape, weights.w13, weights.w2, storage, workers);
@@ -92,7 +92,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
 }  // namespace
 
 MoeLayer::Impl::~Impl() {
-  if (!home.here() || form.use_count() == 1) return;  // the form goes as a whole, or is a parent's
+  if (!home.here() || form.use_count() == 1) return;  // the form is destroyed as a whole, or belongs to a parent
   try {
     const CurrentGpu current(form->gpu);
     form->remove_weights(set);
@@ -129,7 +129,7 @@ void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights
   MoeLayerCall now = call;
   if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
-    const bool allowed = ids.tokens >= 0 && ids.tokens <= form.config.max_tokens;  // the exchange refuses the others
+    const bool allowed = ids.tokens >= 0 && ids.tokens <= form.config.max_tokens;  // the exchange rejects other values
     if (call.device_tokens && allowed) some.tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.tokens);
   }
   const CurrentGpu current(form.gpu);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of separate calls around low-latency mode. All rows are made once.
+// A layer of separate calls around low-latency mode. All rows are allocated once.
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -30,7 +30,7 @@ class LowLatencyLayer final : public LayerForm {
     there.device_tokens = call.device_tokens;
     exchange_.dispatch(x, ids, received_, there);
     experts_.of(set).forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
-    // An `out` that is not allowed is given to combine, which says so, to the other ranks too.
+    // An invalid `out` is passed to combine, which reports it, also to the other ranks.
     const bool adds = call.add && add_->takes(out);
     LowLatencyCombineOptions back;
     back.order = config.order;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of separate calls around normal mode. The rows of a call live until it returns; on GPUs the pool hands their memory
-// out in the order of streams.
+// A layer of separate calls around normal mode. The rows of a call live until it returns; on GPUs the pool reuses their memory
+// in stream order.
 #include <utility>
 
 #include "layer/impl.hpp"
@@ -14,7 +14,7 @@ class NormalLayer final : public LayerForm {
       : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {}
 
   void make_rows() override {
-    // Calls of a layer follow one another, so its graphs never run at the same time.
+    // Calls of a layer are sequential, so its graphs never run at the same time.
     if (backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
   }
 
@@ -28,7 +28,7 @@ class NormalLayer final : public LayerForm {
       exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
     }
     if (config.overflow != Overflow::drop_and_report) return;
-    d.block.reset();  // the tables are to stay, not the rows
+    d.block.reset();  // keep the tables but not the rows
     last_ = std::move(d);
   }
   std::span<const uint8_t> dropped() const override { return last_.dropped; }
@@ -60,7 +60,7 @@ class NormalLayer final : public LayerForm {
 
   NormalExchange exchange_;
   LayerExperts experts_;
-  Dispatched last_;  ///< drop_and_report: of the last call, without its rows
+  Dispatched last_;  ///< drop_and_report: the last call's, without its rows
 };
 
 }  // namespace

@@ -83,7 +83,7 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   return c;
 }
 
-/// Whether the fused form has room for these sizes.
+/// True if the fused form has room for these sizes.
 bool fused_takes(const FusedMoeConfig& config, int world) {
   try {
     (void)FusedMoe::memory_required(config, world, Backend::cuda);
@@ -103,7 +103,7 @@ NormalConfig LayerSetup::normal() const {
   NormalConfig c = expert_major(config);
   const auto left_out = static_cast<size_t>(most_rows(c, world) - rows());
   const size_t usual = NormalExchange::memory_required(c, world, backend).pool_bytes;
-  c.pool_bytes = usual - 2 * left_out * row_bytes();  // of rows that come and of those that go back
+  c.pool_bytes = usual - 2 * left_out * row_bytes();  // received rows and returned rows
   if (backend == Backend::cuda && config.captured) c.pool_bytes *= 2;
   return c;
 }
@@ -149,7 +149,7 @@ ExpertOptions LayerSetup::expert_options() const {
   o.backend = backend;
   o.type = config.type;
   o.storage = config.storage;
-  o.route_scratch_bytes = 0;  // of forward_rank_major, which a layer does not call
+  o.route_scratch_bytes = 0;  // for forward_rank_major, which a layer does not call
   o.max_rows = rows();
   o.w13_scales = config.w13_scales;
   o.w2_scales = config.w2_scales;

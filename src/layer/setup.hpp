@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a layer's settings mean: which exchange and form, how each part is configured, and its memory.
+// Derived from a layer's settings: exchange and form, the configuration of each part, and the memory.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +12,33 @@
 
 namespace switchyard::detail {
 
-/// Checked settings, with the exchange and the form chosen.
+/// Checked settings, with exchange and form chosen.
 struct LayerSetup {
   MoeLayerConfig config;
   int world = 1;
   Backend backend = Backend::cpu;
   int gpu = -1;  ///< of this rank; CPU: none
 
-  /// Experts of a rank; rank 0 has most.
+  /// Number of experts of a rank; rank 0 has the maximum.
   int experts_of(int rank) const;
   ExpertShape shape_of(int rank) const { return {config.hidden, config.intermediate, experts_of(rank)}; }
-  /// For the rows of a rank with most experts.
+  /// For the rows of a rank with the maximum number of experts.
   ExpertOptions expert_options() const;
   NormalConfig normal() const;
   LowLatencyConfig low_latency() const;
   FusedMoeConfig fused() const;
-  /// Rows that a rank with most experts has memory for; low latency: that each of its calls has.
+  /// Rows for which a rank with the maximum number of experts has memory; low latency: rows of each of its calls.
   int64_t rows() const;
   size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.row_type()); }
   /// Low latency: [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;
   size_t heap_bytes() const;
-  /// What all ranks must give alike.
+  /// Fields that all ranks must set alike.
   AgreedFields agreed_fields() const;
 };
 
-/// Throws Error(invalid_argument) naming the field, or Error(unsupported).
+/// Throws Error(invalid_argument), naming the field, or Error(unsupported).
 LayerSetup set_up(const MoeLayerConfig& config, int world, Backend backend);
 
 }  // namespace switchyard::detail

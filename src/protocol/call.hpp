@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel of every mode gets: the heap, the epoch of this call, and where faults and waiting times are recorded.
+// Parameters of every kernel of every mode: the heap, the epoch of this call, and where faults and waiting times are recorded.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class Operation : uint8_t {
 #define SWITCHYARD_OPERATION(name, text) name,
 #include "protocol/operations.def"
 };
-/// For errors.
+/// Text for errors.
 inline const char* operation_name(Operation operation) {
 #define SWITCHYARD_OPERATION(name, text) \
   if (operation == Operation::name) return text;
@@ -25,14 +25,14 @@ inline const char* operation_name(Operation operation) {
   return "call";
 }
 
-/// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
-/// in host memory and may be read at any time, once `ready` has been acquired as 1).
+/// The first fault of a call, written by the first warp that finds one and read by the host after the call. CUDA: it lies in
+/// host memory and may be read at any time once `ready` has been acquired as 1.
 struct FaultRecord {
   uint64_t ready = 0;
   Site site = Site::none;
   Operation operation = Operation::none;
   bool aborted = false;   ///< ended by an abort word (`seen_abort`), not by the deadline
-  bool mismatch = false;  ///< the awaited rank made another call
+  bool mismatch = false;  ///< the awaited rank made a different call
   uint64_t epoch = 0;     ///< of the call
   uint64_t seen_abort = 0;
   int32_t awaited_rank = -1;
@@ -41,26 +41,26 @@ struct FaultRecord {
   uint64_t waited_ns = 0;
 };
 
-/// Waiting time of one warp for one peer. Written by that warp only.
+/// Waiting time of one warp for one peer. Written only by that warp.
 struct WaitCounter {
   uint64_t total_ns = 0;
   uint64_t max_ns = 0;
   uint64_t waits = 0;
 };
 
-/// Rows and bytes that one warp moved. Written by that warp only.
+/// Rows and bytes that one warp moved. Written only by that warp.
 struct MoveCounter {
 #define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
 #define SWITCHYARD_STATISTIC_TIME(name)
 #include "switchyard/statistics.def"
 };
 
-/// The i-th of n places, i in [0, n), from `first` in [0, n] on and around.
+/// The i-th of n places, i in [0, n), starting at `first` in [0, n] and wrapping around.
 SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
 
-/// Whether warp `index` of a launch of `total`, which waits, asks host memory the `look`-th time that it looks around. They
-/// take turns: a GPU reads the host's memory word by word, a microsecond each, so two thousand warps that ask at the same time
-/// wait for milliseconds, whatever they wait for (docs/design/0057). Few warps ask once in 32 looks.
+/// True if waiting warp `index`, of `total` in the launch, polls host memory at its `look`-th check. Warps take turns: a GPU
+/// reads host memory word by word, a microsecond each, so two thousand warps that read at the same time would spend
+/// milliseconds on it, whatever they wait for (docs/design/0057). In a launch of few warps each one polls once in 32 checks.
 SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) { return look % (total > 32 ? total : 32) == index; }
 
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
@@ -70,46 +70,48 @@ struct CallContext {
   uint64_t timeout_ns = 0;
   Operation operation = Operation::none;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
-  /// CUDA: the same in host memory, polled less often (asks_host), because a host can't reach the one in device memory. CPU:
-  /// null, there is only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
+  /// CUDA: the same word in host memory, polled less often (asks_host); needed because a host can't reach the word in device
+  /// memory. CPU: null, there is only one word. If set, a fault is also written to all ranks' device memory, because no host
+  /// may be listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
-  /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU.
+  /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU only.
   const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
-  /// CUDA: ids so far that are neither -1 nor an expert: InvalidIdCounts of the object. Null: the host counts, or nobody.
+  /// CUDA: running count of ids that are neither -1 nor an expert (InvalidIdCounts of the object). Null: the host counts them,
+  /// or nothing does.
   uint64_t* invalid_ids = nullptr;
-  uint64_t* invalid_bell = nullptr;  ///< CUDA: a word of the host, not 0 once there are any; null: only counted
+  uint64_t* invalid_bell = nullptr;  ///< CUDA: a host word, nonzero once there are any; null: only counted
   Tracer* tracer = nullptr;          ///< null when tracing is off
   DeviceTrace device_trace;          ///< the same on a GPU
-  /// Bit s: this rank reaches all ranks' memory in registration slot s when the call runs. Null: in none.
+  /// Bit s: this rank can access all ranks' memory in registration slot s when the call runs. Null: no slot.
   const uint64_t* registered = nullptr;
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
-  /// All ranks, i in [0, W), from the next one on and this one last: if all served rank 0 first, its link would be the only one
-  /// in use, and then that of rank 1.
+  /// All ranks, i in [0, W), starting with the next one; this rank is last. If all ranks served rank 0 first, only its link
+  /// would be busy, and then only that of rank 1.
   SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 
-/// Whether rank `r` is on this rank's host, which maps its memory. Archs whose groups have one host do not look.
+/// True if rank `r` is on this rank's host, which maps its memory. Archs whose groups have one host skip the check.
 template <class A>
 SWITCHYARD_FN bool is_mapped(const HeapView& heap, int r) {
   if constexpr (requires { A::kSpansHosts; }) return heap.base[r] != nullptr;
   return true;
 }
-/// `p` in rank `r`'s segment; null on another host, where the rank's proxy writes what this one would: nothing is stored to
-/// null.
+/// `p` in rank `r`'s segment. Null if `r` is on another host: its proxy writes there in place of this rank, and stores to null
+/// are skipped.
 template <class A, class T>
 SWITCHYARD_FN T* reach(const HeapView& heap, int r, SymPtr<T> p) {
   return is_mapped<A>(heap, r) ? heap.at(r, p) : nullptr;
 }
 
-/// Those of `ranks` (bits) that are on this rank's host.
+/// The subset of `ranks` (bits) on this rank's host.
 template <class A>
 SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
   if constexpr (requires { A::kSpansHosts; })
@@ -118,11 +120,11 @@ SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
   return ranks;
 }
 
-/// Records a span of this warp's track from construction to destruction, on an arch that can trace.
+/// Records a span on this warp's track from construction to destruction, on an arch that can trace.
 template <class A>
 class WarpSpan {
  public:
-  /// Nothing yet.
+  /// Opens no span yet.
   SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call) : w_(w), call_(call) {}
   SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) : w_(w), call_(call) {
     begin(event, arg);
@@ -141,21 +143,21 @@ class WarpSpan {
     }
   }
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
-  /// Sets the bytes of rows from or for other ranks that the span is about.
+  /// Sets the row bytes from or for other ranks that the span covers.
   SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
   /// A time at which next() or close() may end the span.
   SWITCHYARD_FN uint64_t mark() const {
     if constexpr (kTraces) return open_ ? now() : 0;
     return 0;
   }
-  /// The span ended at `mark`.
+  /// Ends the span at `mark`.
   SWITCHYARD_FN void close(uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
       open_ = false;
     }
   }
-  /// The span ended at `mark`, and another one began there.
+  /// Ends the span at `mark` and begins another one there.
   SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
@@ -165,12 +167,12 @@ class WarpSpan {
       begin_ = mark;
     }
   }
-  /// Changes what the open span is about.
+  /// Changes event and argument of the open span.
   SWITCHYARD_FN void set_event(Event event, int64_t arg) {
     event_ = event;
     arg_ = arg;
   }
-  /// Drops the open span: nothing is recorded.
+  /// Drops the open span without recording it.
   SWITCHYARD_FN void cancel() { open_ = false; }
 
  private:
@@ -191,7 +193,7 @@ class WarpSpan {
 
   typename A::Warp& w_;
   const CallContext& call_;
-  bool open_ = false;  ///< not by a pointer that may be null: on a GPU `w_` would have to lie in memory
+  bool open_ = false;  ///< a bool rather than a nullable pointer: on a GPU `w_` would have to lie in memory
   Event event_{};
   int64_t arg_ = 0;
   uint64_t bytes_ = 0, begin_ = 0;

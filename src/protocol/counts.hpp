@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange of counts and of placements: the first and second message of a call. One warp of each rank runs these.
+// Exchange of counts and of placements: the first and second message of a call. One warp of each rank runs this code.
 //
 // | flag      | written by | read by   | order           | scope  | reuse              |
 // | counts    | each rank  | all ranks | release/acquire | system | epoch, never reset |
 // | placement | each rank  | all ranks | release/acquire | system | epoch, never reset |
 //
-// Buffers are doubled by the parity of the call. A rank writes parity c of call n + 2 only after it finished call n + 1, hence
-// after it saw this rank's flag of call n + 1, which this rank set after it had finished with call n: at most one call ahead.
+// Buffers are doubled by the parity of the call. A rank writes the buffers of call n + 2 only after it finished call n + 1,
+// hence after it acquired this rank's flag of call n + 1, which this rank set after it had finished call n. So a peer is at
+// most one call ahead, and it never overwrites a buffer that is still read.
 #pragma once
 
 #include "layout/control.hpp"
@@ -14,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Tells all ranks that rank `writer` has come to `site` in this call, with everything settled before.
+/// Announces to all ranks that rank `writer` has reached `site` in this call. Releases everything settled before.
 template <class A>
 SWITCHYARD_FN void publish_for(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
                                int writer) {
@@ -25,18 +26,18 @@ SWITCHYARD_FN void publish_for(typename A::Warp& w, const CallContext& call, con
       },
       site);
 }
-/// The same of this rank.
+/// publish_for() for this rank.
 template <class A>
 SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   publish_for<A>(w, call, control, site, call.rank());
 }
 
-/// Calls that begin with counts.
+/// True for calls that begin with counts.
 SWITCHYARD_FN constexpr bool sends_counts(Operation operation) {
   return operation == Operation::dispatch || operation == Operation::layer;
 }
 
-/// True if rank `r`, whose flag of counts this is, sends counts in this very call; the mismatch is recorded.
+/// True if rank `r`, whose `counts` flag is given, sends counts in this call; records the mismatch.
 template <class A>
 struct CountsCame {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, const uint64_t* counts, int r) const {
@@ -45,9 +46,10 @@ struct CountsCame {
   }
 };
 
-/// Waits until all ranks have come to `site`, counts or placement, in this call, in a span of its own. A rank that makes a
-/// fresh dispatch waits for counts before it offers a place, and so for ever if others make a cached dispatch or a combine:
-/// they see by its counts that it does. Its flag cannot be that of a later call while it is awaited in this one.
+/// Waits, in a span of its own, until all ranks have reached `site`, counts or placement, in this call. A rank that makes a
+/// fresh dispatch waits for counts before it publishes a placement, so it would wait forever if other ranks make a cached
+/// dispatch or a combine. Those ranks detect the mismatch from its counts. Its flag cannot be that of a later call while it is
+/// awaited in this one.
 template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   WarpSpan<A> span(w, call, site == Site::counts ? Event::wait_counts : Event::wait_placement, -1);
@@ -60,7 +62,7 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
 }
 
-/// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts`.
+/// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts` flag.
 template <class A>
 SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
                                   const void* row) {
@@ -71,7 +73,7 @@ SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, 
   publish_for<A>(w, call, control, Site::counts, source);
 }
 
-/// On one host nothing is to be passed on.
+/// Relay on one host: nothing to pass on.
 struct NoRelay {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&) const {
@@ -79,8 +81,8 @@ struct NoRelay {
   }
 };
 
-/// Writes this rank's counts row to all ranks and waits for theirs. `relay(w)` makes those of other hosts come in between;
-/// false after a fault (recorded).
+/// Writes this rank's counts row to all ranks and waits for theirs. `relay(w)` runs in between and makes the rows of other
+/// hosts arrive. False after a fault (recorded).
 template <class A, class Relay = NoRelay>
 SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row,
                                    const Relay& relay = {}) {
@@ -89,9 +91,9 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
   return wait_placements<A>(w, call, control, Site::counts);
 }
 
-/// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is
-/// added to `place.rows` for each reader, because the rows lie outside the heap at another distance from its mapping of this
-/// rank's segment. `own_rows`: null, or `place.rows` for this rank itself.
+/// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] an offset
+/// for each reader that is added to `place.rows`; used if the rows lie outside the heap, where each reader maps them at a
+/// different distance from its mapping of this rank's segment. `own_rows`: null, or `place.rows` for this rank itself.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
                                      const Placement& place, const uint64_t* distances = nullptr,
@@ -113,7 +115,7 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
   publish_all<A>(w, call, control, Site::placement);
 }
 
-/// Writes the placement of rank `source` of another host, which came as bytes, to the ranks of this one and releases
+/// Writes the placement of rank `source`, which arrived as bytes from another host, to the ranks of this host and releases
 /// `placement`.
 template <class A>
 void publish_placement_of(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
@@ -125,7 +127,7 @@ void publish_placement_of(typename A::Warp& w, const CallContext& call, const Co
   publish_for<A>(w, call, control, Site::placement, source);
 }
 
-/// True if this rank can read what `place` offers: it has not ended its part of the registration.
+/// True if this rank can read the memory that `place` offers, i.e. this rank has not ended its part of the registration.
 SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& place) {
   return place.memory == 0 || (call.registered != nullptr && (*call.registered >> (place.memory - 1) & 1u) != 0);
 }
@@ -136,14 +138,14 @@ SWITCHYARD_FN inline bool agrees(const CallContext& call, const ControlLayout& c
   return place.status == 0 && place.signature == signature && reachable(call, place);
 }
 
-/// After wait_placements: true if every rank can take part and made the same call. All ranks get the same answer, unless one
-/// has made another call or ended a registration that others use, which is a mismatch.
+/// Call after wait_placements(). True if every rank can take part and made the same call. All ranks get the same result, unless
+/// a rank made a different call or ended a registration that others use; both are a mismatch.
 inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
   bool agree = true;
   for (int r = 0; r < call.world(); ++r) agree = agree && agrees(call, control, signature, r);
   return agree;
 }
-/// all_agree by the lanes of one warp.
+/// all_agree() by the lanes of one warp.
 template <class A>
 SWITCHYARD_FN bool all_agree(typename A::Warp& w, const CallContext& call, const ControlLayout& control, uint64_t signature) {
   return A::lanes_where(w, call.world(), [&](int r) { return !agrees(call, control, signature, r); }) == 0;

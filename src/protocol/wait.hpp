@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one bounded wait. Every spin of every protocol is here, so every spin has a deadline, watches the abort word, names its
-// site and is accounted to the rank that it waited for.
+// The bounded wait of the protocols. Every wait for a rank in src/protocol uses it, so every one has a deadline, polls the
+// abort word, names its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
+// (src/exchange/fused/layer_room.cuh).
 #pragma once
 
 #include "arch/bits.hpp"
@@ -9,13 +10,14 @@
 
 namespace switchyard::detail {
 
-/// Number of a warp in its rank such that neighbours are on different multiprocessors.
+/// Index of a warp in its rank, numbered so that neighbors are on different multiprocessors.
 template <class Warp>
 SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
-/// A warp's part of work that is assigned in turn to the warps of some blocks, to neighbours on different multiprocessors.
+/// A warp's share of work that is dealt out in turn to the warps of some blocks; neighboring items go to different
+/// multiprocessors.
 struct Share {
   int64_t index, step;
 };
@@ -25,18 +27,19 @@ SWITCHYARD_FN Share share_of_blocks(const Warp& w, int first, int end) {
   return {int64_t{w.warp()} * blocks + w.block() - first, blocks * w.warps_per_block()};
 }
 
-/// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
+/// Writes this rank's failure to the abort word in all ranks' device memory (see CallContext::host_abort_word), except where
+/// one is already set.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
   for (int r = 0; r < call.world(); ++r) {
-    if (!is_mapped<A>(call.heap, r)) continue;                // its host hears of it from this one
+    if (!is_mapped<A>(call.heap, r)) continue;                // its host reads the failure from this rank
     uint64_t* theirs = call.heap.at(r, SymPtr<uint64_t>{0});  // HeapHeader::abort_word
     if (A::template load_acquire<Scope::system>(theirs, Site::none) == 0)
       A::template store_release<Scope::system>(w, theirs, word, Site::none);
   }
 }
 
-/// Writes `fault` as this rank's record unless another warp was first, and spreads it.
+/// Writes `fault` as this rank's fault record unless another warp was first, and spreads the abort.
 template <class A>
 SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, const FaultRecord& fault) {
   if (A::template fetch_add<Scope::device>(w, call.fault_claims, 1, Site::local_sends) != 0) return;
@@ -55,7 +58,7 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
-/// Records that `rank` made another call than this one. \returns false
+/// Records that `rank` made a different call. \returns false
 template <class A>
 SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call, Site site, int rank) {
   FaultRecord fault;
@@ -66,7 +69,8 @@ SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call,
   return false;
 }
 
-/// True if rank `r` has called something else than this rank, where all ranks make the calls of a group in the same order.
+/// True if rank `r` has made a different call than this rank. Applies where all ranks make the calls of a group in the same
+/// order.
 template <class A>
 SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
@@ -77,18 +81,18 @@ SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
   return false;
 }
 
-/// True if what rank `r` delivered before it left may still be under way.
+/// True if data that rank `r` delivered before it left may still be in flight.
 template <class A>
 SWITCHYARD_FN bool may_be_under_way(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
-    if (call.heap.base[r] != nullptr) return false;  // it stored what it delivered, and then left
+    if (call.heap.base[r] != nullptr) return false;  // on this host: its stores preceded its departure
     return A::now_ns() - A::peek(&call.headers[r]->left_ns) < kUnderWayNs;
   }
   return false;
 }
 
-/// What may end a wait for rank `awaited`: an abort word, or one that says that this rank has left; 0: nothing. `host`: also
-/// looks at what a GPU finds in host memory only.
+/// Returns the word that ends a wait for rank `awaited`: an abort word, or a word for the departure of that rank; 0 if there is
+/// none. `host`: also checks the words that a GPU finds only in host memory.
 template <class A>
 SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host) {
   const uint64_t abort = A::template load_acquire<Scope::system>(call->abort_word, Site::none);
@@ -102,8 +106,8 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
   return make_left_word(awaited, static_cast<int>(ErrorCode::system));
 }
 
-/// Checks what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank, and
-/// whether that rank has made another call. True: the wait goes on. False: the wait polls once more and ends (EndWait).
+/// Checks whether a wait that began at time `start` must end: deadline, abort words, departure of the awaited rank, or a
+/// different call by that rank. True: the wait goes on. False: the wait polls once more and then ends (EndWait).
 template <class A>
 struct DeadlineCheck {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
@@ -113,8 +117,8 @@ struct DeadlineCheck {
   }
 };
 
-/// Records why a wait ends. Called after polls that followed a DeadlineCheck of false, because what a rank delivered before it
-/// left ends the wait well. \returns false, or true if the wait is for another rank by now and goes on
+/// Records why a wait ends. Called only after polls that follow a DeadlineCheck of false, so data that a rank delivered before
+/// it left still ends the wait with success. \returns false, or true if the wait is by now for another rank and goes on
 template <class A>
 struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
@@ -136,7 +140,7 @@ struct EndWait {
   }
 };
 
-/// Accounts `spent` nanoseconds to a rank that was waited for.
+/// Charges `spent` nanoseconds to an awaited rank.
 template <class A>
 struct ChargeWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t spent) const {
@@ -148,8 +152,8 @@ struct ChargeWait {
   }
 };
 
-/// The last wait of a warp. It is accounted when the next wait follows or nothing urgent is left, because what the warp waited
-/// for is at hand now.
+/// The last wait of a warp. Its accounting is deferred to the next wait, or until nothing urgent is left, because the awaited
+/// data is ready to be processed now.
 template <class A>
 class LastWait {
  public:
@@ -168,17 +172,17 @@ class LastWait {
   uint64_t spent_ = 0;
 };
 
-/// How long a wait is expected to be.
+/// Expected length of a wait.
 enum class Wait : uint8_t {
   brief,
-  long_with_many,  ///< for many warps at once, which sleep between polls from the first on (docs/design/0004)
+  long_with_many,  ///< many warps wait at once; they sleep between polls from the first poll (docs/design/0004)
 };
 
-/// Progress of a wait that did not succeed at once. Not for reuse.
+/// Progress of a wait whose first poll failed. Not reusable.
 template <class A>
 class WaitClock {
  public:
-  SWITCHYARD_FN WaitClock() {}  ///< begin() comes first
+  SWITCHYARD_FN WaitClock() {}  ///< call begin() first
   SWITCHYARD_FN explicit WaitClock(int awaited, Wait wait = Wait::brief) { begin(awaited, wait); }
 
   SWITCHYARD_FN void begin(int awaited, Wait wait = Wait::brief) {
@@ -187,7 +191,7 @@ class WaitClock {
     polls_ = wait == Wait::brief ? 0 : kPollsOfLongWait;
   }
 
-  /// Charges the time so far to the awaited rank and turns to the next one.
+  /// Charges the time so far to the awaited rank and makes `next_awaited` the awaited rank.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns();
     A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
@@ -195,7 +199,7 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  /// Call after each failed poll. False: the deadline has passed, someone aborted or the awaited rank has left; the fault is
+  /// Call after each failed poll. False: the deadline has passed, a rank aborted or the awaited rank has left; the fault is
   /// recorded and the call must end.
   SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
                                   uint64_t expected) {
@@ -213,24 +217,24 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
-  /// Ask after keep_waiting(): true when that has looked at more than the poll, once in sixteen.
+  /// Query after keep_waiting(): true once in sixteen polls, when keep_waiting() also ran its other checks.
   SWITCHYARD_FN bool looks_around() const { return polls_ % kPollsPerLook == 0; }
-  /// Since begin() or the last charge().
+  /// Nanoseconds since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;
   static constexpr int kPollsPerLook = 16;
-  // The polls that a long wait counts as, so that it sleeps between them.
+  // The poll count at which a long wait starts, so that it sleeps between polls.
   static constexpr int kPollsOfLongWait = 1 << 16;
-  static constexpr int kManyPolls = 1 << 23;  // where counting begins again; the pauses between polls are at their longest
-  static constexpr int kEnding = 1 << 30;     // the polls until the next look are the last
+  static constexpr int kManyPolls = 1 << 23;  // the count wraps here; pauses between polls are at their longest
+  static constexpr int kEnding = 1 << 30;     // the polls until the next check are the last
 
   int awaited_ = 0;
   int polls_ = 0;
 };
 
-/// A wait sees no sign of another call but what DeadlineCheck looks at.
+/// Default for `strayed` of wait_for: no check beyond those of DeadlineCheck.
 struct NoOtherSign {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&, int) const {
@@ -239,11 +243,11 @@ struct NoOtherSign {
 };
 
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
-/// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
-/// touching shared data.
-/// `span` covers the wait in a trace: the caller has opened it, and its argument becomes the rank that was waited for last, if
-/// a wait was needed. `strayed(w, rank)` is asked now and then: true if the awaited rank is seen to make another call, which it
-/// has recorded.
+/// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller must return
+/// without touching shared data.
+/// `span` covers the wait in a trace: the caller has opened it, and if a wait was needed its argument becomes the last awaited
+/// rank. `strayed(w, rank)` is called now and then; it returns true if the awaited rank makes a different call, which it has
+/// then recorded.
 template <class A, class Flag, class Writer, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
                             Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Strayed& strayed = {}) {
@@ -263,7 +267,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
   }
 }
 
-/// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
+/// Waits until the flags of all ranks, flag(r) written by rank r, have reached this call.
 template <class A, class Flag, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>& span,
                               const Strayed& strayed = {}) {
@@ -271,9 +275,9 @@ SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag
       w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);
 }
 
-/// Counts the warps of this rank, `warps` of them, that have finished a phase. True for the last one: it is then ordered after
-/// everything that these warps settled before they arrived, and `counter` is 0 again for the next launch, which may have
-/// another number of warps.
+/// Counts the `warps` warps of this rank that have finished a phase. Returns true to the last one. That warp is ordered after
+/// everything that the other warps settled before they arrived, and it resets `counter` to 0 for the next launch, which may
+/// have a different number of warps.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter, int64_t warps) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
@@ -286,14 +290,15 @@ SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   return arrive_is_last<A>(w, counter, w.total());
 }
 
-/// Counters of what the warps of a block have finished, all 0 between calls: in memory of the block, so that an arrival among
-/// its warps is short. Null: the warps of all blocks count each other.
+/// Counters of finished warps per block, all 0 between calls. They lie in memory of the block, so that an arrival among its
+/// warps is short. Null: warps count across all blocks directly.
 struct BlockCounters {
   uint64_t* first = nullptr;
-  int stride = 0;  ///< from block to block: 0 where each block has memory of its own
+  int stride = 0;  ///< from block to block; 0 if each block has its own memory
 };
-/// As above, of all warps of `blocks` blocks: those of a block count each other first, by counter `at` of its own, and the last
-/// one arrives for all. To arrive among blocks takes microseconds while the link is full, and most warps go on at once.
+/// As above, for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
+/// the last one arrives for all of them. An arrival across blocks takes microseconds while the link is full; this way most
+/// warps continue at once.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, const BlockCounters& own, int at, uint64_t* counter, int blocks) {
   if (own.first == nullptr) return arrive_is_last<A>(w, counter, int64_t{blocks} * w.warps_per_block());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused/layer.hpp.
+// The fused layer on the CPU: memory, the plan, one run of the group's workers. The workers run protocol/fused/layer.hpp.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -126,7 +126,8 @@ class CpuFused final : public FusedImpl {
     handle_.reports_drops = config.overflow == Overflow::drop_and_report;
   }
 
-  /// Where every route goes, and the rank's tiles. Throws on all ranks alike beyond a capacity, if that is to fail.
+  /// Computes the destination of every route, and the rank's tiles. If exceeding a capacity is an error, throws it on all ranks
+  /// alike.
   void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
     const int64_t routes = ids.tokens * ids.topk;
@@ -148,8 +149,8 @@ class CpuFused final : public FusedImpl {
     cut_tiles();
   }
 
-  /// The products say how an expert's rows are cut. A product has one column tile: which bits oneDNN makes of a column may
-  /// depend on the columns beside it.
+  /// The products decide how an expert's rows are cut. A product has one column tile, because the bits that oneDNN produces for
+  /// a column may depend on its neighbors.
   void cut_tiles() {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);
@@ -165,7 +166,7 @@ class CpuFused final : public FusedImpl {
       first_tiles_.push_back(static_cast<int>(tile_row_.size()) - 1);
       num_rows_.push_back(end - handle_.first_row[e]);
     }
-    // Each worker may have a tile up of other rows before the first of them is needed.
+    // Each worker may have an up tile of other rows before the first of them is needed.
     const int lag = std::min(group_.pool.total(), static_cast<int>(experts));
     p_.order = {first_tiles_.data(), static_cast<int>(experts), lag, 1, 1};
     p_.tile_row = tile_row_.data();
@@ -182,10 +183,10 @@ class CpuFused final : public FusedImpl {
   }
 
   std::map<int, std::shared_ptr<FusedProducts>> sets_;
-  FusedProducts* products_ = nullptr;  ///< of the call under way
+  FusedProducts* products_ = nullptr;  ///< of the current call
   FusedLayout layout_;
   PrivateBuffer memory_;
-  FusedLayerParams p_;  ///< of the call under way
+  FusedLayerParams p_;  ///< of the current call
   CallEpochs epochs_{first_epoch_};
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of the fused layer, its checks and the memory that it needs.
+// The public class of the fused layer, its checks and its memory requirement.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -23,7 +23,7 @@ int64_t most_rows(const FusedMoeConfig& c, int world) {
 
 namespace {
 
-/// Rows for whose tiles a tile has bits, and tickets numbers.
+/// Maximum rows whose tiles fit the bits of a tile index and the range of tickets.
 int64_t countable_rows(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMostTiles = int64_t{1} << 20, kMostTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
@@ -49,7 +49,7 @@ void check_type(const FusedMoeConfig& c, int world) {
   if (c.weight_scales == ScaleKind::none) invalid_value("FusedMoeConfig::weight_scales", "none", "f32 or ue8m0");
 }
 
-/// Of a token as it travels: elements, and of fp8 the float32 scales behind them, to whole 128 bytes.
+/// Bytes of a token as transferred: its elements and, for fp8, the float32 scales after them, rounded up to a multiple of 128.
 int64_t token_bytes(const FusedMoeConfig& c) {
   return c.type == DType::fp8_e4m3 ? round_up(c.hidden + c.hidden / kFusedScaled * 4, 128) : c.hidden * 2;
 }
@@ -83,7 +83,7 @@ void check_type_on_cpu(const FusedMoeConfig& c) {
               "FusedMoeConfig::type");
 }
 
-/// Without a base.
+/// The base is not set.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
   return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on a GPU: memory, tensor maps, order of streams, launches. The kernel is layer.cu; the plan is normal mode's.
+// The fused layer on a GPU: memory, tensor maps, stream order, launches. The kernel is layer.cu; the plan is normal mode's.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kObject = "FusedMoe";
 
-/// One of the two products: `n` weights of `k` elements for each expert, rows from `in` to `out`, `rows` of both.
+/// One of the two products: `n` weights of `k` elements for each expert; `rows` rows from `in` to `out`.
 struct Product {
   int experts;
   int64_t n, k;
@@ -62,7 +62,7 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// Rows come by halves of a unit, as in gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
+/// Rows are loaded in half units, as in gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
 gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
   if (d.gated)
@@ -75,7 +75,7 @@ gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const Fus
   maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2);
   return g;
 }
-/// Of a product's rows.
+/// Tensor map of the scales of a product's rows.
 CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, int blocks) {
   CUtensorMap map;
   gemm::make_map(&map,
@@ -88,7 +88,7 @@ CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, 
   return map;
 }
 
-/// `most_rows`: of a round.
+/// `most_rows`: maximum rows per round.
 RowWay way_of(int64_t row_bytes, int most_rows) {
   RowWay way;
   const int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
@@ -101,12 +101,12 @@ RowWay way_of(int64_t row_bytes, int most_rows) {
   return way;
 }
 
-/// What of a call depends on whose weights it computes with.
+/// The call parameters that depend on the weight set.
 struct WeightSet {
   gemm::GroupedParams up, down;
   FusedFp8Scales up_scales, down_scales;  ///< fp8
   DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
-  Point ready;                            ///< fp8: they are there; null: they were there when the set was made
+  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was made
 };
 
 class CudaFused final : public FusedImpl {
@@ -292,7 +292,7 @@ class CudaFused final : public FusedImpl {
     params_.returned = way_of(layout_.row_bytes, 32);
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
-  /// Of weights that have been checked.
+  /// Makes a set from weights that have been checked.
   WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
@@ -312,7 +312,8 @@ class CudaFused final : public FusedImpl {
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
                        spread_up + here() * weight_scales_of(config).up};
-    // In the order of the caller's stream, which makes the scales. One that is captured makes nothing now: they are there.
+    // Ordered on the caller's stream, whose work produces the scales. A stream that is being captured produces nothing now, so
+    // the scales must already be there.
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
     const bool captured = capture_of(stream).active;
     const gpu::Stream on = captured ? gpu_.copy_stream() : stream;
@@ -363,13 +364,13 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Enough for rows to come, so that outputs return early: docs/design/0047-fused-layer.md.
+  /// Enough for rows to arrive, yet small enough that outputs return early: docs/design/0047-fused-layer.md.
   static constexpr int kLag = 16;
 
   CudaRank& gpu_;
   FusedLayout layout_;
   Tables tables_;
-  FusedParams params_;  ///< what does not change from call to call, nor with the weights
+  FusedParams params_;  ///< what changes neither from call to call nor with the weights
   std::map<int, WeightSet> sets_;
   DeviceMemory state_;   ///< ObjectState, then the plan's scratch
   DeviceMemory memory_;  ///< FusedMemory, then tables

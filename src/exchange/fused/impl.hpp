@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind FusedMoe, on a GPU (gpu.cpp) and on the CPU (cpu.cpp).
+// Implementation interface of FusedMoe, on a GPU (gpu.cpp) and on the CPU (cpu.cpp).
 #pragma once
 
 #include <map>
@@ -13,25 +13,25 @@
 
 namespace switchyard::detail {
 
-/// Throws invalid_argument naming the field.
+/// Throws invalid_argument, naming the field.
 void check_config(const FusedMoeConfig& config, int world);
-/// Throws unsupported, of a configuration that has been checked.
+/// Throws unsupported. The configuration must have been checked.
 void check_type_on_cpu(const FusedMoeConfig& config);
-/// Most rows of a rank's experts.
+/// Maximum number of rows for a rank's experts.
 int64_t most_rows(const FusedMoeConfig& config, int world);
 
-/// Of calls that all ranks make alike.
+/// Kind of a call, equal on all ranks that make the same call.
 inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& call) {
   return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
 }
 
-/// What all ranks must give alike.
+/// Fields that all ranks must set alike.
 AgreedFields agreed_fields(const FusedMoeConfig& config);
 
-/// Symmetric memory without a base.
+/// Layout of the symmetric memory, without a base.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
 
-/// What a FusedMoe of CPUs is made from.
+/// Constructor arguments of a FusedMoe on the CPU.
 struct FusedOnCpu {
   FusedMoeConfig config;
   std::shared_ptr<FusedProducts> products;
@@ -65,7 +65,7 @@ class FusedImpl : protected ExchangeBase {
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
 
-  /// Before a call of these parts: throws unless halves come in turn, and of the same weights.
+  /// Called before a call of these parts: throws unless the halves alternate and use the same weights.
   void check_turn(const FusedParts& parts, const FusedMoeCall& call) const {
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
@@ -73,12 +73,12 @@ class FusedImpl : protected ExchangeBase {
       invalid_value("FusedMoeCall::weight_set", std::to_string(call.weight_set),
                     std::to_string(up_set_) + ", that of dispatch_up");
   }
-  /// After it.
+  /// Called after a call of these parts.
   void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
     between_ = !parts.down;
     up_set_ = call.weight_set;
   }
-  /// The set of weights of a call; throws invalid_argument unless it is there.
+  /// The weight set of a call. Throws invalid_argument if there is none.
   template <class Set>
   static const Set& find_set(const std::map<int, Set>& sets, const FusedMoeCall& call) {
     const auto found = sets.find(call.weight_set);
@@ -87,13 +87,13 @@ class FusedImpl : protected ExchangeBase {
               " = " + std::to_string(call.weight_set) + ": no such weights have been added, or they have been removed");
     return found->second;
   }
-  int next_set_ = 0;  ///< the number of the next set of weights
+  int next_set_ = 0;  ///< number of the next weight set
 
-  /// Experts of this rank.
+  /// Number of experts of this rank.
   int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
-  /// Of what must be equal on all ranks.
+  /// Hash of everything that must be equal on all ranks.
   uint64_t hash() const { return config_hash_; }
-  /// What a call of these parts is given; throws invalid_argument.
+  /// Checks the arguments of a call of these parts. Throws invalid_argument.
   void check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
 
  private:

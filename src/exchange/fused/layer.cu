@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole MoE layer in one persistent launch: rows are pulled from their sources, both products run tile by tile as rows and
-// intermediate rows come, outputs return to their owners, which sum them.
+// intermediate rows arrive, and outputs return to their owners, which sum them.
 //
 // | flag           | written by          | read by              | order           | scope  | reuse              |
 // | layer_told     | source's last block | mover                | release/acquire | system | epoch, never reset |
 // | layer_rows     | mover, a row        | claimer, tiles up    | release/acquire | device | epoch, never reset |
-// | layer_tiles    | storer, a tile      | claimer, who returns | release/acquire | device | epoch, never reset |
-// | layer_returned | who returns, a row  | owner's summing warp | release/acquire | system | epoch, never reset |
+// | layer_tiles    | storer, a tile      | claimer, returns     | release/acquire | device | epoch, never reset |
+// | layer_returned | returning warp, row | owner's summing warp | release/acquire | system | epoch, never reset |
 //
-// Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
-// pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
-// all its pulls, warps that multiply do when no ticket is left, and both wait for tiles alone. Sums come last in a block and
-// wait for returns. All work is taken by those who are there, telling and the first tickets included, so one resident block
-// per rank suffices.
+// Progress: announcing routes waits for nothing. A block's mover first pulls, which waits only for `layer_told`. An up tile
+// waits for pulls, a down tile for tiles with lower tickets, and a block works on its tickets in their order. A mover returns
+// rows after all its pulls, and the warps that multiply return rows when no ticket is left; both wait only for tiles. Sums come
+// last in a block and wait for returns. All work, including the announcing and the first tickets, is taken by blocks that are
+// running, so one resident block per rank suffices.
 //
-// Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
-// sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
-// outputs of all its rows, which others have read by then. A call of the first half alone is followed by one of the second.
+// Buffers: another rank writes to this rank in a call only after it has this rank's counts of that call, which this rank sends
+// after it has ended the previous call. This rank writes layout.x() after it has ended the previous call. By then it has
+// received the outputs of all its rows, so others have finished reading them. A call of the first half alone is followed by one
+// of the second half.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_returns.cuh"
@@ -34,7 +35,7 @@ template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // what the plan does not touch, while it runs
+  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages what the plan does not touch, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
   const uint32_t pieces = (p.up.shared_bytes - list - kPieceRoom) & ~127u;
   const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
-  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // the loader and the storer read tiles, too
+  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // loader and storer read tiles, too
   const bool goes_on = p.header->status == 0;
   if (threadIdx.x == 0) {
     for (int g = 0; g < 2; ++g) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in fp8 in one persistent launch. Flags, progress and buffers: layer.cu. Here two blocks are a cluster,
-// which takes tickets together, and a tile has a flag of each; tokens become fp8 where they are staged, and their scales travel
-// behind them. The outputs of a tile up are written by ordinary stores, as are scales: copies of boxes read them behind a proxy
-// fence. A cluster waits for nothing but what layer.cu says: its blocks run at the same time, and go through the same tiles.
+// A whole MoE layer in fp8 in one persistent launch. Flags, progress and buffers: layer.cu. Differences: two blocks form a
+// cluster that takes tickets together, and a tile has a flag for each block. Tokens are quantized to fp8 where they are staged,
+// and are transferred with their scales after them. The outputs of an up tile, and their scales, are written by ordinary
+// stores; box copies read them after a proxy fence. A cluster waits for nothing beyond what layer.cu lists: its blocks run at
+// the same time and process the same tiles.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
 #include "exchange/fused/layer_launch.cuh"
@@ -13,8 +14,8 @@ namespace switchyard::detail {
 
 namespace fused {
 
-/// All threads of a cluster: whether the group has failed before, as its first block sees it, since blocks of a cluster go on
-/// together or not at all. `word`: four bytes of shared memory.
+/// True if the group has failed before, as read by the cluster's first block, because the blocks of a cluster must go on
+/// together or not at all. Call from all threads of a cluster. `word`: four bytes of shared memory.
 __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t word) {
   if (threadIdx.x == 0) {
     const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
@@ -27,16 +28,16 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
   return failed;
 }
 
-/// Barriers, staging, stages and scales, pieces; the list of row tiles at the end.
+/// Order in shared memory: barriers, staging, stages and scales, pieces; the list of row tiles at the end.
 inline constexpr uint32_t kFp8PiecesAt =
     gemm::ManyRoom<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
               kFp8PiecesAt + kPieceRoom + (kMostFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
 __device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base) { return {{base, Fp8Up::kStages}, base + kFp8PiecesAt}; }
-/// Before a barrier of the cluster.
+/// Call before a barrier of the cluster.
 __device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
   gemm::make_many_barriers(many_room<Fp8Up>(r), 1,
-                           gemm::kManyMathThreads + 2 * kLanes);  // the loader and the teller read tiles, too
+                           gemm::kManyMathThreads + 2 * kLanes);  // loader and teller read tiles, too
   if (threadIdx.x != 0) return;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
     fp8_layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // what the plan does not touch, while it runs
+  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages what the plan does not touch, while it runs
   ptx::wait_for_previous();
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   }
   if (lane() == 0) leave<Fp8Layer>(p, LayerCall(p, r).word >> kFlagValueBits);
   __syncwarp();
-  ptx::cluster_barrier();  // the other block reaches this one's shared memory no more
+  ptx::cluster_barrier();  // the other block no longer accesses this one's shared memory
 }
 
 __global__ void spread_kernel(const __grid_constant__ WeightScales s) {

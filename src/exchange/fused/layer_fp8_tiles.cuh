@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roles of a block of the layer's kernel in fp8 that belong to products: claiming, loading, multiplying, telling. As in
-// gemm/gpu/fp8_many_kernel.cuh: two blocks are a cluster, which goes through the same tiles; but the loader waits for a tile's
-// rows and brings the scales too, which lie so that a copy of a box can, and a warp tells of what was stored.
+// The product roles of a block of the fp8 layer kernel: claiming, loading, multiplying, announcing. As in
+// gemm/gpu/fp8_many_kernel.cuh two blocks form a cluster that processes the same tiles. Differences: the loader waits for a
+// tile's rows; it also loads the scales, which are laid out for box copies; and a warp announces stored tiles.
 #pragma once
 
 #include "exchange/fused/layer_room.cuh"
@@ -11,27 +11,27 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8TellerWarp = 14, kFp8MoverWarp = 15;
 
-/// A warp has room for 8 rows of a group that is quantised, which the other block writes too, and behind it for 8 rows of 64
-/// outputs, which it may be storing then.
+/// A warp has room for 8 rows of a quantized group, which the other block writes, too. After it is room for 8 rows of 64
+/// outputs, whose store may be in progress at the same time.
 template <gemm::Finish kFinish>
 struct FusedFp8Kind : gemm::ManyKind<kFinish> {
   static constexpr uint32_t kRowsAt = 2048, kWarpStaging = kRowsAt + 1024;
   static constexpr int kScaledRows = kFusedScaleBox;
   static constexpr uint32_t kStages = 4;
 };
-/// A copy of scales begins at a multiple of 16 bytes: so many rows before the tile.
+/// A copy of scales begins at a multiple of 16 bytes, i.e. this many rows before the tile.
 __device__ __forceinline__ int scales_before(int row) { return row & 3; }
 using Fp8Up = FusedFp8Kind<gemm::Finish::quantised>;
 using Fp8Down = FusedFp8Kind<gemm::Finish::plain>;
-/// The rooms of both kinds are the same.
+/// Both kinds have the same room.
 template <class K>
 __device__ __forceinline__ gemm::ManyRoom<K> many_room(const LayerRoom& r) {
   static_assert(gemm::kScaleBytes<K> == gemm::kScaleBytes<Fp8Up> && gemm::ManyRoom<K>::kFixed == gemm::ManyRoom<Fp8Up>::kFixed);
   return {r.room};
 }
 
-/// The warp that says which tiles the cluster computes: gemm::tell_tiles(), with the tickets of a layer; and waits for a tile's
-/// rows while the tile before is under way.
+/// Role of the warp that announces the cluster's tiles: gemm::tell_tiles() with the tickets of a layer. It also waits for a
+/// tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerRoom& r = c.r;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* f
   }
 }
 
-/// One stage: this block's weights, half of each unit's rows for both blocks, and all scales for this one.
+/// Loads one stage: this block's weights, half of each unit's rows for both blocks, and all scales for this block.
 template <class K>
 __device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, const FusedFp8Scales& scales, const Tile& t,
                                                const gemm::ManyRoom<K>& room, uint32_t slot, int block) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, con
                  bar);
 }
 
-/// The warp that loads.
+/// Role of the loader warp.
 __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
   const LayerRoom& r = c.r;
@@ -104,8 +104,8 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   });
 }
 
-/// The warp that tells: when this block's part of a tile is stored, its flag says so. A tile's barrier is that of its slot, and
-/// the tile after the next one begins when this warp has given its entry back.
+/// Role of the teller warp: when this block's part of a tile is stored, sets its flag. The barrier of a tile is that of its
+/// slot; the tile after the next one begins when this warp has released its entry.
 template <class A>
 __device__ __forceinline__ void tell_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void tell_fp8_tiles(const LayerCall& c) {
   }
 }
 
-/// This warpgroup's unit of a tile up; `before`: scales_before() of the tile; `parity`: of the tiles up before.
+/// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: of the earlier up tiles.
 __device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerRoom& r, gemm::Position& at, uint32_t entry,
                                                 int before, uint32_t parity) {
   const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const La
                           [&](int i) { return sums[half * (gemm::kBlockWeights / 4) + i]; });
 }
 
-/// What each of the warps that multiply does: gemm::multiply_many_tiles(), with both products.
+/// Role of each of the warps that multiply: gemm::multiply_many_tiles() with both products.
 template <class A>
 __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerRoom& r) {
   gemm::Position at;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const L
     const int4 tile = ptx::load_shared_16(entry);
     const int width = __shfl_sync(~0u, tile.w & 0xffff, 0);
     if (width == static_cast<int>(gemm::kNoTile)) {
-      if (gemm::math_group() == 0) gemm::take_turn();  // which the last one has passed
+      if (gemm::math_group() == 0) gemm::take_turn();  // passed by the last group
       return;
     }
     const bool down = __shfl_sync(~0u, tile.x >> 16, 0) != 0;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of the layer's kernels, which differ in their blocks alone.
+// Launches of the layer's kernels, which differ only in their blocks.
 #pragma once
 
 #include "exchange/fused/launch.hpp"
 
 namespace switchyard::detail {
 
-/// Dynamic shared memory of a block; a kernel that traces has tracks besides.
+/// Dynamic shared memory of a block; a kernel that traces needs tracks besides.
 inline int most_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
 inline int most_traced_layer_shared(const DeviceLimits& limits) {
   return most_layer_shared(limits) - static_cast<int>(kTrackBytes);
 }
-/// The one of the two kernels that the call asks for.
+/// Launches the one of the two kernels that the call requires.
 inline void launch_layer(const Kernel<const FusedParams>& plain, const Kernel<const FusedParams>& traced, int threads,
                          const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   FusedParams p = given;

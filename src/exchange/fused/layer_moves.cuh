@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that come: tokens to where others read them, and a block's warp that pulls rows of its experts from their sources, in
-// pieces through shared memory, by the copy engine.
+// Incoming rows: staging of tokens where others read them, and the warp of a block that pulls rows for its experts from their
+// sources, in pieces through shared memory, with the copy engine.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -9,26 +9,26 @@
 
 namespace switchyard::detail::fused {
 
-/// What a warp moves through the block's room for pieces. A round loads some slots and stores them, so that copies of a round
-/// are under way at the same time. Each lane waits for its own copies alone.
+/// Moves a warp's rows through the block's room for pieces. A round loads some slots and then stores them, so that the copies
+/// of a round are in flight at the same time. Each lane waits only for its own copies.
 class Pieces {
  public:
   __device__ Pieces(const LayerRoom& r, const RowWay& way) : r_(r), way_(way) {}
-  /// The next rounds are of rows that travel this way.
+  /// Sets how the rows of the following rounds are transferred.
   __device__ __forceinline__ void go(const RowWay& way) { way_ = way; }
 
-  /// All lanes: the slots may be loaded again.
+  /// Waits until the slots may be loaded again. Call from all lanes.
   __device__ __forceinline__ void begin_round() const {
     ptx::bulk_wait_read();
-    __syncwarp();  // lanes have read what they copy themselves, too
+    __syncwarp();  // lanes have also finished their own reads of the slots
   }
-  /// One lane for each slot of the round: the first ones.
+  /// Starts the load of a slot. Call from one lane for each slot of the round, starting with slot 0.
   __device__ __forceinline__ void load(int slot, const std::byte* from, uint32_t bytes) const {
     const uint32_t come = r_.come(static_cast<uint32_t>(slot));
     ptx::mbarrier_expect(come, bytes);
     ptx::bulk_load(at(slot), from, bytes, come);
   }
-  /// All lanes: until the round's first `slots` slots are loaded.
+  /// Waits until the round's first `slots` slots are loaded. Call from all lanes.
   __device__ __forceinline__ void wait(int slots) {
     for (int i = 0; i < slots; ++i) {
       ptx::mbarrier_wait(r_.come(static_cast<uint32_t>(i)), phases_ >> i & 1);
@@ -43,10 +43,10 @@ class Pieces {
   uint32_t phases_ = 0;
 };
 
-/// Parts of the tokens for each block. Of those that are staged four, because blocks begin at different times: where the plan
-/// has a multiprocessor, when it ends. Of those that are told of one: blocks begin that together, and all their threads do it.
+/// Number of token parts per block. Staged: four, because blocks begin at different times, as the ending plan frees
+/// multiprocessors. Announced: one, because blocks begin this together, with all their threads.
 inline constexpr int kStagedParts = 4, kToldParts = 1;
-/// Tokens in parts, which blocks take.
+/// Tokens in parts, which blocks take dynamically.
 struct TokenParts {
   int64_t tokens, each;
 
@@ -55,13 +55,13 @@ struct TokenParts {
     each = (p.most_tokens + parts - 1) / parts;
     if (each == 0) each = 1;
   }
-  /// At least one, so that somebody tells.
+  /// At least one, so that some block announces.
   __device__ int64_t count() const { return tokens > 0 ? (tokens + each - 1) / each : 1; }
   __device__ int64_t begin(int64_t part) const { return part * each; }
   __device__ int64_t end(int64_t part) const { return begin(part) + each < tokens ? begin(part) + each : tokens; }
 };
-/// All threads of a block: `each(part)` for the parts that it takes. `shared`: four bytes of shared memory. Returns their
-/// number; all threads have ended them then.
+/// Calls `each(part)` for the parts that the block takes. Call from all threads of a block. `shared`: four bytes of shared
+/// memory. Returns the number of parts; all threads have finished them by then.
 template <class Each>
 __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenParts& parts, uint32_t shared, Each each) {
   uint64_t next = threadIdx.x == 0 ? ptx::add_relaxed(counter, 1) : 0;
@@ -71,12 +71,12 @@ __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenPart
     __syncthreads();
     const int64_t part = ptx::load_shared(shared);
     if (part >= parts.count()) return taken;
-    if (threadIdx.x == 0) next = ptx::add_relaxed(counter, 1);  // comes while this part is done
+    if (threadIdx.x == 0) next = ptx::add_relaxed(counter, 1);  // arrives while this part is processed
     each(part);
   }
 }
 
-/// Pieces [begin, end), of 16 bytes, of all tokens. All threads of a block.
+/// Copies pieces [begin, end), of 16 bytes, of the concatenated tokens. Call from all threads of a block.
 __device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
@@ -92,8 +92,8 @@ __device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin,
       if (i + j * step < end) to[i + j * step] = v[j];
   }
 }
-/// The same, as fp8: a token's elements, then a float32 scale for each 128 of them, whatever the kind of scale. `begin` is a
-/// multiple of 16: 16 lanes have a group.
+/// copy_tokens() with quantization to fp8: a token's elements are followed by a float32 scale for each 128 of them, for any
+/// kind of scale. `begin` must be a multiple of 16: 16 lanes process one group.
 __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   std::byte* const to = p.call.heap.local(p.layout.x(0));
@@ -123,7 +123,8 @@ __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t be
     }
   }
 }
-/// This rank's tokens to where others read them. All threads of a block; no wait. \returns parts that the block has done
+/// Copies this rank's tokens to where others read them. Call from all threads of a block; does not wait. \returns the number of
+/// parts that the block has done
 template <class L>
 __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
   if (p.x == nullptr) return 0;
@@ -137,8 +138,8 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
   });
 }
 
-/// Tells the ranks of this rank's routes what they must know, and, once all parts of this and of stage_tokens() are done, that
-/// it is there. All threads of a block, which has done `staged` of those; no wait.
+/// Announces this rank's routes to their ranks and, once all parts of this and of stage_tokens() are done, sets the flag. Call
+/// from all threads of a block, which has done `staged` parts of stage_tokens(); does not wait.
 __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -157,7 +158,7 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, 
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }
 
-/// A piece of a row: `at` its beginning. Of a row that fits into a slot the piece is the row.
+/// A piece of a row, starting at `at`. If a row fits into a slot, the piece is the whole row.
 struct RowPiece {
   int64_t at;
   uint32_t bytes;
@@ -168,27 +169,27 @@ struct RowPiece {
         bytes(row_bytes - begin < each ? static_cast<uint32_t>(row_bytes - begin) : each),
         last(row_bytes - begin <= each) {}
 };
-/// Slots of a round: of rows that fit into one each, `rows`; else of the rest of one row from `begin` on.
+/// Slots of a round: `rows` if rows fit into one slot each; else the slots for the rest of one row from `begin` on.
 __device__ __forceinline__ int slots_of_round(const RowWay& way, int64_t row_bytes, int rows, int64_t begin) {
   if (way.whole) return rows;
   const int64_t pieces = (row_bytes - begin + way.piece - 1) / way.piece;
   return pieces < way.slots ? static_cast<int>(pieces) : way.slots;
 }
 
-/// Rows that are pulled in a round, `count` of them. Each row has `topk` rounded up to a power of two lanes, which know its
-/// source and one of its places here, or -1.
+/// The `count` rows that are pulled in a round. Each row has `topk` lanes, rounded up to a power of two. Each lane holds the
+/// row's source and one of its places on this rank, or -1.
 struct PulledRows {
-  int count = 0, of_row = 1, mine = 0;  ///< of_row: lanes of a row; mine: this lane's
+  int count = 0, of_row = 1, mine = 0;  ///< of_row: lanes per row; mine: this lane's row
   int64_t source = 0;
   int32_t place = -1;
 };
-/// Rows that are the lowest of their tokens' here, as this warp takes them. A block has one that pulls.
+/// The rows that this warp takes, restricted to the lowest row of each token on this rank. One warp per block pulls.
 class PulledSequence {
  public:
   __device__ explicit PulledSequence(const LayerCall& c) : c_(c) {
     while (of_row_ < c.p.layout.topk) of_row_ *= 2;
   }
-  /// Up to as many as a round has slots; none when no row is left. All lanes.
+  /// Returns up to as many rows as a round has slots; none when no row is left. Call from all lanes.
   __device__ __forceinline__ PulledRows next() {
     const FusedParams& p = c_.p;
     const HeapView& heap = p.call.heap;
@@ -219,7 +220,7 @@ class PulledSequence {
   uint32_t left_ = 0;
 };
 
-/// Stores the pieces of a round, which are there, to their rows' places. Of fp8, the last piece of a row ends with its scales.
+/// Stores the loaded pieces of a round to their rows' places. fp8: the last piece of a row ends with its scales.
 template <class L>
 __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces& pieces, const PulledRows& r, int64_t begin,
                                              int slots) {
@@ -241,17 +242,17 @@ __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces&
     }
   }
   ptx::bulk_commit();
-  // Scales were read by ordinary loads where the next round's copies write.
+  // Scales were read by ordinary loads from memory that the next round's copies write.
   if constexpr (L::kFp8) ptx::fence_proxy_async();
 }
-/// Tells that the row that each lane names has come, when it has: the lane has stored it.
+/// Waits for this lane's stores, then sets the flag of the row that each lane names.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
   ptx::bulk_wait();
   __syncwarp();
   if (row >= 0) ptx::store_release<Scope::device>(c.p.memory.arrived + row, c.word);
 }
 
-/// Until all ranks' tokens and this rank's places may be read, by copies too. False after a fault.
+/// Waits until all ranks' tokens and this rank's places may be read, also by copies. False after a fault.
 template <class A>
 __device__ __forceinline__ bool await_told(const LayerCall& c) {
   const CallContext& call = c.p.call;
@@ -267,8 +268,8 @@ __device__ __forceinline__ bool await_told(const LayerCall& c) {
   return true;
 }
 
-/// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here. False after
-/// a fault.
+/// Pulls rows of this rank's experts from their sources, ascending. Each row is read once and stored to all its places on this
+/// rank. False after a fault.
 template <class A, class L>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
@@ -278,7 +279,7 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   const RoleSpan<A> span(Event::pull_rows);
   PulledSequence rows(c);
   PulledRows now = rows.next();
-  int32_t before = -1;  // this lane's place in the round before
+  int32_t before = -1;  // this lane's place in the previous round
   while (now.count > 0) {
     const auto from = reinterpret_cast<uint64_t>(call.heap.at(source_rank(now.source), p.layout.x(source_token(now.source))));
     const bool speaks = lane() % now.of_row == 0 && now.mine < now.count;
@@ -294,7 +295,7 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
           reinterpret_cast<const std::byte*>(__shfl_sync(~0u, from, p.pulled.whole ? lane() * now.of_row % 32 : 0));
       const RowPiece piece(p.pulled.whole ? 0 : begin + lane() * int64_t{p.pulled.piece}, row_bytes, p.pulled.piece);
       if (lane() < slots) pieces.load(lane(), row + piece.at, piece.bytes);
-      if (begin == 0) {  // while the copies are under way
+      if (begin == 0) {  // while the copies are in flight
         announce(c, before);
         then = rows.next();
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs that return to their owners: by the warp of a block that has pulled rows, in pieces through shared memory, while
+// Return of outputs to their owners: by the warp of a block that has pulled rows, in pieces through shared memory, while
 // products run; and by the warps that multiply, when no tile is left for them.
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace switchyard::detail::fused {
 
-/// Rows that are returned together: some of a row tile, or none behind its end.
+/// Rows that are returned together: some rows of a row tile, or none past its end.
 struct ReturnedRows {
   int tile = 0, rows = 0;
   int64_t first = 0;
 
-  /// Task number `task` of the rank. `first_tiles`: as count_row_tiles_of() makes it.
+  /// Rows of task number `task` of the rank. `first_tiles`: from count_row_tiles_of().
   template <class L>
   static __device__ __forceinline__ ReturnedRows of(const FusedParams& p, const int* first_tiles, int64_t task) {
     const int of_tile = returns_of_tile<L>(p), tile = static_cast<int>(task / of_tile);
@@ -29,8 +29,8 @@ struct ReturnedRows {
   }
 };
 
-/// What a lane knows of its row: whose it is, and where it travels, null if it stays. To be read when the row's outputs are
-/// there: its source has told of it by then.
+/// A lane's row: its owner and its destination; null if the row stays on this rank. May be read once the row's outputs are
+/// ready: its source has announced it by then.
 struct ReturnedRow {
   int owner = 0;
   int64_t route = 0;
@@ -46,9 +46,9 @@ struct ReturnedRow {
   }
 };
 
-/// Outputs to their owners, tile by tile, as long as there are any that no other warp has taken: those of other ranks travel,
-/// by travel(first row, this lane's row), and when they are there, their owners are told, also of those of this rank. All
-/// lanes of a warp. \returns the bytes that left this rank
+/// Returns outputs to their owners, tile by tile, until other warps have taken all that are left. Calls travel(first row, this
+/// lane's row) to copy the outputs of other ranks, and then sets the flags at the owners, including those of this rank. Call
+/// from all lanes of a warp. \returns the bytes that left this rank
 template <class A, class L, class Travel>
 __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* first_tiles, Travel travel) {
   const FusedParams& p = c.p;
@@ -64,7 +64,7 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
     const ReturnedRow mine(c, r);
-    ptx::fence_proxy_async();  // for those that copy
+    ptx::fence_proxy_async();  // for copies by the copy engine
     const auto bytes = static_cast<uint64_t>(__popc(__ballot_sync(~0u, mine.place != nullptr)) * p.layout.row_bytes);
     left_rank += bytes;
     travel(r.first, mine);
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
   }
 }
 
-/// By the warp that has pulled rows: each lane copies its own row.
+/// For the warp that has pulled rows: each lane copies its own row.
 template <class A, class L>
 __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces,
                                                       MoveCounter& moved) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const 
   moved.remote_bytes += return_rows<A, L>(c, first_tiles, [&](int64_t first, const ReturnedRow& mine) {
     const uint32_t travelling = __ballot_sync(~0u, mine.place != nullptr);
     const int rows = __popc(travelling), of_round = way.whole ? way.slots : 1;
-    const int turn = __popc(travelling & ((1U << lane()) - 1));  // of this lane's row, if it travels
+    const int turn = __popc(travelling & ((1U << lane()) - 1));  // turn of this lane's row, if it is copied
     const std::byte* const from = p.memory.y + (first + lane()) * row_bytes;
     for (int done = 0; done < rows; done += of_round)
       for (int64_t begin = 0; begin < row_bytes; begin += way.round_bytes()) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const 
   });
 }
 
-/// By a warp that has no tile left.
+/// For a warp that has no tile left.
 template <class A, class L>
 __device__ __forceinline__ void return_rows_by_threads(const LayerCall& c, const int* first_tiles) {
   const FusedParams& p = c.p;

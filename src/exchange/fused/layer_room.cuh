@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block of the layer's kernel: shared memory, tiles by tickets, waits.
+// A block of the layer's kernel: shared memory, tiles by tickets, waits.
 //
-// Which tile a ticket is, and what it waits for: protocol/fused/tickets.hpp.
+// Meaning of a ticket, and what its tile waits for: protocol/fused/tickets.hpp.
 #pragma once
 
 #include "arch/cuda/cuda_traced.cuh"
@@ -15,8 +15,8 @@ using gemm::lane;
 using gemm::Room;
 using gemm::Tile;
 
-/// What the kernel of a layer in bf16, and of one in fp8, has: threads of a block; rows of its tiles; blocks that compute a
-/// tile together, of which each sets a flag of its own.
+/// Constants of the bf16 and the fp8 kernel: threads of a block; rows of its tiles; blocks that compute a tile together, each
+/// of which sets its own flag.
 struct Bf16Layer {
   static constexpr int kThreads = gemm::kThreads, kRows = kFusedRows, kWriters = 1;
   static constexpr bool kFp8 = false;
@@ -30,20 +30,21 @@ struct Fp8Layer {
   }
 };
 
-/// Stages before the end of a tile when the next one is claimed: a ticket, its tile and the flags of its rows take some 5 µs.
+/// Number of stages before the end of a tile at which the next one is claimed: a ticket, its tile and the flags of its rows
+/// take about 5 µs.
 inline constexpr int kClaimedAhead = 16;
 
-/// Where a block keeps the part of its tokens that it is at: behind its barriers, within kFixedBytes.
+/// Offset of the block's current token part: after its barriers, within kFixedBytes.
 inline constexpr uint32_t kPartAt = 768;
 
-/// What a block has besides the room of its products, of which this knows the beginning alone.
+/// Shared memory of a block besides the room of its products; only the beginning of that room is used here.
 struct LayerRoom {
   Room room;
   uint32_t pieces;  ///< kPieceRoom bytes
 
   __device__ uint32_t staged(int group) const { return room.base + 640 + 8 * static_cast<uint32_t>(group); }
   __device__ uint32_t stored(int i) const { return room.base + 656 + 8 * static_cast<uint32_t>(i); }
-  __device__ uint32_t come(uint32_t slot) const { return room.base + 800 + 8 * slot; }  ///< kMostSlots of them
+  __device__ uint32_t come(uint32_t slot) const { return room.base + 800 + 8 * slot; }  ///< kMostSlots barriers
   __device__ uint32_t failed() const { return room.base + 704; }
   __device__ uint32_t call() const { return room.base + 720; }
 };
@@ -52,7 +53,7 @@ struct LayerRoom {
 struct LayerTile {
   Tile tile;
   bool down;
-  int index;  ///< of the row tile among all of the rank
+  int index;  ///< index of the row tile among all of the rank
 };
 __device__ __forceinline__ LayerTile read_layer_tile(uint32_t entry) {
   const int4 e = ptx::load_shared_16(entry);
@@ -65,7 +66,8 @@ __device__ __forceinline__ void write_layer_tile(uint32_t entry, const LayerTile
                                static_cast<int>(t.tile.shape)});
 }
 
-/// first_tiles[e]: row tiles of the experts before e; the last one: of all. All threads; ends with a barrier of all.
+/// Sets first_tiles[e] to the number of row tiles of the experts before e; the last entry: all row tiles. Call from all
+/// threads; ends with `__syncthreads()`.
 template <class L>
 __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* first_tiles) {
   const int experts = p.up.num_experts;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* fi
   __syncthreads();
 }
 
-/// `first_tiles`: as count_row_tiles_of() makes it.
+/// `first_tiles`: from count_row_tiles_of().
 __device__ __forceinline__ TicketOrder ticket_order(const FusedParams& p, const int* first_tiles) {
   return {first_tiles, p.up.num_experts, p.lag, p.parts.up ? p.up.column_tiles : 0, p.parts.down ? p.down.column_tiles : 0};
 }
@@ -95,7 +97,8 @@ __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const i
           first_tiles[tile.expert] + place.row_tile};
 }
 
-/// What only the device knows of a call. 24 bytes of shared memory, because the warps that multiply have no registers for it.
+/// Values of a call that only the device knows. In 24 bytes of shared memory, because the warps that multiply have no registers
+/// for it.
 struct LayerCall {
   const FusedParams& p;
   const LayerRoom& r;
@@ -114,7 +117,7 @@ struct LayerCall {
   }
 };
 
-/// A span of this warp's track, from construction to end(), of an arch that traces. All lanes.
+/// A span on this warp's track from construction to end(), on an arch that traces. Call from all lanes.
 template <class A>
 class RoleSpan {
  public:
@@ -130,12 +133,12 @@ class RoleSpan {
   uint64_t begin_ = 0;
 };
 
-/// Of this warp among those of the launch.
+/// Index of this warp in the grid.
 __device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
 
-/// One lane, the `look`-th time that it looks around in a wait for rank `rank` that began at `begin`: whether it must end. Then
-/// the fault is recorded, told to all ranks, and all waits of the block end at once. This rank itself has twice the time: what
-/// it waits for waits for others.
+/// True if a wait for rank `rank` that began at `begin` must end. Call from one lane, at the `look`-th check of the wait. If
+/// so, the fault is recorded and spread to all ranks, and all waits of the block end at once. For this rank itself the timeout
+/// is doubled, because what it waits for waits for others.
 __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, int look) {
   const CallContext& call = c.p.call;
   if (ptx::load_shared(c.r.failed()) != 0) return true;
@@ -169,8 +172,8 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
   return true;
 }
 
-/// One lane: accounts the time since `begin` to a rank that this warp has waited for, unless that is this rank. Reductions in
-/// memory, because warps of another kernel may have the same counters at the same time.
+/// Charges the time since `begin` to a rank that this warp has waited for, unless it is this rank. Call from one lane. Uses
+/// reductions in memory, because warps of another kernel may update the same counters at the same time.
 __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, uint64_t begin) {
   if (rank == call.rank()) return;
   const uint64_t spent = ptx::global_timer() - begin;
@@ -180,17 +183,17 @@ __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, u
   ptx::reduce_max(&counter.max_ns, spent);
 }
 
-/// Whose flags a warp waits for.
+/// The writers of the flags that a warp waits for.
 enum class Awaited { this_rank, ranks };
 
-/// All lanes of a warp: until ready() holds in every lane; a lane waits for `rank`. False after a fault (recorded): what was
-/// waited for may not be there. A wait for ranks is accounted to the other rank that was waited for last.
+/// Waits until ready() holds in every lane; each lane waits for its `rank`. Call from all lanes of a warp. False after a fault
+/// (recorded): the awaited data may be missing. A wait for ranks is charged to the other rank that was waited for last.
 template <class A, Awaited kAwaited = Awaited::ranks, class Ready>
 __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;
   const RoleSpan<A> span(event);
   const uint64_t begin = ptx::global_timer();
-  int slowest = c.p.call.rank();  // of the lanes that have waited longest
+  int slowest = c.p.call.rank();  // rank of the lanes that have waited longest
   const auto charge = [&] {
     if constexpr (kAwaited == Awaited::ranks)
       if (lane() == 0) charge_wait(c.p.call, slowest, begin);
@@ -215,7 +218,7 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
     }
   }
 }
-/// Until `count` flags, of this rank and this GPU, say that they are of this call. A lane's loads are under way at the same
+/// Waits until `count` flags of this rank, set on this GPU, have reached this call. A lane's loads are in flight at the same
 /// time.
 template <class A>
 __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
@@ -235,8 +238,8 @@ __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event 
   });
 }
 
-/// One thread: the group has failed before; the host learns of it. As report_abort(), without a call: a function's registers
-/// would be those of the warps that multiply.
+/// Reports to the host that the group has failed before. Call from one thread. Like report_abort(), but inlined: a function
+/// call would take registers from the warps that multiply.
 __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
   if (call.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
@@ -252,9 +255,9 @@ __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t 
   ptx::store_release<Scope::system>(&f.ready, 1);
 }
 
-/// One thread of a block, before the others move anything.
+/// Resets the block's move counters. Call from one thread of a block, before the others move anything.
 __device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.moved[blockIdx.x] = {}; }
-/// One lane of a warp: what it has moved.
+/// Adds what a warp has moved. Call from one lane.
 __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
   MoveCounter& block = p.call.moved[blockIdx.x];
 #define SWITCHYARD_STATISTIC_MOVED(name) \
@@ -263,7 +266,7 @@ __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCoun
 #include "switchyard/statistics.def"
 }
 
-/// One lane of each warp, last thing; the last warp of the rank ends the call.
+/// Last step of each warp, called from one lane; the last warp of the rank ends the call.
 template <class L>
 __device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
   constexpr int kWarps = L::kThreads / 32;
@@ -272,7 +275,7 @@ __device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
   p.state->epoch = epoch;
 }
 
-/// All lanes of a warp: `each(tile)` for every tile of the block; then this warp needs its entry no more.
+/// Calls `each(tile)` for every tile of the block. Call from all lanes of a warp. It releases the entry before `each` runs.
 template <class Each>
 __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each each) {
   for (int i = 0;; ++i) {
@@ -285,8 +288,8 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
   }
 }
 
-/// Until the rows that a tile reads are there. All lanes of the warp that claims: whoever copies them, by the copy engine, has
-/// been told by it and needs a proxy fence.
+/// Waits until the rows that a tile reads are ready. Call from all lanes of the claimer warp. A warp that copies these rows
+/// with the copy engine is notified by the claimer and needs a proxy fence.
 template <class A, class L>
 __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
   const FusedParams& p = c.p;
@@ -300,14 +303,14 @@ __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& 
   }
   __syncwarp();
 }
-/// Tells a block's warps of tile number i of the block, whose rows are there. All lanes of the warp that claims.
+/// Announces the tile in `slot`, whose rows are ready, to the block's warps. Call from all lanes of the claimer warp.
 __device__ __forceinline__ void tell_of_tile(const LayerRoom& r, uint32_t slot, const LayerTile& t) {
   if (lane() != 0) return;
   write_layer_tile(r.room.entry(slot), t);
   ptx::mbarrier_arrive(r.room.told(slot));
 }
 
-/// The next of the indices 0, 1, 2, ..., `count` at a time; all lanes.
+/// Takes the next `count` of the indices 0, 1, 2, ...; call from all lanes. \returns the first
 __device__ __forceinline__ int64_t take(uint64_t* counter, int count) {
   uint64_t i = 0;
   if (lane() == 0) i = ptx::add_relaxed(counter, static_cast<uint64_t>(count));

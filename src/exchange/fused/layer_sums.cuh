@@ -28,8 +28,8 @@ __device__ __forceinline__ uint4 rounded(const float (&sum)[8]) {
           gemm::pack<__nv_bfloat16>(sum[4], sum[5]), gemm::pack<__nv_bfloat16>(sum[6], sum[7])};
 }
 
-/// Adds vectors v, v + 32, ... below `end` of the rows of the lanes in `left`, ascending; `at` and `weight`: of this lane's
-/// row.
+/// Adds the vectors v, v + 32, ... below `end` of the rows held by the lanes in `left`, ascending. `at` and `weight`: of this
+/// lane's row.
 template <int kVectors, int kAtOnce>
 __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, float weight, bool weighted, int v, int end,
                                          float (&sum)[kVectors][8]) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
   }
 }
 
-/// What a lane knows of its route of a token.
+/// A lane's route of a token.
 struct SummedRoute {
   int32_t id = -1, row = -1;
   float weight = 1.f;
@@ -72,7 +72,7 @@ __device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t 
   return r;
 }
 
-/// Part `part` of `parts` of token t's sum; `r`: its route of this lane. False after a fault.
+/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route of the token. False after a fault.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
   const FusedParams& p = c.p;
@@ -108,9 +108,9 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   return true;
 }
 
-/// Sums of tokens out of their routes' rows, k ascending, in float32 from +0 or the row of `out`, rounded once: as combine
-/// per_route. kVectors of 16 bytes of each row, of kAtOnce rows, are under way in each lane; so are the routes of the part
-/// after, and the number of the one after that.
+/// Sums tokens from the rows of their routes: k ascending, in float32 starting from +0 or from the row of `out`, rounded once,
+/// as combine per_route. Each lane has kVectors vectors of 16 bytes of each of kAtOnce rows in flight, as well as the routes of
+/// the next part and the number of the part after it.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   constexpr int kParts = 2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roles of a block of the layer's kernel that belong to products: claiming, loading, multiplying, storing. As in
-// gemm/gpu/tile_roles.cuh, but for what they wait for and tell: the loader waits for a tile's rows, and a warp stores and tells
-// of what was stored, so that the warps that multiply never wait for memory.
+// The product roles of a block of the layer's kernel: claiming, loading, multiplying, storing. As in gemm/gpu/tile_roles.cuh,
+// except for waiting and announcing: the loader waits for a tile's rows, and a separate warp stores outputs and announces them,
+// so that the warps that multiply never wait for memory.
 #pragma once
 
 #include "exchange/fused/layer_room.cuh"
@@ -11,7 +11,7 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
 
-/// The warp that claims, as gemm::claim_tiles, and waits for a tile's rows while the tile before is under way.
+/// Role of the claimer warp: like gemm::claim_tiles, and waits for a tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerRoom& r = c.r;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int*
   }
 }
 
-/// The warp that loads.
+/// Role of the loader warp.
 template <class Up, class Down>
 __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   });
 }
 
-/// Rows of `kColumns` outputs that a warpgroup has staged, to their place; the warp that stores.
+/// Stores rows of `kColumns` outputs that a warpgroup has staged. Called by the storer warp.
 template <int kColumns>
 __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const Tile& t, uint32_t staging, int column) {
   constexpr int kPiecesOfRow = kColumns / 8;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
     }
     ptx::bulk_commit();
   }
-  const int in_boxes = rows & ~15;  // an expert's last rows, whose neighbours belong to the next expert
+  const int in_boxes = rows & ~15;  // the last rows of an expert, whose neighbors belong to the next one
   for (int i = in_boxes * kPiecesOfRow + lane(); i < rows * kPiecesOfRow; i += 32) {
     const int row = i / kPiecesOfRow, piece = i % kPiecesOfRow;
     if (column + piece * 8 >= g.columns) continue;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
   }
 }
 
-/// The warp that stores: both warpgroups hand over a tile half by half; when all of it is stored, its flag says so.
+/// Role of the storer warp: both warpgroups hand over a tile in two halves; when all of it is stored, sets its flag.
 template <class Up, class Down>
 __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
   });
 }
 
-/// Hands half `half` of this warpgroup's accumulators to the warp that stores.
+/// Hands half `half` of this warpgroup's accumulators to the storer warp.
 template <class K, int kWidth>
 __device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const LayerRoom& r, uint32_t& parity,
                                           const float (&d)[kWidth / 2]) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const La
   ptx::mbarrier_arrive(r.staged(group));
 }
 
-/// As gemm::multiply_tile with gemm::finish_by_halves, but for the end.
+/// Like gemm::multiply_tile with gemm::finish_by_halves, except for the end.
 template <class K, int kWidth>
 __device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g, const LayerRoom& r, gemm::Position& at,
                                                     uint32_t& handed) {

@@ -12,38 +12,39 @@
 
 namespace switchyard::detail {
 
-/// Rows of the widest tile: what the rows that travel leave of a block's shared memory.
+/// Rows of the widest tile: what fits into a block's shared memory besides the row pieces in transfer.
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
-/// fp8: rows whose scales are brought together: those of a tile, and up to three before.
+/// fp8: rows whose scales are loaded together: those of a tile, and up to three before it.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
-/// A row travels through a block's kPieceRoom bytes: in pieces of at most kPieceBytes, one of a token of 7168 in fp8 with its
-/// scales, two at a time; or if it is as short as that, whole, as many rows at a time as there is room for, up to kMostSlots.
+/// Rows are transferred through a block's kPieceRoom bytes, in pieces of at most kPieceBytes, two at a time; a token of 7168 in
+/// fp8 is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a time as fit, up to
+/// kMostSlots.
 inline constexpr uint32_t kPieceBytes = 7424, kPieceRoom = 2 * kPieceBytes;
 inline constexpr int kMostSlots = 8;
-/// Whoever moves rows takes as many as have about kBytesAtOnce, 8 to 32: a flag of a row waits for those taken with it.
+/// A warp that moves rows takes about kBytesAtOnce at a time, 8 to 32 rows; the flag of a row waits for all rows taken with it.
 inline constexpr int64_t kBytesAtOnce = 96 * 1024;
 
-/// How rows of one size travel.
+/// How rows of one size are transferred.
 struct RowWay {
-  uint32_t piece = 0;  ///< bytes of a piece, the last of a row aside
+  uint32_t piece = 0;  ///< bytes of a piece, except the last of a row
   uint32_t pitch = 0;  ///< of slots in shared memory
-  int slots = 0;       ///< pieces of a round: of rows that travel whole of as many rows, else of one
-  int at_once = 0;     ///< rows that are taken together, in [1, 32]
+  int slots = 0;       ///< pieces of a round: if rows are whole, of as many rows; else of one row
+  int at_once = 0;     ///< rows that a warp takes together, in [1, 32]
   bool whole = false;  ///< a row is one piece
 
   /// Bytes of a row that a round moves.
   SWITCHYARD_FN int64_t round_bytes() const { return int64_t{piece} * (whole ? 1 : slots); }
 };
-/// Outputs of a tile up, and down.
+/// Output columns of an up tile, and of a down tile.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
-/// fp8: so that the last piece of a token holds all its scales.
+/// fp8: limit that lets the last piece of a token contain all its scales.
 inline constexpr int64_t kMostFusedFp8Hidden = 65536;
-/// The plan's most; and what a block in fp8 has room for, of a rank.
+/// Maximum number of experts: of the plan; and per rank in fp8, limited by a block's shared memory.
 inline constexpr int kMostFusedExperts = 4608, kMostFusedFp8Experts = 2048;
-/// Of shared memory, for the tracks of a kernel that traces.
+/// Shared memory for the tracks of a kernel that traces.
 inline constexpr uint32_t kTrackBytes = 1024;
 
-/// What depends on the type of the weights: rows of the widest tile; blocks that compute a tile together, each with a flag;
+/// Sizes that depend on the weight type: rows of the widest tile; blocks that compute a tile together, each with its own flag;
 /// bytes of an element that is multiplied.
 struct FusedTypeSizes {
   int tile_rows, writers;
@@ -52,10 +53,10 @@ struct FusedTypeSizes {
 inline FusedTypeSizes fused_type_sizes(const FusedMoeConfig& c) {
   return c.type == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
 }
-/// fp8: elements that have a scale together.
+/// fp8: elements that share a scale.
 inline constexpr int64_t kFusedScaled = 128;
 
-/// fp8: numbers of four float32 of an expert in the spread scales of its weights.
+/// fp8: number of float4 per expert in the spread scales of its weights.
 struct FusedWeightScales {
   int64_t up, down;
 };
@@ -65,8 +66,8 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
-/// Bytes of the spread scales of one set of weights, of `here` experts: those up, then those down. Whole 128, as parts of
-/// memory are.
+/// Bytes of the spread scales of one weight set with `here` experts: those of up, then those of down. A multiple of 128, like
+/// all parts of memory.
 inline size_t weight_scales_bytes(const FusedMoeConfig& c, int here) {
   if (c.type != DType::fp8_e4m3) return 0;
   return static_cast<size_t>(round_up(here * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
@@ -92,7 +93,7 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   return carver.bytes();
 }
 
-/// The same on the CPU, where a product has one column tile, and a row tile one row or more.
+/// carve_fused() for the CPU, where a product has one column tile, and a row tile has at least one row.
 inline int64_t carve_fused_on_cpu(std::byte* base, const FusedMoeConfig& c, int64_t rows, FusedMemory& m) {
   constexpr int64_t kElement = 2;
   Carver carver(base);

@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Throws Error(system) naming `what` unless the runtime reports success.
+/// Throws Error(system), naming `what`, unless the runtime reports success.
 inline void check_cuda(gpu::Status status, const char* what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();

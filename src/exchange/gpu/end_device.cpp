@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank's memory ends: end_device, and the host memory that waits for it.
+// How a rank's memory ends: end_device, and the host memory whose release it defers.
 #include <chrono>
 #include <future>
 #include <memory>
@@ -18,16 +18,16 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Control memory of a rank that has left.
+/// Control memory of a departed rank.
 struct Remains {
   std::unique_ptr<SymmetricHeap> control;
-  std::unique_ptr<SharedHostMemory> shared;  // goes first
+  std::unique_ptr<SharedHostMemory> shared;  // destroyed first
 };
 
-/// What GPU groups of this process leave behind. Lives as long as the process.
+/// Memory left behind by GPU groups of this process. Lives as long as the process.
 struct Yard {
   std::mutex mutex;
-  int in_use = 0;  ///< SharedHostMemory
+  int in_use = 0;  ///< number of SharedHostMemory in use
   std::vector<Remains> remains;
 };
 Yard& yard() {
@@ -35,11 +35,11 @@ Yard& yard() {
   return *made;
 }
 
-/// Takes what a rank leaves. \returns what is to be freed now: nothing while another group of the process lives
+/// Takes the memory of a departed rank. \returns what to free now: nothing while another group of the process is alive
 std::vector<Remains> lay_down(Remains left) {
   Yard& all = yard();
   const std::lock_guard lock(
-      all.mutex);  // for both: of ranks that end at the same time, the last must find what the others left
+      all.mutex);  // held over both steps: if ranks end at the same time, the last one must find what the others left
   all.in_use -= left.shared->retire();
   all.remains.push_back(std::move(left));
   if (all.in_use > 0) return {};
@@ -90,7 +90,7 @@ void end_device(DeviceParts given) noexcept {
     else
       thread.detach();
   } catch (const std::exception&) {
-    // Without memory or a thread all is freed here, whatever that waits for.
+    // Without memory or a thread everything is freed here, whatever that waits for.
   }
 }
 

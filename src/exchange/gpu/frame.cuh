@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels of a call begin, and the grid of their launch.
+// Prologue of the kernels of a call, and the grid of their launch.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -9,7 +9,7 @@
 
 namespace switchyard::detail {
 
-/// Copies `given` to the block's shared memory. All threads.
+/// Copies `given` to the block's shared memory. Call from all threads.
 template <class T>
 __device__ void copy_to_shared(const T& given, T& shared) {
   static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>);
@@ -18,7 +18,7 @@ __device__ void copy_to_shared(const T& given, T& shared) {
 }
 
 /// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
-/// awaited rank, because the call waited for nobody (the rank that failed may be this one).
+/// awaited rank, because the call waited for none (the failed rank may be this one).
 __device__ __noinline__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
   if (given.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
@@ -31,7 +31,7 @@ __device__ __noinline__ inline void report_abort(const CallContext& given, uint6
   ptx::store_release<Scope::system>(&given.fault->ready, 1);
 }
 
-/// Adds `n` > 0 to the object's count of invalid ids, and lets the host know, if it is to. One thread.
+/// Adds `n` > 0 to the object's count of invalid ids and notifies the host if required. Call from one thread.
 __device__ __noinline__ inline void add_invalid_ids(const CallContext& call, uint64_t n) {
   if (call.invalid_ids == nullptr) return;
   ptx::add_acq_rel<Scope::device>(&reinterpret_cast<InvalidIdCounts*>(call.invalid_ids)->total, n);
@@ -50,10 +50,10 @@ __device__ inline CallWords load_call_words(const CallContext& given, const Epoc
   return words;
 }
 
-/// Completes `call` (in shared memory, already copied by copy_to_shared) with the epoch. All threads of a block call this.
-/// False if the group has failed: the host learns of it, and the block must return at once, so that N queued calls cost one
-/// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; the last
-/// warp of that block does so while the others go on.
+/// Completes `call` (in shared memory, already filled by copy_to_shared) with the epoch. Call from all threads of a block.
+/// False if the group has failed: it is reported to the host and the block must return at once, so that N queued calls cost one
+/// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; its last
+/// warp does so while the others continue.
 __device__ inline bool begin_block(const CallContext& given, const CallWords& words, EpochState* state, bool ends_call,
                                    CallContext& call) {
   if (threadIdx.x == 0) {
@@ -68,7 +68,7 @@ __device__ inline bool begin_block(const CallContext& given, const CallWords& wo
   return !failed;
 }
 
-/// The grid of a launch of `shape`.
+/// Grid of a launch of `shape`.
 inline Grid grid_of(int blocks, const CudaShape& shape, bool dependent = false) {
   return {blocks, shape.warps * kLanes, shape.shared_bytes(), dependent};
 }

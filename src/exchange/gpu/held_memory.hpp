@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory outside the heap that a user or an object of a rank holds by shares.
+// Memory outside the heap that users or objects of a rank hold by reference count.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace switchyard::detail {
 
-/// The last share may go at any time, on any thread: the memory is freed after the work on all streams that it was used on, and
-/// graphs that use it hold shares.
+/// The last reference may be dropped at any time, on any thread: the memory is freed after the work on all streams that used
+/// it. Graphs that use it hold references.
 class HeldMemory final : public MemoryHolder, public std::enable_shared_from_this<HeldMemory> {
  public:
-  /// The rank's GPU is current.
+  /// Requires the rank's GPU to be current.
   static std::shared_ptr<HeldMemory> make(size_t bytes, CudaRank& gpu) {
     std::shared_ptr<HeldMemory> made(new HeldMemory(bytes, gpu));
     gpu.holders().remember(made->data(), bytes, made);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels as objects. Nothing else of the library launches one, so the list of all, which is loaded before any rank waits for
-// another, follows from the kernels that there are.
+// Kernels as objects. All kernel launches of the library go through them, so the list of all kernels, which are loaded before
+// any rank waits for another, is complete by construction.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@
 
 namespace switchyard::detail {
 
-/// Shared memory that a block may have, and multiprocessors, of the current device.
+/// Shared memory available to a block, and multiprocessors, of the current device.
 struct DeviceLimits {
   int multiprocessors = 0;
   uint32_t shared_bytes = 0;
-  bool dependent_launches = false;  ///< from sm_90 on, where a rank has its GPU to itself
+  bool dependent_launches = false;  ///< sm_90 or newer, and the rank has its GPU to itself
 };
 
-/// What the arguments of a launch are made of that ends at once, because `call.abort_word` is not 0.
+/// Material for the arguments of a launch that ends at once, because `call.abort_word` is not 0.
 struct IdleCall {
   static constexpr size_t kStateBytes = 8192;
   CallContext call;
-  void* state = nullptr;  ///< kStateBytes of device memory, zero: the state of any object, and what else a mode reads
+  void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and whatever else a mode reads
 };
 
-/// The call that parameters of a kernel hold: `call`, or that of the algorithm's parameters `f`, `d`, `c` or `l` in them.
+/// The call inside a kernel's parameters: `call`, or that of the algorithm's parameters `f`, `d`, `c` or `l` in them.
 template <class Params>
 CallContext& call_in(Params& p) {
   if constexpr (requires { p.call; })
@@ -42,7 +42,7 @@ CallContext& call_in(Params& p) {
     return call_in(p.l);
 }
 
-/// Makes parameters idle that hold a call and an object's state. Other types whose values matter have an overload.
+/// Makes parameters with a call and an object's state idle. Types with other significant values have an overload.
 template <class Params>
 requires requires(Params& p) { p.state; }
 void set_idle(Params& p, const IdleCall& idle) {
@@ -57,11 +57,11 @@ class KernelBase {
   KernelBase(const KernelBase&) = delete;
   KernelBase& operator=(const KernelBase&) = delete;
   static const std::vector<const KernelBase*>& all();
-  /// The largest number of warps that a block of any kernel has.
+  /// Maximum number of warps per block over all kernels.
   static int most_warps();
-  /// Loads it on the current device and lets it have the shared memory that its launches may ask for.
+  /// Loads the kernel on the current device and grants it the shared memory that its launches may request.
   virtual void prepare(const DeviceLimits& limits) const = 0;
-  /// Enqueues a launch that ends at once: the first one may allocate local memory, which waits for all kernels of the GPU.
+  /// Enqueues a launch that ends at once: the first launch may allocate local memory, which waits for all kernels of the GPU.
   virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:
@@ -76,12 +76,12 @@ template <class... Given>
 class Kernel final : public KernelBase {
  public:
   using Entry = void (*)(Given...);
-  /// Blocks have up to `most_threads`; `most_shared` is the dynamic shared memory that a launch may ask for, on a device of
-  /// these limits. `name` is for errors.
+  /// Blocks have up to `most_threads` threads; `most_shared` is the dynamic shared memory that a launch may request on a device
+  /// with these limits. `name` is for errors.
   Kernel(const char* name, Entry entry, int most_threads, int (*most_shared)(const DeviceLimits&))
       : KernelBase(most_threads), name_(name), entry_(entry), most_shared_(most_shared) {}
 
-  /// Enqueues it. Throws Error(system) naming the kernel.
+  /// Enqueues the kernel. Throws Error(system), naming the kernel.
   void launch(const Grid& grid, gpu::Stream stream, const std::type_identity_t<Given>&... given) const {
     check_cuda(gpu::launch(entry_, grid, stream, given...), name_);
   }
@@ -96,7 +96,7 @@ class Kernel final : public KernelBase {
 
  private:
   static constexpr int kIdleShared = 4096;
-  /// Most blocks of a cluster, of which a launch has whole ones.
+  /// Maximum number of blocks per cluster; a launch consists of whole clusters.
   static constexpr int kMostOfCluster = 8;
 
   template <class T>

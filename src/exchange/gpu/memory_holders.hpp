@@ -12,16 +12,16 @@
 
 namespace switchyard::detail {
 
-/// Memory of the GPU as long as this lives.
+/// GPU memory that exists as long as this object.
 struct MemoryHolder {
   virtual ~MemoryHolder() = default;
-  /// What is enqueued on `stream`, whose state is `capture`, until this ends uses the memory; a graph keeps it. The GPU is
-  /// current.
+  /// Marks the memory as used by what is enqueued on `stream`, whose state is `capture`, until this object ends. A graph keeps
+  /// the memory alive. The GPU must be current.
   virtual void used_on(gpu::Stream stream, const CaptureState& capture) = 0;
 };
 
-/// Who holds which memory of a rank's GPU: a call that is given an address finds the owner of what lies there, of whichever
-/// object. Any thread.
+/// Holders of the memory of a rank's GPU: a call that is given an address finds the owner of the memory there, whichever object
+/// it is. Thread-safe.
 class MemoryHolders {
  public:
   void remember(const void* begin, size_t bytes, std::weak_ptr<MemoryHolder> holder) {
@@ -29,7 +29,7 @@ class MemoryHolders {
     std::erase_if(ranges_, [](const Range& r) { return r.holder.expired(); });
     ranges_.push_back({reinterpret_cast<uintptr_t>(begin), bytes, std::move(holder)});
   }
-  /// The holder of the byte at `p`, or null. A holder that is found says that this is memory of the GPU.
+  /// The holder of the byte at `p`, or null. Finding a holder implies that this is GPU memory.
   std::shared_ptr<MemoryHolder> find(const void* p) const {
     const auto at = reinterpret_cast<uintptr_t>(p);
     const std::lock_guard lock(mutex_);

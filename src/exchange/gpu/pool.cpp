@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// With more free ranges than these, those whose users are done are joined.
+/// With more free ranges than this, ranges whose users are done are joined.
 constexpr size_t kMostPieces = 24;
 
 }  // namespace
@@ -154,14 +154,14 @@ void CudaPool::free(CudaBlock& block) noexcept {
 }
 
 bool CudaPool::settle(Freed& freed) try {
-  if (freed.users.empty()) {  // nobody but calls has used it
+  if (freed.users.empty()) {  // only calls have used it
     ranges_.give(freed.offset, std::move(freed.uses));
     return true;
   }
   const DeviceGuard guard(device_);
   std::vector<Point> marks;
   if (!freed.users.mark(*points_, marks)) return false;
-  // What comes before a point of the same stream needs no point of its own.
+  // A use that precedes a mark on the same stream needs no point of its own.
   std::erase_if(freed.uses, [&](const StreamUse& use) {
     return std::any_of(marks.begin(), marks.end(), [&](const Point& mark) { return mark->stream_id == use.point->stream_id; });
   });
@@ -193,7 +193,7 @@ bool CudaPool::is_idle() {
     return over;
   });
   const std::lock_guard lock(mutex_);
-  return all && freed_.empty();  // of streams that are captured just now nothing is known
+  return all && freed_.empty();  // remaining `freed_` belong to streams being captured, whose state is unknown
 }
 
 std::string CudaPool::describe() const {
@@ -215,7 +215,7 @@ void GraphArena::join(const CaptureState& capture) {
   keep_in_graph(shared_from_this(), capture.graph);
   capture_ = capture.id;
   const std::lock_guard lock(mutex_);
-  for (Part& part : parts_) part.after.clear();  // of another capture, which this one never meets
+  for (Part& part : parts_) part.after.clear();  // of another capture, which never overlaps this one
 }
 
 GraphArena::Part* GraphArena::find(size_t bytes, Content content) {
@@ -246,7 +246,7 @@ void GraphArena::let_go(CudaBlock& block) noexcept try {
   part->users.add(block.users_);
   part->held = false;
 } catch (const std::exception&) {
-  // The block is not used again in this graph.
+  // The block is not reused in this graph.
 }
 
 GraphArena::~GraphArena() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of one object's outputs on a GPU, handed out with its order: docs/design/0030-memory-with-its-order.md.
+// Output memory of one object on a GPU, handed out together with its ordering: docs/design/0030-memory-with-its-order.md.
 #pragma once
 
 #include <atomic>
@@ -19,52 +19,52 @@ namespace switchyard::detail {
 class CudaPool;
 class GraphArena;
 
-/// Work that the next user of a free range comes after.
+/// Work that the next user of a free range must follow.
 struct StreamUse {
   Point point;
-  bool call = false;  ///< a call of the pool's object: calls of that object come after it anyhow
+  bool call = false;  ///< a call of the pool's object; the object's calls are ordered after it anyway
   bool operator==(const StreamUse&) const = default;
 };
 
-/// Who takes memory.
+/// The requester of memory.
 struct Taker {
   enum class Kind : uint8_t {
-    call,     ///< a call of the object, on `stream`, which comes after the object's calls before
-    capture,  ///< the same, while `stream` is captured: its graph is launched after the object's calls before
-    stream,   ///< what will be enqueued on `stream`
-    nobody,   ///< any work from now on: idle memory, else this thread waits
+    call,     ///< a call of the object, on `stream`, which follows the object's earlier calls
+    capture,  ///< the same, while `stream` is captured: its graph is launched after the object's earlier calls
+    stream,   ///< work that will be enqueued on `stream`
+    nobody,   ///< any work from now on: takes idle memory, else this thread waits
   };
   Kind kind;
   gpu::Stream stream = nullptr;
   unsigned long long id = 0;  ///< of the stream; call and stream only
 
   bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
-  /// True if the stream waits for what this use comes after. Otherwise the calling thread waits.
+  /// True if the stream waits for the uses that this one must follow. Otherwise the calling thread waits.
   bool waits_on_stream() const { return kind == Kind::call || kind == Kind::stream; }
-  /// Comes after `use` by itself.
+  /// True if this use is ordered after `use` anyway.
   bool follows(const StreamUse& use) const {
     return (use.call && is_call()) || (waits_on_stream() && use.point->stream_id == id);
   }
 };
 
-/// Freed by the destructor, on any thread and also in a callback of the driver: not before all that used it is done.
+/// Freed by the destructor, on any thread and also in a driver callback, but not before all work that used it is done.
 struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this<CudaBlock> {
   std::shared_ptr<CudaPool> pool;     ///< null: empty block
   std::shared_ptr<GraphArena> arena;  ///< of a captured call: its graph's memory
   size_t bytes = 0;
   Content content = Content::rows;
-  bool has_stream = false;  ///< it was taken for `stream`, by `thread`
+  bool has_stream = false;  ///< taken for `stream`, by `thread`
   gpu::Stream stream = nullptr;
   std::thread::id thread;
-  unsigned long long capture = 0;                    ///< of the captured call that took it
-  std::vector<std::weak_ptr<CudaBlock>> companions;  ///< what is delivered with these rows, and used with them
+  unsigned long long capture = 0;                    ///< id of the capture whose call took it
+  std::vector<std::weak_ptr<CudaBlock>> companions;  ///< blocks delivered and used together with these rows
 
   ~CudaBlock() override;
   void used_by(void* stream) override;
   void used_on(gpu::Stream stream, const CaptureState& capture) override;
-  /// A call of another object, up to `point`, uses it.
+  /// A call of another object, up to `point`, uses the block.
   void used_until(const Point& point);
-  /// What was captured on `user` uses it.
+  /// Work captured on `user` uses the block.
   void used_in(const CaptureState& state, gpu::Stream user);
 
  private:
@@ -75,40 +75,41 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   std::vector<Point> points_;
 };
 
-/// An object's part of the heap for outputs. Any thread, unless a member says otherwise.
+/// An object's part of the heap for outputs. Thread-safe unless noted otherwise.
 class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<CudaPool> {
  public:
-  /// Offsets in [begin, end) from `base`, on GPU `device`.
+  /// Manages offsets in [begin, end) from `base`, on GPU `device`.
   CudaPool(int device, std::byte* base, size_t begin, size_t end, std::shared_ptr<StreamPoints> points)
       : device_(device), base_(base), ranges_(begin, end), points_(std::move(points)) {}
 
   /// A block for `taker`, whose stream waits for other streams that used the memory. Null if there is no room. The GPU must be
   /// current.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
-  /// A block of the memory of the graph that is captured on `stream`.
+  /// A block from the memory of the graph that is captured on `stream`.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena);
-  /// The object's last call that was not captured: blocks that are freed from now on come after it.
+  /// Sets the object's last call that was not captured: blocks that are freed from now on are ordered after it.
   void set_last_call(const Point& call);
-  /// Text for an error: what is used and free.
+  /// Text for errors: used and free memory.
   std::string describe() const;
   std::vector<HeapRange> kept() const override { return ranges_.kept(); }
 
   StreamPoints& points() const { return *points_; }
-  /// Whether all that uses blocks that were freed is done. The GPU is current.
+  /// True if all uses of freed blocks are over. The GPU must be current.
   bool is_idle();
   int device() const { return device_; }
 
  private:
   friend struct CudaBlock;
   friend class GraphArena;
-  struct Freed {  // whose streams have not been marked yet
+  struct Freed {  // uses of its streams are not marked yet
     size_t offset;
     std::vector<StreamUse> uses;
     StreamUsers users;
   };
   std::shared_ptr<CudaBlock> make_block(size_t bytes, Content content);
   void free(CudaBlock& block) noexcept;
-  /// Gives `freed` to the ranges, after all that its streams were given so far. False: one of them is captured just now.
+  /// Returns `freed` to the ranges, ordered after everything enqueued on its streams so far. False: one of them is being
+  /// captured.
   bool settle(Freed& freed);
   void settle_freed();
   std::vector<StreamUse> uses_of(CudaBlock& block);
@@ -124,16 +125,16 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   std::vector<Freed> freed_;
 };
 
-/// The memory of the captured calls of one graph, or of several that are never in flight together. Each graph holds it, and so
-/// does each block. A block that is let go while its graph is captured serves later calls of that capture. One thread at a time
-/// takes; blocks are let go on any thread.
+/// Memory of the captured calls of one graph, or of several graphs that are never in flight together. Each graph holds a
+/// reference, and so does each block. A block that is released while its graph is captured serves later calls of that capture.
+/// Only one thread at a time may take blocks; blocks may be released on any thread.
 class GraphArena final : public std::enable_shared_from_this<GraphArena> {
  public:
   explicit GraphArena(std::shared_ptr<CudaPool> pool) : pool_(std::move(pool)) {}
   GraphArena(const GraphArena&) = delete;
   ~GraphArena();
 
-  /// Before the first take() of a capture: its graph holds this from now on.
+  /// Call before the first take() of a capture; from then on its graph holds a reference.
   void join(const CaptureState& capture);
   bool captures(unsigned long long id) const { return capture_ == id; }
 
@@ -144,11 +145,11 @@ class GraphArena final : public std::enable_shared_from_this<GraphArena> {
     size_t offset, bytes;
     Content content;
     bool held = true;
-    std::vector<Point> after;     ///< of the capture that goes on
+    std::vector<Point> after;     ///< in the capture that is under way
     std::vector<StreamUse> uses;  ///< outside of graphs
     StreamUsers users;
   };
-  /// The smallest part that is free and holds `bytes`, or null.
+  /// The smallest free part that holds `bytes`, or null.
   Part* find(size_t bytes, Content content);
   void let_go(CudaBlock& block) noexcept;
 

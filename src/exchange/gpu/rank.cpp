@@ -250,7 +250,7 @@ const char* CudaRank::advice() const noexcept {
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
-  auto& found = const_cast<FaultRecord&>(host_fault_);  // first: kernels then record that they were told of it
+  auto& found = const_cast<FaultRecord&>(host_fault_);  // checked first: kernels then record only that they were aborted
   if (std::atomic_ref(found.ready).load(std::memory_order_acquire) != 0) return &host_fault_;
   auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
   return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
@@ -302,7 +302,7 @@ uint64_t CudaRank::read_invalid_ids(const CountedIds& object) const {
 void CudaRank::raise_invalid_ids(const char* context) {
   const std::atomic_ref bell(*reinterpret_cast<uint64_t*>(control_ + kInvalidBellAt));
   if (bell.load(std::memory_order_acquire) == 0) return;
-  bell.store(0);  // before the counts are read: a kernel that counts later rings again
+  bell.store(0);  // before the counts are read: a later count sets it again
   std::string text;
   const std::lock_guard lock(watching_);
   for (CountedIds* const object : watched_) {
@@ -449,7 +449,7 @@ int device_of(const GroupOptions& options, int rank) {
   return device;
 }
 
-/// Identity of a GPU: its PCI address on its machine, and a number that no other GPU has.
+/// Identity of a GPU: its PCI address on its machine, and a globally unique number.
 struct DeviceAddress {
   char text[32] = {};
   std::array<char, 16> uuid{};
@@ -477,7 +477,7 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)),
                                           false, options.num_sms);
   parts.heap = std::move(heap);
-  bootstrap.barrier(options.rendezvous_timeout);  // no kernel waits for a peer that still allocates
+  bootstrap.barrier(options.rendezvous_timeout);  // no kernel may wait for a peer that still allocates
   return parts;
 }
 

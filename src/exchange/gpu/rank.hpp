@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's GPU: what all its exchange objects share.
+// One rank's GPU, shared by all its exchange objects.
 #pragma once
 
 #include <algorithm>
@@ -30,15 +30,15 @@ namespace switchyard::detail {
 
 class GpuRounds;
 
-/// Words of host memory that kernels of one object write, 0 at first; null: none.
+/// Host memory words that kernels of one object write, initially 0; null: none.
 struct HostWords {
-  static constexpr int kMost = 256;  ///< of a rank
+  static constexpr int kMost = 256;  ///< per rank
   static constexpr size_t kBytes = 64;
   uint64_t* host = nullptr;
-  uint64_t* device = nullptr;  ///< the same as the GPU sees them
+  uint64_t* device = nullptr;  ///< the same words, as addressed by the GPU
 };
 
-/// An object whose invalid ids the host hears of.
+/// An object whose invalid ids are reported to the host.
 struct CountedIds {
   const char* object = "";
   uint64_t number = 0;
@@ -48,24 +48,25 @@ struct CountedIds {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: most multiprocessors
-  /// of a call, or 0.
+  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: maximum
+  /// multiprocessors of a call, or 0.
   CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
-  /// A fault that this host found while kernels could not: rounds between hosts. Once; any thread.
+  /// Records a fault that this host found and kernels could not: in rounds between hosts. Only the first is recorded. Any
+  /// thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   void raise_invalid_ids(const char* context) override;
-  /// raise_invalid_ids looks at the object from now on. Not moved until forget_ids.
+  /// Makes raise_invalid_ids check the object. It must not move until forget_ids().
   void watch_ids(CountedIds* object);
   void forget_ids(CountedIds* object) noexcept;
   /// Waits for the copy stream.
   uint64_t read_invalid_ids(const CountedIds& object) const;
-  /// As kernels see it.
+  /// As addressed by kernels.
   uint64_t* invalid_bell() const { return host_abort_device_ + kInvalidBellAt / sizeof(uint64_t); }
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
@@ -74,71 +75,74 @@ class CudaRank final : public DeviceRank {
   std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
-  /// Kernels that run from now on, replays too, reach what is registered in `slot`, or do not. Waits for the copy stream.
+  /// Sets whether kernels that run from now on, including replays, access the memory registered in `slot`. Waits for the copy
+  /// stream.
   void set_registered(int slot, bool registered);
 
-  /// The context of a call without its epoch and without the counters of what it moves.
+  /// The context of a call without its epoch and its move counters.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
-  /// Ranks of the group on this GPU.
+  /// Number of ranks of the group on this GPU.
   int ranks_here() const { return ranks_here_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
-  /// Most blocks of a kernel whose blocks wait for each other: the group's budget.
+  /// Maximum blocks of a kernel whose blocks wait for each other: the group's budget.
   int max_blocks() const { return max_blocks_; }
-  /// Limits of the launches of a call that was given `num_sms` (0: none). A launch may begin while the one before it on the
-  /// stream still waits only if the call may have the whole GPU, because two calls take twice their multiprocessors.
+  /// Limits for the launches of a call with `num_sms` (0: not given). A launch may begin while the previous one on the stream
+  /// still waits only if the call may use the whole GPU, because two overlapping calls take twice their multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
-  /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), at most those there are.
+  /// Blocks of a call: as requested by its caller, else tuned, else `usual` (each 0 for none), limited to the available ones.
   int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
-  /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
-  /// `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller knows what memory it is.
+  /// Throw invalid_argument unless, respectively: `p` is null or memory that this GPU's kernels can use, with that alignment in
+  /// bytes; `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller guarantees the kind of memory.
   void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
   void check_sms(const char* name, int num_sms) const;
-  /// Throws invalid_argument unless `stream`, which is not captured, is one of this GPU's.
+  /// Throws invalid_argument unless `stream`, which is not captured, belongs to this GPU.
   void check_stream(gpu::Stream stream) const;
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
-  /// Most warps of any kernel.
+  /// Maximum warps of any kernel.
   int max_warps() const { return max_warps_; }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
-  /// A call is captured: until its graph is gone, replays may run.
+  /// Records that a call is captured: until its graph is gone, replays may run.
   void note_capture(const CaptureState& capture);
-  /// Waits for the calls of ended objects, at most thirty seconds, for other users of their memory, at most one, and for the
-  /// replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for the whole GPU,
-  /// because nobody counts replays. That voids captures of other threads, which is why it is the last step, and it ends after a
-  /// second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for the rest.
+  /// Waits for the calls of destroyed objects, at most thirty seconds; for other users of their memory, at most one second; and
+  /// for replays that may still run: a moment for the graphs to be gone, if they are already destroyed, and then for the whole
+  /// GPU, because nothing counts replays. The wait for the GPU voids captures of other threads, which is why it is the last
+  /// step. It ends after a second, because kernels of other groups may wait for ranks that wait for this one to leave.
+  /// ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
   /// Rounds between hosts of all objects of this rank: GpuRounds::of.
   std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
   void end_rounds() noexcept override { rounds_.reset(); }
-  /// Takes an object's block of the heap, which no later object has before `uses` are over. Where a graph still holds calls of
-  /// the object, it stays taken until the graph is gone.
+  /// Takes an object's block of the heap; no later object gets it before `uses` are over. If a graph still contains calls of
+  /// the object, the block stays taken until the graph is gone.
   void end_block(HeapBlock block, MemoryUses uses) noexcept;
   void end_block(HeapBlock block, std::function<bool()> over) noexcept override;
   void await_ended(Milliseconds deadline) override;
   std::function<bool()> end_of_use(void* stream) override;
   void used_by(const char* name, const void* memory, void* stream) override;
-  /// What ends with this rank, because nobody knows what still uses it.
+  /// Uses that end with this rank, for memory whose remaining users are unknown.
   MemoryUses until_end() const { return MemoryUses(points_).while_held(running_); }
   /// copy_stream() of this rank's device.
   gpu::Stream copy_stream() const { return copies_; }
-  /// What lets kernels reach the control memory. No kernel of this rank may run any more.
+  /// Takes the registration by which kernels access the control memory. No kernel of this rank may run any more.
   std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
-  /// None, if all are taken. What is given back may be taken again; not while a kernel may write it. Any thread.
+  /// Returns null words if all are taken. Returned words may be taken again, so do not return them while a kernel may write
+  /// them. Any thread.
   HostWords take_host_words();
   void give_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
 
  private:
   static constexpr size_t kInvalidBellAt = kHeapHeaderBytes + 768;  ///< in the control memory
-  /// In `counters_`. Waits for the copy stream.
+  /// Writes a word in `counters_`. Waits for the copy stream.
   void write_word(size_t at, uint64_t value) const;
   template <class T>
   std::vector<T> download(const T* from, size_t count) const;
@@ -146,7 +150,7 @@ class CudaRank final : public DeviceRank {
   CudaHeap& heap_;
   std::byte* control_;  ///< this rank's segment of host memory
   std::unique_ptr<SharedHostMemory> control_shared_;
-  uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
+  uint64_t* host_abort_device_ = nullptr;  ///< parts of the control memory, as addressed by the GPU
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
   int ranks_here_, max_blocks_, max_warps_;
@@ -154,23 +158,23 @@ class CudaRank final : public DeviceRank {
   std::string name_;
   DeviceLimits limits_;
   DeviceMemory counters_;          ///< fault claims, a word that is never 0, registrations, distances, wait counters
-  uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
+  uint64_t* distances_ = nullptr;  ///< [registration slots, world]
   WaitCounter* waits_ = nullptr;
   gpu::Stream copies_ = nullptr;
   DeviceTracing tracing_;
   ClockMailbox mailbox_;
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
-  const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of this rank
+  const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< graphs with calls of this rank
   std::atomic<unsigned long long> last_capture_ = 0;
   struct Ended {
     HeapBlock block;
     MemoryUses uses;
   };
   enum class Users : uint8_t { none, graphs, others, calls };
-  /// Gives back the blocks of ended objects that nothing uses any more. \returns what uses the others
+  /// Releases the blocks of destroyed objects that nothing uses any more. \returns the users of the remaining ones
   Users sweep_ended() noexcept;
-  /// Waits until nothing uses them: for calls and for others at most so long, for graphs a moment. False: calls or others still
-  /// do.
+  /// Waits until nothing uses them: for calls and for other users at most the given times, for graphs only a moment. False:
+  /// calls or other users remain.
   bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
   std::mutex ended_mutex_;
   std::vector<Ended> ended_;
@@ -189,7 +193,7 @@ class CudaRank final : public DeviceRank {
   uint64_t registered_ = 0;  ///< as in CallContext
 };
 
-/// The rank of a group whose memory is a GPU's.
+/// The rank of a group whose memory is on a GPU.
 inline CudaRank& rank_of(Group& group) { return static_cast<CudaRank&>(*group.impl().device); }
 
 }  // namespace switchyard::detail

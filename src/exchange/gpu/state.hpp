@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls of all modes keep in a GPU's memory, and what their kernels tell the host. Described once for host and device.
+// State of the calls of all modes in GPU memory, and what their kernels report to the host. Shared by host and device code.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::detail {
 
-/// The state of an object whose calls need no more than this: see begin_block.
+/// State of an object whose calls need no more than this: see begin_block.
 struct EpochState {
   uint64_t epoch;    ///< of the last call whose blocks have all begun
-  uint64_t readers;  ///< blocks that have read the epoch, 0 between launches
+  uint64_t readers;  ///< blocks that have read the epoch; 0 between launches
 };
 
-/// The words of a rank that a call reads when it begins, if a fault of another rank can halt its object.
+/// Words of a rank that a call reads when it begins, for objects that a fault of another rank can halt.
 struct RankWords {
-  uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
+  uint64_t heard = 0;                   ///< number of faults that the host had learned of when it enqueued the call
   const uint64_t* heard_now = nullptr;  ///< captured calls: where the kernel reads `heard` when it runs
-  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
+  uint64_t* fault_numbers = nullptr;    ///< number of faults of this rank so far
 };
 
-/// Ids of an object's calls that are neither -1 nor an expert, in the GPU's memory.
+/// Counts of ids of an object's calls that are neither -1 nor an expert, in GPU memory.
 struct InvalidIdCounts {
   uint64_t total;    ///< so far
-  uint64_t of_call;  ///< of the plan under way; 0 between launches
+  uint64_t of_call;  ///< of the current plan; 0 between launches
 };
 
 /// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
@@ -31,9 +31,9 @@ struct SoftFault {
   int32_t code;  ///< ErrorCode
   int32_t rank;
   uint64_t epoch;
-  int64_t needed, capacity;  ///< rows, of capacity_exceeded; both 0 if they are not known
+  int64_t needed, capacity;  ///< rows, for capacity_exceeded; both 0 if unknown
   uint64_t left_out;         ///< Operation of the call that did nothing because `epoch` had moved nothing, or none
-  uint64_t number;           ///< of faults that halt an object, from 1; or 0
+  uint64_t number;           ///< number among the faults that halt an object, from 1; or 0
 };
 
 }  // namespace switchyard::detail

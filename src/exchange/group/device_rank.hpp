@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group asks of a GPU. Implemented in exchange/gpu, or by no_device.cpp in builds without a GPU toolkit. Modes ask more
-// (exchange/gpu/rank.hpp), which is not here.
+// The interface that a group needs from a GPU. Implemented in exchange/gpu, or by no_device.cpp in builds without a GPU
+// toolkit. The part that only modes need is in exchange/gpu/rank.hpp.
 #pragma once
 
 #include <functional>
@@ -16,51 +16,52 @@
 
 namespace switchyard::detail {
 
-/// One rank's GPU. Local; any thread of the rank.
+/// One rank's GPU. Local; callable from any thread of the rank.
 class DeviceRank {
  public:
   virtual ~DeviceRank() = default;
-  /// Name of the GPU, as the driver gives it.
+  /// Name of the GPU, as the driver reports it.
   virtual const std::string& name() const noexcept = 0;
-  /// What else a deadline of this rank may come from, or "".
+  /// Another possible cause of this rank's timeouts, as advice for error texts; "" if there is none.
   virtual const char* advice() const noexcept = 0;
-  /// Before the peers are told that this rank has left: waits for what its kernels still deliver.
+  /// Waits for what this rank's kernels still deliver. Called before this rank announces its departure to its peers.
   virtual void drain() noexcept = 0;
-  /// Waits for everything that is enqueued on the GPU, as drain() does for replays: objects that live on have not waited.
+  /// Waits for everything that is enqueued on the GPU, as drain() does for replays: objects that are still alive have not
+  /// waited.
   virtual void finish() noexcept = 0;
-  /// Ends the rounds between hosts, which look at the group's memory. After drain(), before that memory goes.
+  /// Ends the rounds between hosts, which access the group's memory. Called after drain(), before that memory is freed.
   virtual void end_rounds() noexcept {}
   /// The first fault that a kernel of this rank recorded, or null. Does not wait for the GPU.
   virtual const FaultRecord* fault() const noexcept = 0;
-  /// Throws and forgets a fault that ended one call on all ranks and left the group usable, if there is one.
+  /// If a fault ended one call on all ranks and left the group usable: clears it and throws it.
   virtual void raise_soft_fault(const char* context) = 0;
-  /// Throws Error(invalid_argument), once for each, if calls had ids that were neither -1 nor an expert and their objects are
-  /// to raise that. Waits for no kernel.
+  /// Throws Error(invalid_argument), once per incident, if calls had ids that were neither -1 nor an expert and their objects
+  /// are configured to raise this. Waits for no kernel.
   virtual void raise_invalid_ids(const char* context) = 0;
   /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
   virtual std::vector<WaitCounter> wait_counters() const = 0;
-  /// Collective. Address of every rank's buffer for this rank's GPU; valid while `mapping` lives.
+  /// Collective. Returns the address of every rank's buffer on this rank's GPU; valid while `mapping` lives.
   virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                         std::shared_ptr<void>& mapping) = 0;
-  /// A copy for kernels, until the slot gets another; they reach the slot from now on, until its mapping ends. `distances` has
-  /// an entry per rank.
+  /// Copies `distances`, one entry per rank, for kernels; valid until the slot gets another copy. From now on kernels access
+  /// the slot, until its mapping ends.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
-  /// Memory of the GPU that peers do not see, for work on `stream`. It is freed when the last share is gone and what was
-  /// enqueued there until then is done. Throws Error(system) where there is none.
+  /// Memory of the GPU that is private to this rank, for work on `stream`. It is freed after the last reference is gone and the
+  /// work enqueued on the stream until then is done. Throws Error(system) if none is available.
   virtual std::shared_ptr<void> ordinary_memory(size_t bytes, void* stream) = 0;
-  /// What tells, without a wait, whether all work that was enqueued on `stream` so far is done.
+  /// Returns a function that reports, without waiting, whether all work enqueued on `stream` so far is done.
   virtual std::function<bool()> end_of_use(void* stream) = 0;
-  /// Takes the block of an object that has ended; no later object has it before over().
+  /// Takes the block of a destroyed object; no later object gets it before over() returns true.
   virtual void end_block(HeapBlock block, std::function<bool()> over) noexcept = 0;
-  /// Before a new object takes memory of the heap: waits for work that uses blocks of ended objects. Throws
+  /// Call before a new object takes heap memory: waits for work that uses blocks of destroyed objects. Throws
   /// Error(peer_timeout).
   virtual void await_ended(Milliseconds deadline) = 0;
-  /// What is enqueued on `stream` until memory of the library ends uses it. Throws invalid_argument, naming it `name`, if none
-  /// lies at `memory`.
+  /// Marks the library memory at `memory` as used by what is enqueued on `stream` until the memory is released. Throws
+  /// invalid_argument, which names the argument `name`, if `memory` is not memory of the library.
   virtual void used_by(const char* name, const void* memory, void* stream) = 0;
-  /// Kernels launched from now on record, up to `capacity` spans for each of blocks * warps tracks.
+  /// Kernels launched from now on record up to `capacity` spans for each of blocks * warps tracks.
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;
-  /// Waits for the GPU and brings what was recorded. Nothing if tracing was off.
+  /// Waits for the GPU and moves the recorded spans to `tracer`. Does nothing if tracing was off.
   virtual void stop_trace(Tracer& tracer) = 0;
 };
 
@@ -71,14 +72,14 @@ struct DeviceParts {
   std::unique_ptr<DeviceRank> rank;
 };
 
-/// Gives the memory and the device of a rank back, whose calls have ended. Where other groups of the process live, nothing that
-/// waits for the GPU is called: a lane that ends must not keep another from launching. The last one frees what they left, and
-/// that waits for all that runs on the GPU, also for kernels of other libraries which may never end; after a second a thread
-/// goes on with it.
+/// Releases memory and device of a rank whose calls have ended. While other groups of the process are alive, nothing is called
+/// that waits for the GPU: a departing rank must not keep another one from launching. The last group frees what the others
+/// left. That waits for all work on the GPU, including kernels of other libraries that may never end, so after a second it
+/// continues in a separate thread.
 void end_device(DeviceParts parts) noexcept;
-/// Collective; a process per rank.
+/// Collective; one process per rank.
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options);
-/// All ranks of this process at once, from one thread.
+/// Creates all ranks of this process at once, from one thread.
 std::vector<DeviceParts> devices_in_process(const HostMap& hosts, const GroupOptions& options);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of options that are enumerations, for all modes: what is allowed comes from the enumerations' tables.
+// Checks of enumeration options for all modes. The allowed values are those of the enumerations' tables.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Throws Error(invalid_argument) if `value` is no value of E.
+/// Throws Error(invalid_argument) if `value` is not an enumerator of E.
 template <NamedEnum E>
 void check_enum(const char* name, E value) {
   if (!is_named(value)) invalid_value(name, text_of(value), numbered_names<E>());
@@ -19,12 +19,12 @@ void check_enum(const char* name, E value) {
 /// "bf16, f16 or f32".
 inline std::string combined_types() { return names_where<DType>(dtype_combines); }
 
-/// Checks the type of rows that an object will combine. Throws Error(invalid_argument) for a type that has no sums.
+/// Checks the type of rows that an object will combine. Throws Error(invalid_argument) if rows of this type cannot be summed.
 inline void check_combining_type(const char* name, DType type) {
   if (!dtype_combines(type)) invalid_value(name, text_of(type), combined_types());
 }
 
-/// Checks the type of rows that a call is to combine. Throws Error(unsupported) for a type that only dispatch knows.
+/// Checks the type of rows that a call combines. Throws Error(unsupported) for a type that only dispatch supports.
 inline void check_combined_rows(const char* name, DType type) {
   check_enum(name, type);
   if (!dtype_combines(type))

@@ -73,8 +73,8 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
   sized_by_ = sized_by;
   ConstructionReport mine;
   if (group_.device) {
-    // Kernels of ended objects, on any rank, may use memory that the new one takes: all ranks wait for theirs, then for each
-    // other.
+    // Kernels of destroyed objects, on any rank, may still use memory that the new object takes. All ranks wait for their own
+    // kernels, then for each other.
     mine.report = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
     group_.agree(object, {}, mine);
   }

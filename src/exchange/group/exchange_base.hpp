@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the exchange objects of all modes and backends share: argument checks, the frame of collective calls, agreement at
+// Shared by the exchange objects of all modes and backends: argument checks, the frame of collective calls, agreement at
 // construction.
 #pragma once
 
@@ -20,30 +20,30 @@
 
 namespace switchyard::detail {
 
-/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed. A text that begins
-/// with the field that it is about is given in two parts.
+/// Throw Error(invalid_argument). The text names the argument, its value and the allowed values. A text that begins with the
+/// name of the field takes the field as a separate argument.
 [[noreturn]] void invalid(const std::string& text);
 [[noreturn]] void invalid(const std::string& field, const std::string& rest);
 /// "NAME = VALUE: must be ALLOWED"; `name` may begin with a function, "allocate_rows: type".
 [[noreturn]] void invalid_value(const char* name, const std::string& value, const std::string& allowed);
-/// `name` may say more than the field: "function: field (what it bounds)".
+/// `name` may contain more than the field: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_duration(const char* name, Milliseconds duration);
-/// Bytes of a row; they must be a multiple of 16.
+/// Bytes of a row. Throws unless they are a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 
-/// Throws this rank's error as one that all ranks throw: the others have heard of it in the call itself.
+/// Throws this rank's error as one that all ranks throw; the other ranks received it in the call itself.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
 
-/// Epochs of the calls of one object whose host counts them.
+/// Epochs of the calls of one object, for objects whose host counts calls.
 class CallEpochs {
  public:
   explicit CallEpochs(uint64_t first) : first_(first), last_(epoch_before(first)) {}
-  /// The epoch of the last call. Before the first call: the epoch that flags begin with.
+  /// The epoch of the last call; before the first call the initial epoch of the flags.
   uint64_t last() const { return last_; }
-  /// Begins a call, and returns its epoch.
+  /// Begins a call and returns its epoch.
   uint64_t next() { return last_ = epoch_after(last_); }
-  /// Calls so far: the number of the last one in errors.
+  /// Number of calls so far; in errors, the number of the last call.
   uint64_t calls() const { return epochs_since(first_, epoch_after(last_)); }
 
  private:
@@ -69,23 +69,24 @@ class ExchangeBase {
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
 
-  /// Collective, the whole of a construction, within the rendezvous deadline. `build` does this rank's share, take_heap()
-  /// included, sets its flags (no rank may write a flag before all have set theirs) and returns what the ranks must agree on.
-  /// If it throws on some ranks, all throw the error of the lowest of them; if fields or heap offsets differ, all throw
-  /// Error(mismatch), which names the field and both values. `object` names the object in errors, `sized_by` what computes its
-  /// bytes of the heap. Then the group can be used, and once the object's remains are gone the heap is as before.
+  /// Collective: the whole construction, within the rendezvous deadline. `build` does this rank's share, including take_heap(),
+  /// initializes its flags (no rank may write a flag before all ranks have initialized theirs) and returns the fields that all
+  /// ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest of them. If fields or heap
+  /// offsets differ, all ranks throw Error(mismatch), which names the field and both values. `object` is the object's name in
+  /// errors, `sized_by` the function that computes its heap bytes. After an error the group remains usable, and once the
+  /// object's remains are gone the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
-  /// This object's block of the symmetric heap, until it is destroyed. Once.
+  /// Takes this object's block of the symmetric heap, which it holds until it is destroyed. Call once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
-  /// Ids in host memory, before a row moves: counts those that are invalid, or throws Error(invalid_argument) that names the
+  /// Checks ids in host memory before any row moves: counts the invalid ones, or throws Error(invalid_argument) that names the
   /// first.
   void take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts);
   int64_t invalid_ids_so_far() const { return invalid_ids_; }
-  /// The block, for what ends it later than this object.
+  /// Transfers the block to an owner that releases it later than this object.
   HeapBlock give_up_heap() noexcept { return std::move(heap_block_); }
 
-  /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
+  /// Runs `body` on all workers. If one throws, the waits of the others end too, here and on the peers.
   template <class F>
   void on_workers(F&& body) {
     group_.pool.run([&](CpuWarp& w) {
@@ -99,12 +100,12 @@ class ExchangeBase {
   }
 
   Group::Impl& group_;
-  const uint64_t object_;  ///< number among the group's exchanges, from 1; the same on all ranks once construct() returns
+  const uint64_t object_;  ///< number among the group's exchanges, from 1; equal on all ranks once construct() returns
   const uint64_t first_epoch_;
 
  private:
   HeapBlock heap_block_;
-  const char *made_ = "", *sized_by_ = "";  ///< as construct() was given them
+  const char *made_ = "", *sized_by_ = "";  ///< the arguments of construct()
   int64_t invalid_ids_ = 0;
 };
 

@@ -9,11 +9,11 @@
 
 namespace switchyard::detail {
 
-/// Mirrors of the headers of ranks of other hosts that are processes: what they told of themselves, where this rank's protocols
-/// look for it.
+/// Mirrors of the headers of ranks of other hosts that are processes: what these ranks announced, where this rank's protocols
+/// read it.
 class FarHeaders final : public FarSide {
  public:
-  /// `mine`: this rank's header, which outlives the bootstrap's threads.
+  /// `mine`: this rank's header, which must outlive the bootstrap's threads.
   FarHeaders(HeapHeader* mine, int world) : mine_(mine), headers_(new HeapHeader[static_cast<size_t>(world)]()) {}
   HeapHeader* of(int rank) const noexcept { return &headers_[static_cast<size_t>(rank)]; }
 

@@ -24,7 +24,7 @@ bool detail::peers_know_of(ErrorCode code) {
 
 namespace {
 
-/// What a rank has called, for people.
+/// Text for errors: the call that a rank has made.
 std::string describe_call(uint64_t word) {
   std::string text = operation_name(static_cast<Operation>(called_operation(word)));
   const auto object = static_cast<uint64_t>(called_object(word));
@@ -33,7 +33,8 @@ std::string describe_call(uint64_t word) {
   return text;
 }
 
-/// Throws AgreedError(mismatch) if the ranks construct different objects, or alike ones with other settings or heap offsets.
+/// Throws AgreedError(mismatch) if the ranks construct different objects, or equal ones with different settings or heap
+/// offsets.
 void check_agreed(const char* subject, const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
   const auto differs = find_difference(fields, shares.size(), [&](size_t r) -> const AgreedClaim& { return shares[r].agreed; });
   if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
@@ -111,7 +112,7 @@ void Group::Impl::leave() noexcept {
   std::atomic_ref(header(bootstrap->rank())->left_ns).store(Cpu::now_ns(), std::memory_order_release);
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
-  bootstrap->leave();  // its threads write and read headers
+  bootstrap->leave();  // its threads access headers
 }
 
 void Group::Impl::check_member(const char* context) const {
@@ -185,7 +186,7 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
 }
 
 std::string Group::Impl::describe_told_mismatch(int a, int b) const {
-  // What ranks of other hosts call comes with their pulse, and what ended the call may overtake it.
+  // Calls of ranks of other hosts arrive with their pulse, and may arrive after the word that ended the call.
   const Deadline until_told(far ? kExplanationTime : Milliseconds{0});
   std::string text = describe_mismatch(a, b);
   while (text.empty() && !until_told.passed()) {
@@ -257,20 +258,20 @@ CallContext Group::Impl::begin_call(Operation operation) {
 void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
-  // A GPU may have heard of the failure before this host did.
+  // A GPU may have learned of the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
-  // On several hosts a rank may wait for one that waits for the missing one, by way of proxies.
+  // On several hosts a rank may wait, through proxies, for a rank that itself waits for the missing one.
   if (const int missing = abort_awaited(word);
       timed_out && !host_map().one_host() && missing < bootstrap->world() && missing != bootstrap->rank())
     fault.awaited_rank = missing;
   if (!fault.aborted && !device) fault.awaited_rank = bootstrap->cause_of_wait(fault.awaited_rank);
   const bool same_story = timed_out && abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) {
-    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // who has left, or what only GPUs were told of
+    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // departed ranks, or failures that reached only GPUs
     throw_abort(word, operation);
   }
-  // Either this rank's deadline passed, or another rank's did while both waited for the same third one.
+  // Either this rank's deadline passed, or another rank's did while both waited for the same third rank.
   post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
   WaitReport report;
   report.operation = operation;

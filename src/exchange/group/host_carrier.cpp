@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kSubject = "connecting the hosts";
 
-/// What a rank tells the others of its way to them.
+/// A rank's announcement about its connection to the others.
 struct Claim {
   StepReport report;
   HostNetwork network = HostNetwork::sockets;

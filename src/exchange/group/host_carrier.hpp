@@ -8,9 +8,9 @@
 
 namespace switchyard::detail {
 
-/// Collective, in Group::Impl::collectively(): this rank's way to the ranks of other hosts with which it exchanges rows, by
-/// GroupOptions::network. \throws on all ranks alike Error(mismatch) if ranks name different networks, and what a rank throws
-/// that cannot have its own.
+/// Collective, in Group::Impl::collectively(): this rank's carrier to the ranks of other hosts with which it exchanges rows, as
+/// selected by GroupOptions::network. \throws on all ranks alike Error(mismatch) if ranks select different networks, and the
+/// error of a rank that cannot connect.
 std::unique_ptr<Carrier> connect_hosts(Group::Impl& group);
 
 }  // namespace switchyard::detail

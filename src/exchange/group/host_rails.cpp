@@ -42,7 +42,7 @@ void HostRails::make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundS
     PrivateBuffer& slot = ring.slots[s];
     if (bytes > 0 && slot.bytes < idx(bytes)) {
       slot = PrivateBuffer::make(idx(bytes));
-      std::memset(slot.data.get(), 0, slot.bytes);  // what is between rows goes over the network, too
+      std::memset(slot.data.get(), 0, slot.bytes);  // the bytes between rows are sent over the network, too
     }
     slots[s] = slot.data.get();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank's exchange has of other hosts on the CPU, in every mode: its way to them, whom it stands for, and rounds.
+// One rank's data about other hosts on the CPU, in every mode: its carrier, the ranks it is the proxy of, and rounds.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace switchyard::detail {
 
 class HostRails {
  public:
-  /// `round_bytes`: about what goes to a peer in a round; the same on all ranks. `flags`: what RoundWork's begin with.
+  /// `round_bytes`: approximate bytes sent to a peer per round; equal on all ranks. `flags`: initial value of RoundWork's
+  /// flags.
   HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
   HostRails(const HostRails&) = delete;
   HostRails& operator=(const HostRails&) = delete;
@@ -24,10 +25,10 @@ class HostRails {
   int own_host() const { return own_host_; }
   Carrier& carrier() { return *carrier_; }
   std::vector<RailPeer>& peers() { return peers_; }
-  /// The next round of this object, which is one message.
+  /// The next round of this object, for one message.
   uint64_t take_round() { return next_round_++; }
-  /// Who else on this host stands for `rank`, which is on another; -1: this rank does, or `rank` is on this host. A wait for
-  /// what `rank` tells is a wait for its proxy, too.
+  /// The proxy of `rank` on this host, if it is another rank; -1: this rank is the proxy, or `rank` is on this host. A wait for
+  /// what `rank` announces is also a wait for its proxy.
   int other_proxy(int rank) const;
 
  protected:
@@ -36,12 +37,12 @@ class HostRails {
   struct Ring {
     PrivateBuffer slots[kRoundSlots];
   };
-  /// Makes room in the three slots of a ring and says where they are.
+  /// Allocates the three slots of a ring and sets their addresses.
   static void make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
   Rounds take_rounds(int64_t count);
 
  private:
-  /// All that rounds are sent from and received in. The carrier has a share.
+  /// All memory that rounds send from and receive into. The carrier holds a reference.
   struct Memory {
     std::vector<RailPeer> peers;
     std::vector<Ring> sent, received;
@@ -52,7 +53,7 @@ class HostRails {
   const HostMap map_;
   const int rank_, own_host_;
   const int64_t round_bytes_;
-  std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] of whom its rows come, -1: of this one
+  std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] rail that returns its rows, -1: this host
   std::vector<RailPeer>& peers_ = memory_->peers;
   // By peer.
   std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;

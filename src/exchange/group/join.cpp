@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks come to a group: as threads of a process, or as processes that meet.
+// How ranks form a group: as threads of one process, or as processes that rendezvous.
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
@@ -20,7 +20,7 @@ using namespace detail;
 
 namespace {
 
-/// What the caller left open.
+/// Fills in what the caller left unset.
 GroupOptions completed(GroupOptions options) {
   if (const char* const host = std::getenv("SWITCHYARD_HOST"); options.host.empty() && host != nullptr) options.host = host;
   if (const char* const name = std::getenv("SWITCHYARD_NETWORK"); name != nullptr && options.network == HostNetwork::sockets) {
@@ -57,13 +57,13 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// What ranks tell each other when they have met.
+/// Exchanged by ranks when they have met.
 struct Greeting {
   uint64_t nonce = random_word();
   HostNetwork network = HostNetwork::sockets;
 };
 
-/// Throws, on all ranks alike, Error(unsupported) if one names a network that ranks of this backend do not have. `all`: by
+/// Throws, on all ranks alike, Error(unsupported) if a rank selects a network that is not available for this backend. `all`: by
 /// rank.
 void check_networks(const HostMap& hosts, Backend backend, const std::vector<Greeting>& all) {
   if (hosts.one_host()) return;
@@ -87,7 +87,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
   raw->set_silence();
   if (raw->far) raw->bootstrap->watch_far(raw->far.get());
   raw->bootstrap->watch([raw](int rank) noexcept {
-    if (raw->has_left(rank)) return;  // in order, though the end of its connection came first
+    if (raw->has_left(rank)) return;  // departed in order, though the end of its connection was noticed first
     uint64_t none = 0;
     std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
         .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));

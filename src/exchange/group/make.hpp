@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the public class of a mode gets its implementation. Groups and ranks of GPUs know no mode.
+// How the public class of a mode gets its implementation. Groups and GPU ranks do not depend on any mode.
 #pragma once
 
 #include <memory>
@@ -8,16 +8,16 @@
 
 namespace switchyard::detail {
 
-/// Builds without a GPU toolkit have no gpu.cpp of a mode. They have no groups with a device either.
+/// Builds without a GPU toolkit contain no gpu.cpp of a mode, and no groups with a device.
 #ifndef SWITCHYARD_HAS_GPU_CODE
 #error "src/exchange/CMakeLists.txt says for which sources this is known"
 #endif
 inline constexpr bool kHasGpuCode = SWITCHYARD_HAS_GPU_CODE != 0;
 
-/// Collective: the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an arch, in
-/// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`, if any: the object
-/// needs the memory of all ranks, and what a caller can use on several hosts. On GPUs all modes do but those that say
-/// Impl::kGpusSpanHosts.
+/// Collective: makes the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an
+/// arch, in its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead`: null, or the
+/// object needs the memory of all ranks and this is the alternative on several hosts. On GPUs all modes need it, except those
+/// that declare Impl::kGpusSpanHosts.
 template <class Impl, class Config>
 std::unique_ptr<Impl> make_on(const char* object, Group& group, const Config& config, const char* instead = nullptr) {
   return group.impl().collective_call(object, [&] {

@@ -12,7 +12,7 @@ using namespace detail;
 
 namespace {
 
-/// Threads: every address is everybody's.
+/// Ranks that are threads: every address is valid for all of them.
 std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   run_step(bootstrap, deadline, "register_memory", [&] {

@@ -6,11 +6,11 @@
 
 namespace switchyard::detail {
 
-/// What a block of memory holds. What a handle needs survives Group::sleep. Staging is touched by calls of the object only.
+/// Content of a block. Data that a handle needs survives Group::sleep. Staging is accessed only by calls of the object.
 enum class Content : uint8_t { rows, handle, staging };
 
-/// Memory of rows that a user holds. Given back by the destructor, on any thread. Keeps the bookkeeping alive, not the heap:
-/// rows of a pool must not be touched after their group is gone.
+/// Memory of rows that a user holds. Released by the destructor, on any thread. Keeps the bookkeeping alive but not the heap:
+/// rows of a pool must not be accessed after their group is destroyed.
 struct OutputBlock {
   size_t offset = 0;  ///< in the heap, if it is symmetric memory
   std::byte* data = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects and buffers that calls take and give back, so that steady state allocates nothing.
+// Objects and buffers that calls take and return, so that the steady state allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct PrivateBuffer {
   }
 };
 
-/// Keeps up to kKept buffers for reuse. Any thread.
+/// Keeps up to kKept buffers for reuse. Thread-safe.
 class BufferRecycler {
  public:
   static constexpr size_t kKept = 8;
@@ -57,7 +57,7 @@ class BufferRecycler {
   std::vector<PrivateBuffer> kept_;
 };
 
-/// shared_ptr objects that return here when their last user lets go, with the capacity of their members. Any thread.
+/// shared_ptr objects that return here when their last user releases them, with the capacity of their members. Thread-safe.
 template <class T>
 class Recycler : public std::enable_shared_from_this<Recycler<T>> {
  public:

@@ -40,7 +40,7 @@ class RowMemoryState final : public ExchangeBase {
     });
   }
 
-  /// `stream`: on GPUs, that of the work that uses it.
+  /// `stream`: on GPUs, the stream of the work that uses the memory.
   void* allocate(size_t bytes, void* stream) {
     sweep();
     if (const auto offset = room_->allocate(bytes, kAlignment)) return base_ + *offset;
@@ -51,7 +51,7 @@ class RowMemoryState final : public ExchangeBase {
     return at;
   }
 
-  /// Nobody else has the memory before what was enqueued on `stream` so far is done.
+  /// Releases the memory. No one else gets it before the work enqueued on `stream` so far is done.
   void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
     if (contains(memory)) return release_room(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
@@ -69,7 +69,7 @@ class RowMemoryState final : public ExchangeBase {
   }
 
  private:
-  /// Room that is given back while work uses it.
+  /// A released range that work still uses.
   struct Ending {
     size_t offset;
     std::function<bool()> over;
@@ -81,11 +81,11 @@ class RowMemoryState final : public ExchangeBase {
       const std::lock_guard lock(mutex_);
       ending_.push_back(std::move(ending));
     } catch (const std::exception&) {
-      return;  // without a note of it the room stays taken
+      return;  // without a record of it the range stays taken
     }
     sweep();
   }
-  /// Makes room of what nothing uses any more.
+  /// Frees the ranges that nothing uses any more.
   void sweep() noexcept {
     const std::lock_guard lock(mutex_);
     std::erase_if(ending_, [&](const Ending& each) {
@@ -102,7 +102,7 @@ class RowMemoryState final : public ExchangeBase {
     return {memory, [](void* given) { ::operator delete(given, std::align_val_t(kAlignment)); }};
   }
 
-  std::byte* base_ = nullptr;  // of this rank's segment
+  std::byte* base_ = nullptr;  // in this rank's segment
   std::span<std::byte> block_;
   std::optional<OffsetAllocator> room_;
   std::mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of the ledger combine: what all backends check and fill in.
+// The calls of the ledger combine: checks and parameters common to all backends.
 
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-checkable contracts of the ledger combine.
+// Contracts of the ledger combine that the host checks.
 #include <limits>
 #include <string>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-/// Throws: field[index...] = value: what is allowed.
+/// Throws an error with the text: field[index...] = value: allowed.
 [[noreturn]] void wrong(const char* field, const std::string& index, int64_t value, const std::string& allowed) {
   invalid(std::string("LedgerTables::") + field + index + " = " + std::to_string(value) + ": " + allowed);
 }
@@ -55,7 +55,7 @@ struct LedgerChecker {
                 ", for at most max_tokens = " + std::to_string(config.max_tokens) + " tokens");
   }
 
-  /// Counts and their inclusive prefix. Every source's rows must fit its return buffer, which is memory.
+  /// Checks counts and their inclusive prefix sums. Every source's rows must fit its return buffer, whose memory is limited.
   void check_counts() const {
     for (int s = 0; s < world; ++s) {
       int64_t sum = 0;
@@ -78,10 +78,10 @@ struct LedgerChecker {
     }
   }
 
-  /// Where the rows of this rank's experts lie: ascending experts that do not overlap, sources in order without gaps.
+  /// Checks the rows of this rank's experts: experts ascending and not overlapping, sources in order without gaps.
   void check_expert_rows() const {
     const int64_t limit = config.max_rows > 0 ? config.max_rows : kMaxInt32;
-    int64_t end = 0;  // of the experts before
+    int64_t end = 0;  // of the previous experts
     for (int el = 0; el < t.experts_here; ++el) {
       const int64_t first = t.dispatch_offset[idx(el)];
       if (first < end)
@@ -102,7 +102,7 @@ struct LedgerChecker {
     }
   }
 
-  /// Rows of the return buffer: each at most once.
+  /// Checks the rows of the return buffer: each may occur at most once.
   void check_routes() const {
     const int64_t rows = t.cumsum_per_expert[idx(rank * padded() + padded() - 1)];
     std::vector<int64_t> route_of(idx(rows), -1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on the CPU: memory, the frame of a call. The algorithm is protocol/ledger/combine.hpp.
+// Ledger combine on the CPU: memory and the frame of a call. The algorithm is protocol/ledger/combine.hpp.
 #include "exchange/ledger/impl.hpp"
 #include "protocol/ledger/combine.hpp"
 
@@ -65,7 +65,7 @@ class CpuLedger final : public LedgerImpl {
  private:
   CallEpochs epochs_{first_epoch_};
   std::vector<uint64_t> sends_done_;
-  int64_t filled_[2] = {};  // rows of the calls of each parity
+  int64_t filled_[2] = {};  // rows of the last call of each parity
   CallStatistics stats_;
 };
 

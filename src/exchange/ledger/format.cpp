@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published ledger format in bytes.
+// Byte layout of the published ledger format.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -18,7 +18,7 @@ constexpr size_t kGuardBytes = 4096;
 
 int64_t field(int64_t bytes) { return round_up(bytes, kFieldAlignment); }
 
-/// f(where it begins, table) for each of the five, in the format's order.
+/// Calls f(offset, table) for each of the five tables, in the order of the format.
 template <class Tables, class F>
 void for_each_table(const RouteMetaLayout& at, Tables& t, F&& f) {
   f(at.peer_token_per_expert, t.peer_token_per_expert);
@@ -28,7 +28,7 @@ void for_each_table(const RouteMetaLayout& at, Tables& t, F&& f) {
   f(at.prev_sum_before_rank, t.prev_sum_before_rank);
 }
 
-/// The tables' shape, with nothing in them yet.
+/// Tables of the right shape, all zero.
 LedgerTables empty_tables(const LedgerConfig& c, int world, int rank, int64_t tokens) {
   const auto zeros = [](int64_t n) { return std::vector<int32_t>(static_cast<size_t>(n)); };
   LedgerTables t;
@@ -51,7 +51,7 @@ LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int bloc
   const int64_t padded = round_up(c.num_experts, kExpertPadding);
   LedgerFormatBytes bytes;
   bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));
-  bytes.route_meta = route_meta_layout(c, world, 0, c.max_tokens).bytes;  // rank 0 has as many experts as any
+  bytes.route_meta = route_meta_layout(c, world, 0, c.max_tokens).bytes;  // no rank has more experts than rank 0
   bytes.window = static_cast<size_t>(field(c.max_tokens * c.topk * c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))) +
                                      2 * field(4 * world));
   bytes.guard = kGuardBytes;

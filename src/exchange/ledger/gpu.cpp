@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on a GPU: memory, prepared ledgers, order of streams, launch. The algorithm is protocol/ledger/combine.hpp.
+// Ledger combine on a GPU: memory, prepared ledgers, stream order, launch. The algorithm is protocol/ledger/combine.hpp.
 #include <mutex>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ struct LedgerTablesOnDevice {
   int64_t bytes = 0;
 };
 
-/// Room for any ledger of the config, at `base`; null: only `bytes` counts.
+/// Carves room for any ledger of the config at `base`; null: only `bytes` counts.
 LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int experts_here,
                                   int64_t chunk_bytes) {
   LedgerTablesOnDevice t;
@@ -39,13 +39,13 @@ LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const 
   return t;
 }
 
-/// Which of an object's places for prepared ledgers are free. Any thread, also in a callback of the driver.
+/// The free places of an object for prepared ledgers. Thread-safe, also in a driver callback.
 class LedgerPlaces {
  public:
   explicit LedgerPlaces(int count) {
     for (int i = count - 1; i >= 0; --i) free_.push_back(i);
   }
-  /// -1: none.
+  /// Returns -1 if no place is free.
   int take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) return -1;
@@ -55,7 +55,7 @@ class LedgerPlaces {
   }
   void give(int place) noexcept {
     const std::lock_guard lock(mutex_);
-    free_.push_back(place);  // its capacity is that of the constructor
+    free_.push_back(place);  // the constructor reserved the capacity
   }
 
  private:
@@ -160,10 +160,10 @@ class CudaLedger final : public LedgerImpl {
                     static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
           "return buffers");
     check_cuda(gpu::wait_for_stream(copies), "flags");
-    order_.emplace(gpu_, "LedgerCombine", object_, InvalidIds::count);  // its ids are checked by the host
+    order_.emplace(gpu_, "LedgerCombine", object_, InvalidIds::count);  // the host checks its ids
   }
 
-  /// The place may have been another ledger's, which calls that have been enqueued still read.
+  /// Waits first: enqueued calls may still read a previous ledger at this place.
   void upload(const CudaLedgerData& data) {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
@@ -180,7 +180,8 @@ class CudaLedger final : public LedgerImpl {
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of a ledger");
   }
 
-  /// Orders the launch after this object's last one, unless it is captured: then its user does, and the graph keeps the ledger.
+  /// Orders the launch after this object's last one, unless it is captured: then the user orders it, and the graph keeps the
+  /// ledger.
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<gpu::Stream>(o.stream);
@@ -207,9 +208,9 @@ class CudaLedger final : public LedgerImpl {
 
   struct LastCall {
     uint64_t epoch;
-    int64_t rows;  // that came back
+    int64_t rows;  // rows that came back
   };
-  /// The last call that the GPU has run, replays included, whatever was enqueued or captured last.
+  /// The last call that the GPU has run, including replays, whatever was enqueued or captured last.
   LastCall last_call_that_ran() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();

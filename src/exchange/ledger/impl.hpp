@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backends of the ledger combine share: the virtual interface behind LedgerCombine, and what follows from a
+// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and what follows from a
 // configuration.
 #pragma once
 
@@ -15,17 +15,17 @@
 
 namespace switchyard::detail {
 
-/// Throws invalid_argument naming the field.
+/// Throws invalid_argument, naming the field.
 void check_config(const LedgerConfig& config, int world);
-/// Symmetric memory without a base.
+/// Layout of the symmetric memory, without a base.
 LedgerLayout ledger_layout(const LedgerConfig& config, int world);
 
-/// A prepared ledger. `work` and `row_of` are what the backend left in host memory.
+/// A prepared ledger. `work` and `row_of`: what the backend kept in host memory.
 struct LedgerData {
-  uint64_t object = 0;     ///< LedgerImpl::id of its maker
-  uint64_t signature = 0;  ///< of a call with it: equal on all ranks that hold the same routing
+  uint64_t object = 0;     ///< LedgerImpl::id of the object that made it
+  uint64_t signature = 0;  ///< of a call with it; equal on all ranks that hold the same routing
   int64_t tokens = 0, rows = 0, returned = 0;
-  bool some_unnamed = false;  ///< not every row that comes back is in a sum
+  bool some_unnamed = false;  ///< some rows that come back are in no sum
   LedgerWork work;
   std::vector<int32_t> row_of;
 
@@ -50,7 +50,7 @@ class LedgerImpl : protected ExchangeBase {
                        const LedgerCombineOptions& options) = 0;
   virtual ConstRows returned() = 0;
   virtual CallStatistics last_call() = 0;
-  /// prepare() as the first part of a collective call.
+  /// prepare(), as the first part of a collective call.
   PreparedLedger prepare_in_call(const LedgerTables& tables);
   PreparedLedger prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens);
 
@@ -61,13 +61,13 @@ class LedgerImpl : protected ExchangeBase {
   int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.row_type)); }
   int64_t chunk_bytes() const { return int64_t{tuned_.chunk_kib > 0 ? tuned_.chunk_kib : kUsualChunkKib} << 10; }
 
-  /// Checks the tables and fills everything of `data`.
+  /// Checks the tables and fills all members of `data`.
   void fill(const LedgerTables& tables, LedgerData& data) const;
-  /// Throws what is wrong with the arguments of a call.
+  /// Throws if arguments of a call are invalid.
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
-  /// What a call's parameters are on every backend, whatever memory the tables lie in.
+  /// Sets the call parameters that are the same on all backends, whatever memory the tables lie in.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they have to.
+  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they must, too.
   size_t kept_bytes() const {
     return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of the ledger combine, as the host sees it. Every function enqueues on `stream` of the current device and returns
-// without waiting; failures of the launch throw Error(system).
+// Host interface of the ledger combine kernel. Every function enqueues on `stream` of the current device and returns without
+// waiting. Launch failures throw Error(system).
 #pragma once
 
 #include "exchange/gpu/kernel.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of low-latency mode as kernels: protocol/low_latency/combine.hpp over blocks of one multiprocessor each.
+// Combine of low-latency mode as kernels: protocol/low_latency/combine.hpp, one block per multiprocessor.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/known.cuh"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   __shared__ __align__(16) std::byte params[sizeof(P)];
   ptx::launch_dependents();
   P& p = *reinterpret_cast<P*>(params);
-  share_params(given.c, p);  // while the kernel before ends
+  share_params(given.c, p);  // overlaps the end of the previous kernel
   ptx::wait_for_previous();
   const CallWords words = load_call_words(given.c.call, given.state);
   const uint64_t combined = load_combined(given.c);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// A kernel for each kind of parameters, the general ones last; each with tracing and without.
+/// One kernel for each kind of parameters, the general ones last; each with and without tracing.
 template <class A, class P>
 const Kernel<const CudaLowLatencyCombine, const CudaShape, const LaunchedHalves> combines("low-latency combine kernel",
                                                                                           low_latency::combine_kernel<A, P>,
@@ -68,7 +68,7 @@ const auto& kernel_for(const LowLatencyCombineParams& p, bool traced) {
 
 }  // namespace
 
-// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
+// Every launch may begin while the previous kernel on the stream ends; it waits for that before it reads anything.
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);

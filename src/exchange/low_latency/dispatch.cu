@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch of low-latency mode as kernels: protocol/low_latency/dispatch.hpp over blocks of one multiprocessor each.
+// Dispatch of low-latency mode as kernels: protocol/low_latency/dispatch.hpp, one block per multiprocessor.
 //
-// Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
-// must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one
-// block per multiprocessor. Other kernels may delay a block, as long as they end.
+// Progress: all warps of a rank send before they wait, and they wait only for remote sends. All blocks of a launch that
+// receives must be able to run at the same time, because a block that has not begun has not sent. The launcher therefore limits
+// the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
 #include "exchange/low_latency/known.cuh"
 
 namespace switchyard::detail {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// A kernel for each kind of parameters, the general ones last; each with tracing and without.
+/// One kernel for each kind of parameters, the general ones last; each with and without tracing.
 template <class A, class P>
 const Kernel<const CudaLowLatencyDispatch, const CudaShape, const LaunchedHalves> dispatches("low-latency dispatch kernel",
                                                                                              low_latency::dispatch_kernel<A, P>,
@@ -71,7 +71,7 @@ const auto& kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool 
 
 }  // namespace
 
-// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
+// Every launch may begin while the previous kernel on the stream ends; it waits for that before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of low-latency mode, and the memory that it needs.
+// The public class of low-latency mode, and its memory requirement.
 #include "switchyard/low_latency.hpp"
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace switchyard {
 
 using namespace detail;
 
-// A rank's warps have about one piece each to receive, if no piece becomes too short to be worth its flag or too long for a
-// warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
+// Gives each of a rank's warps about one piece to receive, unless a piece would become too short to be worth its flag or too
+// long for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
 int usual_pieces(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
   check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of the whole exchange, as the host sees it: the library's own, and those that callers compile for their functions.
-// All that such a file of the caller's knows of the library goes through here and flat_kernel.cuh.
+// Host interface of the whole-exchange kernel: the library's own, and those that callers compile for their functions. A
+// caller's file depends on the library's internals only through this header and flat_kernel.cuh.
 #pragma once
 
 #include "exchange/gpu/kernel.hpp"
@@ -17,19 +17,19 @@ inline constexpr int kLowLatencyWarps = kMostLowLatencyWarps;  ///< per block, w
 using LowLatencyState = EpochState;
 
 struct CudaFlat {
-  FlatParams f;  ///< all but the epoch
+  FlatParams f;  ///< without the epoch
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 
-/// Experts that scale.
+/// Experts that scale rows.
 void launch_low_latency(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// What row_function_on_gpu makes. Compiled in the caller's translation unit: kAbi tells whether that saw the same structures.
+/// Result of row_function_on_gpu. Compiled in the caller's translation unit; kAbi reveals whether that saw the same structures.
 struct CudaRowFunction : RowFunctionBase {
   CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}
-  /// As launch_low_latency. Ready to be launched on `device`.
+  /// Like launch_low_latency. Makes the function ready for launch on `device`.
   virtual gpu::Status launch(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) const = 0;
   static constexpr uint64_t kAbi = sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SWITCHYARD_VERSION_MAJOR << 16 |
                                    SWITCHYARD_VERSION_MINOR << 8 | SWITCHYARD_VERSION_PATCH;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel of low-latency mode does before its protocol begins, and the shape of its launch.
+// Prologue of every low-latency kernel, before its protocol begins, and the shape of its launch.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Ids and sets of tokens in the block's shared memory.
+/// Ids and token sets in the block's shared memory.
 struct SharedIds {
   uint32_t ids = 0;
 
@@ -27,12 +27,12 @@ struct SharedSets : TokenSets {
   }
 };
 
-/// What publish_entry needs, while other warps ask for what the call begins with.
+/// The fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
 __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
 
-/// All threads: copies the host's parameters to a block's shared memory. P may have a layout and a place of scales of its own.
+/// Copies the host's parameters to a block's shared memory. Call from all threads. P may have its own layout and scale place.
 template <class Given, class P>
 __device__ void share_params(const Given& given, P& p) {
   copy_to_shared(given, static_cast<Given&>(p));
@@ -42,12 +42,13 @@ __device__ void share_params(const Given& given, P& p) {
   }
 }
 
-/// The first ids of a block's copy, as they lie in memory, in its threads: two each, asked for long before they are used.
+/// The first ids of a block's copy, as they lie in memory, in registers of its threads: two each, loaded long before they are
+/// used.
 struct EarlyIds {
   static constexpr int kEach = 2;
   int64_t raw[kEach];
 };
-/// This thread's ids from `first` on, of `count`; -1 behind them. All are under way before one is looked at.
+/// Loads this thread's ids from `first` on, of `count`; -1 past the end. All loads are in flight before the first is used.
 __device__ inline EarlyIds load_ids(const IdReader& given, int first, int count) {
   EarlyIds ids{{-1, -1}};
   const auto step = static_cast<int>(blockDim.x);
@@ -66,15 +67,15 @@ __device__ inline EarlyIds load_ids(const IdReader& given, int first, int count)
   return ids;
 }
 
-/// Bytes of the ids of `routes` routes in a block's shared memory, and of the sets of `tokens` tokens behind them.
+/// Bytes of the ids of `routes` routes in a block's shared memory, and of the sets of `tokens` tokens after them.
 SWITCHYARD_FN inline int staged_id_bytes(int routes) { return ((routes > 0 ? routes : 1) * 4 + 15) / 16 * 16; }
 SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
   return int64_t{experts} * TokenSets::words_for(tokens) * 4;
 }
 
-/// Each thread's ids into the block's copy; they are read many times, and memory is a microsecond away. f(id, route) for each.
-/// All threads of a block, before a barrier. `early`: load_ids of at least as many. \returns how many of the thread's ids are
-/// invalid
+/// Writes each thread's ids to the block's copy, because they are read many times and memory is a microsecond away. Calls f(id,
+/// route) for each. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many. \returns the
+/// number of the thread's ids that are invalid
 template <class F>
 __device__ int stage_ids(const IdReader& given, EarlyIds early, int count, int32_t* copy, F&& f) {
   const auto step = static_cast<int>(blockDim.x);
@@ -94,7 +95,7 @@ __device__ int stage_ids(const IdReader& given, EarlyIds early, int count, int32
   return invalid;
 }
 
-/// All threads of a block, before stage_sending with a barrier between: no token chooses any expert yet.
+/// Clears the token sets. Call from all threads of a block, before stage_sending() with a barrier in between.
 __device__ inline void clear_sets(const LowLatencyDispatchParams& given, std::byte* shared, const CudaShape& shape) {
   if (shape.block_bytes == 0 || !given.with_places) return;
   const int at = staged_id_bytes(given.tokens * given.layout.topk);
@@ -103,8 +104,9 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& given, std::by
   for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
 }
 
-/// All threads of a block, before a barrier: the ids that a call sends and the sets of tokens that choose each expert, with the
-/// T of this launch, in the block's shared memory from shape.block_at() on, if there is room. p reads these from then on.
+/// Stages the ids that a call sends and the sets of tokens that choose each expert, for the T of this launch, in the block's
+/// shared memory from shape.block_at() on, if there is room. From then on p reads these. Call from all threads of a block,
+/// before a barrier.
 template <class P>
 __device__ void stage_sending(const LowLatencyDispatchParams& given, const EarlyIds& early, int tokens, std::byte* shared,
                               const CudaShape& shape, P& p) {
@@ -120,12 +122,12 @@ __device__ void stage_sending(const LowLatencyDispatchParams& given, const Early
       const uint32_t t = given.layout.by_topk.quotient(static_cast<uint32_t>(route));
       ptx::or_shared(sets_at + (static_cast<uint32_t>(id * words) + t / 32) * 4, 1u << t % 32);
     });
-  } else if (blockIdx.x == 0) {  // nobody else reads each id once
+  } else if (blockIdx.x == 0) {  // no other code reads each id exactly once
 #pragma unroll 1
     for (auto f = static_cast<int>(threadIdx.x); f < tokens * given.layout.topk; f += static_cast<int>(blockDim.x))
       invalid += given.ids.is_invalid(given.ids.raw(f)) ? 1 : 0;
   }
-  // All blocks stage all ids, and one counts.
+  // All blocks stage all ids; one block counts.
   if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(given.call, static_cast<uint64_t>(invalid));
   if (threadIdx.x != 0) return;
   p.tokens = tokens;
@@ -137,7 +139,7 @@ __device__ void stage_sending(const LowLatencyDispatchParams& given, const Early
   static_cast<TokenSets&>(p.sets) = {sets, words};
 }
 
-/// Each warp: the rows that it will send first are on their way while the call begins.
+/// Prefetches the rows that each warp will send first, while the call begins.
 __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDispatchParams& p, int tokens) {
   const Sender me(w, p);
   const int t = p.layout.token_of(w.block() + me.team * w.num_blocks());
@@ -151,8 +153,8 @@ __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDi
   for (int b = begin + lane * kLine; b < end; b += kLanes * kLine) ptx::prefetch(row + b);
 }
 
-/// Each block's first warp, and each warp for itself: what a combine reads first is on its way. What a warp returns is known
-/// beforehand if all ranks sent all tokens that they may; if not, nothing is lost.
+/// Prefetches what a combine reads first: shared words by each block's first warp, routes by each warp for itself. What a warp
+/// returns is known in advance if all ranks sent the maximum number of tokens; if not, nothing is lost.
 __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatencyCombineParams& c) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (w.warp() == 0 && lane == 0) {
@@ -165,18 +167,18 @@ __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatency
   if (at.item < c.layout.rows_per_expert()) ptx::prefetch(c.routes + at.item * c.layout.topk);
 }
 
-/// Which dispatch filled what a combine sums, in one thread of each block, which asks for it early, with load_call_words.
+/// The dispatch whose outputs a combine sums. One thread of each block loads it early, together with load_call_words().
 __device__ inline uint64_t load_combined(const LowLatencyCombineParams& given) {
-  const bool known = threadIdx.x == 0 && given.own != nullptr;  // warm_up_low_latency_kernels gives none
+  const bool known = threadIdx.x == 0 && given.own != nullptr;  // null in warm-up launches
   return known ? ptx::load_relaxed<Scope::device>(&given.own->call) : 0;
 }
 
-inline constexpr int64_t kStaticShared = 3328;  ///< parameters, and what tracing adds
+inline constexpr int64_t kStaticShared = 3328;  ///< parameters, plus what tracing adds
 inline int most_low_latency_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
 
-inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< of a warp: rows of a message's entries
+inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 
-/// With room for the ids of `tokens` tokens and for their sets, unless `experts` is 0, if there is.
+/// With room for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
 inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
   CudaShape shape{warps, 0, 0, kScratch};
   const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);

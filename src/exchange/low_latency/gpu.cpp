@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
+// Low-latency mode on a GPU: memory, stream order, launches. The algorithms are in protocol/low_latency.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 
 struct CudaLowLatencyBlock final : LowLatencyBlock {
   std::shared_ptr<HeldMemory> memory;
-  CrossedIds crossed;  ///< several hosts: so many bytes
+  CrossedIds crossed;  ///< several hosts: crossed_bytes bytes
   int64_t crossed_bytes = 0;
   std::vector<int> host_of;  ///< several hosts: [W] of the group that dispatched last
 };
@@ -27,11 +27,11 @@ class CudaLowLatency final : public LowLatencyImpl {
   CudaLowLatency(Group& group, CudaRank& gpu, const LowLatencyConfig& c) : LowLatencyImpl(group, c), gpu_(gpu) {
     construct([&] {
       const DeviceGuard guard(gpu_.device());
-      const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // a message per block
+      const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // one message per block
       const int64_t columns = one_each ? kPartColumns : 2 * kPartColumns;
       const int64_t parts = (config.hidden + columns - 1) / columns;
       const auto of = [&](int warps) {
-        return senders(static_cast<int>(std::clamp<int64_t>(warps - 2, 1, parts)), warps);  // two have no part: entries, counts
+        return senders(static_cast<int>(std::clamp<int64_t>(warps - 2, 1, parts)), warps);  // two without: entries, counts
       };
       dispatch_senders_ = of(warps_or(tuned_.dispatch_warps));
       flat_senders_ = of(warps_or(tuned_.warps));
@@ -66,11 +66,11 @@ class CudaLowLatency final : public LowLatencyImpl {
   int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
-  // 16 in each lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps send
-  // one, the others another.
+  // 16 columns per lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps
+  // send one and the others another.
   static constexpr int64_t kPartColumns = 512;
 
-  /// Per block of a launch.
+  /// Warps per block of a launch.
   static int warps_or(int tuned) { return tuned > 0 ? tuned : kLowLatencyWarps; }
 
   void initialize() {
@@ -116,7 +116,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     if (hosts_ && block.crossed_bytes < hosts_->crossed_bytes())
       throw Error(ErrorCode::unsupported, "dispatch: the output was made in a group of other hosts; make one by this object");
     block.host_of = hosts_ ? hosts_->host_of() : std::vector<int>();
-    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
+    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller may reuse it by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call, {p.x},
             block.memory.get(), [&](int blocks, const CallStream& at) {
@@ -169,8 +169,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     return capture.active ? capture.id : 0;
   }
 
-  /// Memory of the library that the call uses: what lies at the addresses `used`, and `output`. It ends after the call, or with
-  /// the graph of a captured one.
+  /// `used`: addresses that the call uses; library memory there, and `output`, is kept until the call ends, or with the graph
+  /// of a captured call.
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, HeldMemory* output, Launch&& launch) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backends of low-latency mode share: the virtual interface behind LowLatencyExchange, its checks, and what its
-// parameters and outputs are.
+// Shared by the backends of low-latency mode: the virtual interface behind LowLatencyExchange, its checks, and its parameters
+// and outputs.
 #pragma once
 
 #include <memory>
@@ -12,16 +12,16 @@
 
 namespace switchyard::detail {
 
-/// Largest LowLatencyConfig::hidden.
+/// Maximum LowLatencyConfig::hidden.
 inline constexpr int64_t kMostHidden = int64_t{1} << 20;
 
-/// Throws invalid_argument naming the field.
+/// Throws invalid_argument, naming the field.
 void check_config(const LowLatencyConfig& config, int world);
-/// The type of rows as they travel.
+/// The type of rows as sent.
 inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
-/// What all ranks must give alike.
+/// Fields that all ranks must set alike.
 AgreedFields agreed_fields(const LowLatencyConfig& config);
 
 /// Parts of an output's memory.
@@ -42,7 +42,7 @@ struct LowLatencyTables {
 LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank,
                               const Rows* given);
 
-/// Memory of an output; a backend derives what frees it.
+/// Memory of an output. A backend derives a class that frees it.
 struct LowLatencyBlock {
   LowLatencyBlock() = default;
   LowLatencyBlock(const LowLatencyBlock&) = delete;
@@ -51,8 +51,8 @@ struct LowLatencyBlock {
   LowLatencyTables tables;
   uint64_t config_hash = 0;
   int rank = 0, world = 0;
-  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: none yet
-  bool pending = false;  ///< of a split call that has not been received
+  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: no dispatch yet
+  bool pending = false;  ///< a split call has not been received
 };
 
 class LowLatencyImpl : protected ExchangeBase {
@@ -87,7 +87,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(Group& group, const LowLatencyConfig& c);
 
   enum class Halves { both, send, receive };
-  /// Everything but the call context has been filled in and checked. `block`: of the output.
+  /// Called with everything but the call context filled in and checked. `block`: of the output.
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, LowLatencyBlock& block,
                    Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, LowLatencyBlock& block,
@@ -96,12 +96,12 @@ class LowLatencyImpl : protected ExchangeBase {
   virtual std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) = 0;
   /// Private memory of this backend.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
-  /// Backends that know about memory check addresses here. `alignment` in bytes.
+  /// Backends that can inspect memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t, bool /*known*/) const {}
   virtual void check_sms(const char*, int) const {}
   /// Identifies the capture of `stream` (CUDA); 0 if it is not captured.
   virtual unsigned long long capture_id(void*) const { return 0; }
-  /// Throws unless the function is one for this backend.
+  /// Throws unless the function is made for this backend.
   virtual void check_row_function(const RowFunctionBase&) const {}
   /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
   int64_t scratch_bytes() const;
@@ -110,20 +110,21 @@ class LowLatencyImpl : protected ExchangeBase {
     const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
-  /// Hash of all that ranks must agree on: the config, and how rows are cut if the config leaves that open.
+  /// Hash of all that ranks must agree on: the config, and the cutting of rows if the config leaves that open.
   uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }
-  /// Lays the symmetric region out for rows of `pieces` pieces; 0: the number that the library chooses without a tuning.
+  /// Lays out the symmetric region for rows of `pieces` pieces; 0: the library's default without a tuning.
   void cut_rows(int pieces);
   /// How the warps of a block send messages; see LowLatencyDispatchParams.
   struct Senders {
     int parts = 1, part_columns = 0, teams = 1;
   };
-  /// Lets up to `most` of a block's `warps`, with columns for each, send a message together; 1: blocks need no barrier.
+  /// Lets up to `most` of a block's `warps` warps send a message together, if there are columns for each; 1: blocks need no
+  /// barrier.
   Senders senders(int most, int warps) const;
-  /// The whole of every constructor. `build` finds `layout_` at its place in the heap.
+  /// The whole of every constructor. When `build` runs, `layout_` has its place in the heap.
   void construct(const std::function<void()>& build);
 
-  /// Ids in host memory, the first `tokens` of them: take_invalid.
+  /// take_invalid() for the first `tokens` tokens of ids in host memory.
   void take_ids(const IdReader& ids, int tokens) {
     const ExpertIds given{ids.ids, tokens, config.topk, ids.is_int64};
     take_invalid(find_invalid_routes(given, tokens, config.num_experts), config.invalid_ids, config.topk, config.num_experts);
@@ -141,7 +142,7 @@ class LowLatencyImpl : protected ExchangeBase {
   void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
-  /// What is sent, and where to.
+  /// Parameters of what is sent, and where to.
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
@@ -158,7 +159,7 @@ class LowLatencyImpl : protected ExchangeBase {
   void keep_pending(Pending what, const LowLatencyOutput& output, void* stream);
   Pending pending_ = Pending::none;
   unsigned long long pending_capture_ = 0;
-  std::shared_ptr<LowLatencyBlock> pending_block_;  ///< its output's memory
+  std::shared_ptr<LowLatencyBlock> pending_block_;  ///< memory of its output
   uint64_t split_calls_ = 0;
   LowLatencyDispatchParams pending_dispatch_;
   LowLatencyCombineParams pending_combine_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of low-latency calls with some members as constants: the kernels of the usual calls are small, and straight where
-// they run (docs/design/0015). A derived constant hides the member of the same name.
+// Parameters of low-latency calls with some members as constants, which makes the kernels of common calls small, with
+// straight-line code on the executed paths (docs/design/0015). A derived constant hides the member of the same name.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Messages are tokens, not routes, and there are no more than 32 ranks or choices.
+/// Messages are tokens, not routes, and there are at most 32 ranks and 32 choices.
 struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
   static constexpr SWITCHYARD_FN int token_of(int unit) { return unit; }
@@ -29,16 +29,16 @@ struct KnownScalePlace : ScalePlace {
 using ScaleRows = KnownScalePlace<false>;
 using ScaleColumns = KnownScalePlace<true>;
 
-/// True if CudaInline can move rows at p of this many bytes.
+/// True if CudaInline can move rows of this many bytes at p.
 inline bool whole_rows(const void* p, int64_t bytes) { return (reinterpret_cast<uintptr_t>(p) | bytes) % 16 == 0; }
 
-/// Rows that bring no scales of the caller's.
+/// Rows without scales from the caller.
 struct WithoutScales : LowLatencyDispatchParams {
   static constexpr const std::byte* scales = nullptr;
 };
 
-/// Rows of kType that are sent as fp8 with scales of 128 columns, which arrive as Place says, or as they are: fp8 with the
-/// caller's float32 scales, others without.
+/// Rows of kType that are sent as fp8 with one scale per 128 columns, placed at the receiver as Place defines; or that are sent
+/// as they are: fp8 with the caller's float32 scales, other types without scales.
 template <ScaleKind kScales, class Place = ScaleRows, DType kType = DType::bf16, bool kPlaces = true>
 struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDispatchParams, WithoutScales> {
   static constexpr DType src_type = kType;
@@ -88,7 +88,7 @@ struct KnownFlat {
 };
 static_assert(sizeof(KnownFlat<DType::bf16>) + kTraceShared <= kStaticShared);
 
-/// Kernels of known parameters move rows out of registers; the general ones may meet any.
+/// Kernels of known parameters move rows through registers; the general kernels must handle any rows.
 template <class P>
 using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams> ||
                                       std::is_same_v<P, FlatParams>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of low-latency mode, as the host sees them. Every function enqueues on `stream` of the current device and returns
-// without waiting; failures of the launch throw Error(system).
+// Host interface of the kernels of low-latency mode. Every function enqueues on `stream` of the current device and returns
+// without waiting. Launch failures throw Error(system).
 #pragma once
 
 #include "exchange/low_latency/flat_launch.hpp"
@@ -9,18 +9,18 @@
 namespace switchyard::detail {
 
 struct CudaLowLatencyDispatch {
-  LowLatencyDispatchParams d;  ///< all but the epoch
+  LowLatencyDispatchParams d;  ///< without the epoch
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 struct CudaLowLatencyCombine {
-  LowLatencyCombineParams c;  ///< all but the epoch
+  LowLatencyCombineParams c;  ///< without the epoch
   LowLatencyState* state = nullptr;
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 
-/// Which halves of a call a launch does. The one with the receiving half ends the call.
+/// Halves of a call that a launch does. The launch with the receiving half ends the call.
 struct LaunchedHalves {
   bool send = true, receive = true;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of normal mode, in the order in which things happen: checks, signature, sizes, offers, movement, delivery. What
-// only one backend can say or do is a virtual function of NormalImpl.
+// The calls of normal mode, in the order in which things happen: checks, signature, sizes, offers, movement, delivery.
+// Backend-specific steps are virtual functions of NormalImpl.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"
@@ -58,7 +58,7 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   d.place.signature = call.signature;
   d.place.dispatch.rows_allocated = d.output().rows;
   d.place.dispatch.records_allocated = d.records().records;
-  // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
+  // A rank without tokens has no weights to pass; the ranks with tokens decide whether weights are sent.
   d.place.dispatch.sends_weights = d.weights != nullptr && d.handle->tokens > 0 ? 1 : 0;
   const Rows* const out = d.options.out;
   d.placed = out && !through_rings() && d.format.scale_bytes == 0 && d.output().bytes() > 0 &&
@@ -71,12 +71,12 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
                                                  " were sent here");
     take_output(call, d);
     if (d.placed) d.place.rows = static_cast<uint64_t>(d.out() - call.context.heap.base[rank()]);
-    // The host that knows the counts has no more to do for its own rows than for others.
+    // With counts on the host, the rank's own rows need no special case.
     call.own_placed = out && !d.placed && !through_rings() && !spans_hosts() && counts_at_ == CountsAt::device &&
                       d.format.scale_bytes == 0 && config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
-    // Over several hosts rows come by way of proxies, which tell of them once: they are copied afterwards.
+    // Over several hosts rows pass through proxies, which announce them only once, so they are copied afterwards.
     d.copied =
         out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
     const bool nothing_comes = call.own_placed && world() == 1;
@@ -232,8 +232,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                              {"CombineOptions::bias[1]", o.bias[1], 16},
                                              {"out_weights", out_weights, 4}}});
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
-  // That some ranks gave weights and others did not is found by the counts where the host knows them: a rank without rows need
-  // not give any. Elsewhere the signature finds it.
+  // If only some ranks gave weights: where the host knows the counts they reveal it, because a rank without rows need not give
+  // any. Elsewhere the signature reveals it.
   const int64_t weights_given = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,
@@ -297,7 +297,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
     s.staged = nullptr;
     s.weights_staged = nullptr;
   }
-  // Rows of routes that their owners can read where they are stay there: one read instead of two and a write.
+  // Rows of routes that their owners can read in place stay there: one read instead of two and a write.
   if (per_route)
     s.place.route.in_place = pushes ? 0 : 1;
   else
@@ -320,7 +320,7 @@ CombineOrder NormalImpl::order_here(CombineOrder order) const {
   return config.layout == Layout::expert_major ? CombineOrder::per_route : CombineOrder::per_rank;
 }
 
-// ---- what ranks compare of a call, and what kernels are told of what the caller gave ----
+// ---- signatures of calls, and kernel parameters from the caller's arguments ----
 
 void NormalImpl::set_site(uint32_t site) {
   if (site >= kSiteOfCall)

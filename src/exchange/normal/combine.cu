@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel, over blocks of one multiprocessor each: protocol/normal/combine_pull.hpp, combine_copies.hpp,
-// combine_sums.hpp, combine_routes.hpp or combine_ring.hpp.
+// Combine as a kernel, one block per multiprocessor: protocol/normal/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp,
+// combine_routes.hpp or combine_ring.hpp.
 //
-// Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
-// for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
-// time: the launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
+// Progress: a warp waits for `outputs` of all ranks, including its own, which the last warp of a rank to arrive publishes, and
+// in the same way for `pulled`. Through rings a warp may wait for any warp of any rank. So all blocks must be able to run at
+// the same time; the launcher limits the grid to one block per multiprocessor. Other kernels may delay a block, as long as they
+// end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -16,7 +17,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// One warp, last thing.
+/// The last step of the call. Call from one warp.
 __device__ void end_combine(const CudaCombineParams& given, const CallContext& call, Standing standing, bool moved) {
   int failed_rank = -1;
   if (moved)
@@ -25,7 +26,7 @@ __device__ void end_combine(const CudaCombineParams& given, const CallContext& c
     (void)end_unmoved(call, given.words, given.c.shape.control, given.state, standing, given.soft, failed_rank);
 }
 
-/// The bodies of combine with direct staging have a kernel each: together, all would keep less in registers.
+/// The bodies of combine with direct staging have one kernel each: a common kernel could keep less in registers.
 enum class Body { pull, copies, sums, routes };
 
 Body body_of(const CombineParams& c) {
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
 
 namespace {
 
-// Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for chunks of sums.
+// Rows are summed from registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for the chunks of sums.
 constexpr CudaShape shape_of(int warps, int world) {
   return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
 }
@@ -123,7 +124,7 @@ const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_
       return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
     });
 
-// The kernels that record, if the call is traced.
+// If the call is traced: the recording kernels.
 const auto& kernel_for(const CudaCombineParams& p) {
   const bool traced = p.c.call.device_trace.records != nullptr;
   switch (body_of(p.c)) {

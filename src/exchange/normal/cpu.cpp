@@ -137,7 +137,7 @@ void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_pt
 template <class A>
 std::shared_ptr<CpuBlock> CpuNormal<A>::allocate(size_t bytes) {
   auto block = std::make_shared<CpuBlock>();
-  if (bytes == 0) return block;  // no rows need no memory, also where the pool is empty or full
+  if (bytes == 0) return block;  // no memory needed, even if the pool is empty or full
   if (config.staging == Staging::ring) {
     try {
       block->owned = buffers_->take(bytes);
@@ -202,7 +202,7 @@ NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
   return a;
 }
 
-template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates what this file defines
 
 template <class A>
 std::unique_ptr<NormalImpl> NormalImpl::make_on_cpu(Group& group, const NormalConfig& config) {

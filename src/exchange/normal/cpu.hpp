@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Memory for rows: a block of the pool (symmetric), or private memory under ring staging.
+/// Memory for rows: a block of the pool (symmetric), or private memory with ring staging.
 struct CpuBlock final : OutputBlock {
   std::shared_ptr<OffsetAllocator> pool;  ///< null: private memory
   std::shared_ptr<BufferRecycler> recycler;
@@ -39,7 +39,7 @@ class CpuNormal final : public NormalImpl {
     const char* const name;  ///< in errors
     const uint64_t start_ns;
     const TraceSpan span;
-    // Tables that kernels read and that are made for each call.
+    // Tables that kernels read, made for each call.
     std::vector<int64_t> record_begin, padding;
     std::vector<int32_t> chunk_records;
   };
@@ -59,26 +59,27 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
   HandleArrays arrays_of(const HandleData& h) const override;
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
-  /// Throws what warps recorded.
+  /// Throws the fault that warps recorded.
   void raise(const char* operation);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
-  /// Calls that move rows only once all placements have come: dispatch, ring staging, and all on several hosts.
+  /// Exchange for calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls on several
+  /// hosts.
   void exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own);
   void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
     SumStaging staging;
     staging.place = place;
     exchange_placements(call, staging, own);
   }
-  /// Several hosts: passes a message that all ranks of this host have got on to those of others, and what comes of theirs to
+  /// Several hosts: passes a message that all ranks of this host have received on to other hosts, and hands their messages to
   /// deliver(source, number, message). False after a fault (recorded).
   template <class Number, class Deliver>
   bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
     return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
   }
-  /// Several hosts: a rank of another host is missing; if its proxy is, too, that one is named.
+  /// Several hosts: a rank of another host is missing. If its proxy is missing too, makes the fault name the proxy.
   void name_proxy(FaultRecord& fault) const;
-  /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
-  /// this rank's error, if it is the one.
+  /// After the exchange of placements: throws on all ranks alike if a rank cannot take part or made a different call. `own` is
+  /// this rank's error, if it is that rank.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
   /// Runs body(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
@@ -92,13 +93,13 @@ class CpuNormal final : public NormalImpl {
 
   // cpu_calls.cpp
   void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
-  bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has
+  bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has waited
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   void gather_counts(const CpuCall& call, int64_t capacity, HandleData& h);
-  /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
+  /// True if this call carries weights. Throws on all ranks alike if only some of the ranks that have tokens passed weights.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
-  /// Whether a rank copies rows out as they come; after all placements.
+  /// True if a rank copies rows out as they arrive. Valid after all placements.
   bool anyone_copies(const CallContext& call) const;
   MoveWork move_work(bool receives);
 
@@ -106,7 +107,7 @@ class CpuNormal final : public NormalImpl {
            const std::exception_ptr& error) override;
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
-  /// Rank-major: throws alike on all ranks that asked if weights did not come from every rank that holds rows.
+  /// Rank-major: throws on all ranks that requested weights alike if a rank that holds rows passed none.
   void check_weights_given(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;
@@ -119,7 +120,7 @@ class CpuNormal final : public NormalImpl {
     uint64_t value = 0;
   };
   uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
-  /// Of each block: of sends, then of sums and pulls.
+  /// Counters per block: of sends, then of sums and pulls.
   static constexpr int kBlockCounters = 16;
   static_assert(kRowChunks + kSumChunks + 1 <= kBlockCounters);
   std::vector<uint64_t> block_counters_ =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine on the CPU: counts and plan, tables, launches, what only the counts show.
+// Dispatch and combine on the CPU: counts and plan, tables, launches, checks that need the counts.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -88,7 +88,7 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
 template <class A>
 bool CpuNormal<A>::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
   bool any = false;
-  int with = -1, without = -1;  // of those with tokens
+  int with = -1, without = -1;  // ranks with tokens, with and without weights
   for (int r = 0; r < world(); ++r) {
     const bool sends = call.heap.local(control_.placement(call.epoch, r))->dispatch.sends_weights != 0;
     any = any || sends;
@@ -207,10 +207,10 @@ void CpuNormal<A>::check_weights_given(const CallContext& call, const HandleData
   for (int r = 0; r < world(); ++r) {
     const int64_t rows = least(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]);
     if (call.heap.local(control_.placement(call.epoch, r))->pull.gives_weights == 0 && rows > 0)
-      throw_mismatch("combine (weights given on some ranks only)", r);  // the sums miss some
+      throw_mismatch("combine (weights given on some ranks only)", r);  // some weights are missing in the sums
   }
 }
 
-template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates what this file defines
 
 }  // namespace switchyard::detail

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch as a kernel, over blocks of one multiprocessor each: protocol/normal/dispatch_direct.hpp, or
-// protocol/normal/dispatch_ring.hpp.
+// Dispatch as a kernel, one block per multiprocessor: protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp.
 //
 // Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
-// and for rows, which are announced by warps that send: those of this rank in lower blocks, or in all blocks after it has sent
-// its own share. So all blocks of an expert-major call must be able to run at the same time; the launcher keeps the grid to one
-// block per multiprocessor. Rank-major, one warp waits for rows, and the others return. Through rings a warp may wait for any
-// warp of any rank: all blocks of all ranks must be resident, so the launcher gives each a multiprocessor that no other rank
-// uses. Every warp polls all its streams in turn, and stops at the deadline. Other kernels may delay a block, as long as they
-// end.
+// and for rows. Rows are announced by sending warps; on this rank these are in lower blocks or, if all blocks send, they send
+// their own shares before they wait. So all blocks of an expert-major call must be able to run at the same time; the launcher
+// limits the grid to one block per multiprocessor. Rank-major, one warp waits for rows and the others return. Through rings a
+// warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the launcher gives each block a
+// multiprocessor that no other rank uses. Every warp polls all its streams in turn and stops at the deadline. Other kernels may
+// delay a block, as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -19,15 +18,16 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The tables of a cached dispatch, which an earlier one made.
+/// The tables of a cached dispatch, which an earlier dispatch made; null for a fresh one.
 __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.shape.with_records ? nullptr : p.header; }
 
-/// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
+/// The signature that ranks compare. For a cached dispatch it includes the dispatch that made its tables, which the host does
+/// not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
   return p.d.shape.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
 }
 
-/// One warp, last thing, after all warps have read the header.
+/// The last step of the call. Call from one warp, after all warps have read the header.
 __device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, Standing standing, bool moved) {
   TablesHeader& header = *given.header;
   const bool fresh = given.d.shape.with_records;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, standing, moves);
 }
 
-/// Rank-major with drops: routes that were kept, counted in the records that came. One block; it waits for nobody.
+/// Rank-major with drops: counts the kept routes from the arrived records. One block; waits for nothing.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
@@ -179,7 +179,7 @@ const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through
                                                                                        kMoveWarps* kLanes,
                                                                                        most_shared<RingDispatchParams>);
 
-// The kernels that record, if the call is traced.
+// If the call is traced: the recording kernels.
 const auto& kernel_for(const CudaDispatchParams& p) {
   return p.d.call.device_trace.records != nullptr ? direct<CudaTraced> : direct<Cuda>;
 }
@@ -207,7 +207,7 @@ void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchS
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream) {
-  // Rows are quantised into the ring: no scratch.
+  // Rows are quantized directly into the ring: no scratch.
   const CudaShape shape = move_shape(kMoveWarps, p.d.shape.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);
 }

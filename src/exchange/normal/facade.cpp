@@ -22,13 +22,13 @@ namespace detail {
 
 namespace {
 
-/// The number of handles whose tables fit into the pool of a CUDA object.
+/// Number of handles whose tables fit into the pool of a CUDA object.
 constexpr int kCudaHandles = 4;
 
-/// What check_config allows.
+/// Limit enforced by check_config.
 constexpr int64_t kMostRingSlots = 1 << 20;
 
-/// Tables of one handle, and what a dispatch leaves besides rows and records.
+/// Bytes of the tables of one handle, and of what a dispatch stores besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
   const TablesShape shape{world,  c.num_experts, ExpertMap{c.num_experts, world}.max_count(),
@@ -38,7 +38,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
 
 int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)); }
 
-/// Channels and slots as asked for, or usual; as many slots as fit into max_bytes, which may be fewer than K.
+/// Channels and slots as configured, or by default; as many slots as fit into max_bytes, which may be fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   RingLayout r;
   r.world = world;
@@ -47,7 +47,7 @@ RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   r.max_scale_bytes = static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32));
   r.topk = c.topk;
   r.slots = c.ring.slots;
-  if (r.slots == 0) {  // no more than a stream has rows; at least two chunks, and the rows of a token
+  if (r.slots == 0) {  // at most the rows of a stream; at least two chunks, and the rows of a token
     const int64_t rows = (c.max_tokens + channels - 1) / channels * (c.layout == Layout::rank_major ? 1 : c.topk);
     const int64_t chunks = std::min<int64_t>(2 * int64_t{c.ring.send_chunk}, kMostRingSlots);
     r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, chunks), rows), c.topk);
@@ -93,14 +93,14 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
   // A token may name one expert several times, so all K routes may end on one rank.
   const int64_t here = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
   if (routes == 0) return 0;
-  // Most padding: one route to every expert but one, the rest to that one.
+  // Maximum padding: one route to each expert but one, all remaining routes to that one.
   const int64_t alone = std::min(here, routes) - 1;
   return alone * c.expert_alignment + round_up(routes - alone, c.expert_alignment);
 }
 
 }  // namespace detail
 
-/// ring_layout(), unless RingSettings::max_bytes leaves a ring of ring staging without room for the rows of a token.
+/// ring_layout(). Throws if RingSettings::max_bytes leaves a ring of ring staging without room for the rows of a token.
 static RingLayout checked_rings(const NormalConfig& c, int world) {
   const RingLayout rings = ring_layout(c, world);
   if (c.staging != Staging::ring || rings.slots >= c.topk) return rings;
@@ -130,8 +130,8 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   const bool ring = c.staging == Staging::ring;
   if (ring && backend == Backend::cpu) return need;
-  // One worst-case output and one buffer of expert outputs of the same shape; direct staging: on top a partial sum per record,
-  // or a row of each route (combine per_rank or per_route).
+  // One worst-case output and one buffer of expert outputs of the same shape. With direct staging also a partial sum per record
+  // (combine per_rank) or a row per route (combine per_route).
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);
   const OutputLayout out{rows, max_row_bytes(c), static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32))};

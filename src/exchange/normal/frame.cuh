@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How every kernel of normal mode begins and ends: an object that another rank's fault has halted, calls that move nothing.
+// Prologue and epilogue of every kernel of normal mode: objects that another rank's fault has halted, calls that move nothing.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -9,8 +9,8 @@
 
 namespace switchyard::detail {
 
-/// One thread of each block of a halted object: what the first block finds holds for all blocks and kernels of the call.
-/// Replays may begin while their host takes notice.
+/// Decides whether a call on a halted object runs. Call from one thread of each block: the decision of the first block holds
+/// for all blocks and kernels of the call, because the host may take notice while replays begin.
 __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
   const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
   const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::goes_on : Verdict::does_nothing);
@@ -18,10 +18,10 @@ __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, Obje
   return static_cast<Verdict>(before != 0 ? before : found);
 }
 
-/// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
-/// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
-/// `standing`: in shared memory. `handle`: of calls by the handle of an earlier dispatch, its tables; else null. All words are
-/// asked for at once.
+/// Completes `call` (in shared memory, already filled by copy_to_shared) with the epoch. Call first, from all threads of a
+/// block. False if the group has failed: it is reported to the host, and the block must return at once, so that N queued calls
+/// cost one deadline. `standing`: in shared memory. `handle`: for calls with the handle of an earlier dispatch, its tables;
+/// else null. All words are loaded concurrently.
 __device__ inline bool begin_block(const CallContext& given, const RankWords& words, ObjectState* state, CallContext& call,
                                    Standing& standing, const TablesHeader* handle = nullptr) {
   uint64_t abort = 0, epoch = 0, halted = 0;
@@ -46,8 +46,8 @@ __device__ inline bool begin_block(const CallContext& given, const RankWords& wo
 
 __device__ inline bool takes_part(Standing standing) { return standing <= Standing::resumes; }
 
-/// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch. What it needs it
-/// was told: a load here would delay the next call.
+/// Last step of the last kernel of a call that did not fail. Call from one warp, after all warps have read the epoch. All
+/// values are passed as arguments, because a load here would delay the next call.
 __device__ inline void end_call(ObjectState* state, uint64_t epoch, Standing standing) {
   if (threadIdx.x % kLanes != 0) return;
   state->epoch = epoch;
@@ -56,7 +56,8 @@ __device__ inline void end_call(ObjectState* state, uint64_t epoch, Standing sta
   state->verdict = 0;
 }
 
-/// One thread: tells the host of a fault that ends this call only, unless it has not yet taken an earlier one.
+/// Reports a fault that ends only this call to the host, unless the host has not yet taken an earlier one. Call from one
+/// thread.
 __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) {
   if (to == nullptr || ptx::load_acquire<Scope::system>(&to->ready) != 0) return;
   to->code = fault.code;
@@ -69,8 +70,8 @@ __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) 
   ptx::store_release<Scope::system>(&to->ready, 1);
 }
 
-/// After all placements have come: true if all ranks can take part and made the same call. A mismatch is recorded, and sticky;
-/// a rank without room is not, see end_unmoved. One warp or more, same answer everywhere.
+/// Call after all placements have arrived: true if all ranks can take part and made the same call. A mismatch is recorded, and
+/// sticky; a rank without room is not, see end_unmoved. Call from one or more warps; all get the same answer.
 __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control,
                                         uint64_t signature) {
   if (all_agree<Cuda>(w, call, control, signature)) return true;
@@ -82,8 +83,9 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   return false;
 }
 
-/// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
-/// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
+/// Last step, instead of end_call, of a call in which some rank's placement says that it had no room. Call from one warp. If it
+/// is this rank (`soft` null), its host knows already; otherwise the fault is reported to the host and the object is halted.
+/// \returns the placement of the rank without room, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
                                                ObjectState* state, Standing standing, SoftFault* soft, int& failed_rank) {
   const Placement* failed = nullptr;
@@ -105,13 +107,14 @@ __device__ inline const Placement* end_unmoved(const CallContext& call, const Ra
   return failed;
 }
 
-/// One thread of the call: it does nothing, because this object is halted.
+/// Reports that the call does nothing because this object is halted. Call from one thread.
 __device__ inline void report_left_out(const CallContext& call, const ObjectState& state, SoftFault* soft) {
   report_soft_fault(soft, SoftFault{0, state.halted_code, state.halted_rank, state.halted_epoch, 0, 0,
                                     static_cast<uint64_t>(call.operation), state.halted_by});
 }
 
-/// All threads of all blocks of a call's last kernel, if it does not take part: the call is not counted.
+/// Last step of a call's last kernel if the call does not take part: the call is not counted. Call from all threads of all
+/// blocks.
 __device__ __noinline__ inline void do_nothing(const CallContext& call, Standing standing, const TablesHeader& header,
                                                ObjectState* state, SoftFault* soft) {
   if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
@@ -128,8 +131,8 @@ __device__ __noinline__ inline void do_nothing(const CallContext& call, Standing
   }
 }
 
-/// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own. `stages` per warp, one
-/// if there is no room for more; 0: two if whole rows fit twice, else one.
+/// Shared memory of a block of `warps` warps that moves rows of `row_bytes`, in addition to `static_bytes` of static shared
+/// memory. `stages` per warp, one if there is no room for more; 0: two if whole rows fit twice, else one.
 inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
                             int stages = 0) {
   const auto room = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The object: memory, order of streams, the frame of its calls. The calls: gpu_calls.cpp.
+// The object: memory, stream order, the frame of its calls. The calls: gpu_calls.cpp.
 #include "exchange/normal/gpu.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on a GPU: memory, order of streams, launches, waiting for counts. The calls: calls.cpp; the algorithms: protocol/
-// and plan/plan.cu.
+// Normal mode on a GPU: memory, stream order, launches, waiting for counts. The calls: calls.cpp; the algorithms: protocol/ and
+// plan/plan.cu.
 #pragma once
 
 #include <memory>
@@ -19,21 +19,21 @@
 
 namespace switchyard::detail {
 
-/// Tables of one dispatch in the pool.
+/// Tables of one dispatch, in the pool.
 class CudaHandle final : public DeviceHandle {
  public:
   const HandleData& host() const override;
 
-  HandleData shape;  ///< copy of what the host knows, without `device`
+  HandleData shape;  ///< copy of the host's data, without `device`
   Tables tables;
   Received received;
   std::shared_ptr<CudaBlock> tables_block, received_block;
-  std::shared_ptr<GpuHostTables> hosts;  ///< several hosts: what crosses
+  std::shared_ptr<GpuHostTables> hosts;  ///< several hosts: the rows that cross
   std::weak_ptr<CudaRank*> gpu;
   Group::Impl* group = nullptr;
   bool with_weights = false;
-  CallStream made;  ///< the dispatch
-  Point until;      ///< its end; null: captured
+  CallStream made;  ///< stream of the dispatch
+  Point until;      ///< end of the dispatch; null: captured
 
  private:
   mutable std::mutex mutex_;
@@ -60,18 +60,18 @@ class CudaNormal final : public NormalImpl {
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
-    bool sms_named = false;  ///< the caller said how many multiprocessors
-    int send_blocks = 0;     ///< MoveWork::send_blocks, if rows are copied as they come
+    bool sms_named = false;  ///< the caller set the number of multiprocessors
+    int send_blocks = 0;     ///< MoveWork::send_blocks, if rows are copied as they arrive
     RankWords words;
-    std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
-    // Set for a fresh dispatch only.
+    std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that the call uses
+    // Set only for a fresh dispatch.
     PlanParams plan;
     std::shared_ptr<CudaBlock> received;
     Received carved;             ///< `received`
-    CudaHandle* made = nullptr;  ///< whose end is the call's
+    CudaHandle* made = nullptr;  ///< the handle whose end is the call's end
     // Several hosts.
-    TablesHeader counts{};                 ///< of a fresh dispatch, which the host has waited for
-    std::shared_ptr<GpuHostTables> hosts;  ///< that it uses
+    TablesHeader counts{};                 ///< of a fresh dispatch; the host has waited for it
+    std::shared_ptr<GpuHostTables> hosts;  ///< tables that the call uses
   };
 
   // gpu.cpp: memory, and the frame of every call.
@@ -80,11 +80,11 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
   std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) override;
   TablesShape shape_of(int64_t tokens) const;
-  /// The call uses `block`, which may be another object's.
+  /// Marks `block`, which may be another object's, as used by the call.
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
-  /// The call uses what lies at `address`, if that is memory of the library.
+  /// Marks the memory at `address` as used by the call, if it is memory of the library.
   void use(const void* address, CudaCall& call) const;
-  /// The memory of the graph that is captured.
+  /// The memory of the graph that is being captured.
   GraphArena& arena_of(const CaptureState& capture);
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
@@ -103,18 +103,18 @@ class CudaNormal final : public NormalImpl {
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   HandleArrays arrays_of(const HandleData& h) const override;
-  // Several hosts: as plan(), move() and sum(). All throw alike on all ranks what a call came to.
+  // Several hosts: counterparts of plan(), move() and sum(). All throw the outcome of a call on all ranks alike.
   void plan_over_hosts(CudaCall& call, const Routing& routing, HandleData& h);
   void move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDispatchParams& params);
   void sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,
                       const std::exception_ptr& error);
   /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
   const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
-  /// Throws what ranks agree on, if one of them cannot take part. `own`: this rank's reason.
+  /// Throws the error that all ranks agree on, if a rank cannot take part. `own`: this rank's error.
   void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
-  /// The work of a launch of `blocks` blocks.
+  /// Work parameters for a launch of `blocks` blocks.
   MoveWork move_work(const MoveShape& shape, const CudaCall& call) const;
   CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);
@@ -126,19 +126,19 @@ class CudaNormal final : public NormalImpl {
                                const SumStaging& staging, const std::exception_ptr& error) const;
 
   // gpu_handle.cpp
-  /// Uploads the tables of a handle from the host (serialized, or of a CPU group).
+  /// Uploads the tables of a handle from the host (serialized, or made by a CPU group).
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
 
   CudaRank& gpu_;
   TuningValues tuned_;
   uint64_t heap_offset_ = 0;
-  std::byte* pool_base_ = nullptr;  ///< what the pool's offsets count from: this rank's segment, or private_pool_
+  std::byte* pool_base_ = nullptr;  ///< base of the pool's offsets: this rank's segment, or private_pool_
   std::shared_ptr<CudaPool> pool_;
-  std::weak_ptr<GraphArena> arena_;           ///< of the capture under way, or the last one
-  std::shared_ptr<GraphArena> shared_arena_;  ///< of graphs that share, if it is set
+  std::weak_ptr<GraphArena> arena_;           ///< of the current capture, or the last one
+  std::shared_ptr<GraphArena> shared_arena_;  ///< of graphs that share memory, if set
   std::shared_ptr<CudaBlock> spare_tables_;   ///< for a call that ends in pool_exhausted on all ranks
   DeviceMemory state_;                        ///< ObjectState, the plan's scratch, the states of ring streams
-  size_t streams_at_ = 0;                     ///< of these, in state_
+  size_t streams_at_ = 0;                     ///< offset of the ring streams in state_
   DeviceMemory private_pool_;                 ///< ring staging
   std::optional<CallOrder> order_;
   std::unique_ptr<GpuHostLinks> hosts_;  ///< null: all ranks are on this host

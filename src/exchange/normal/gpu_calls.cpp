@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine on a GPU: memory, parameters of the kernels, launches, counts.
+// Dispatch and combine on a GPU: memory, kernel parameters, launches, counts.
 #include <algorithm>
 #include <string>
 
@@ -30,7 +30,7 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
   device->made = call.at;
   if (hosts_) {
     device->hosts = hosts_->take_tables();
-    h->hosts = std::make_shared<HostTables>();  // by which calls know where it was made
+    h->hosts = std::make_shared<HostTables>();  // lets calls identify where it was made
     for (int r = 0; r < world(); ++r) h->hosts->host_of.push_back(group_.host_map().host_of(r));
   }
   h->device = std::move(device);
@@ -39,7 +39,7 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
 
 void CudaNormal::take_output(Call& given, Dispatch& d) {
   auto& call = static_cast<CudaCall&>(given);
-  // Rows that are copied out are nobody's but the call's, whose end is all that their place waits for.
+  // Only the call uses rows that are copied out, so their memory is free when the call ends.
   const bool copied_out = d.options.out && !d.placed;
   d.rows = take(static_cast<size_t>(d.output_bytes()), copied_out ? Content::staging : Content::rows, call.at);
   d.place.rows = d.rows->offset;
@@ -191,12 +191,12 @@ void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CudaCall&>(given);
   if (!through_rings() && !d.format.quantize && shape.layout == Layout::rank_major)
     call.launch.blocks = std::min(call.launch.blocks, kMaxSendSms);
-  if (d.place.dispatch.copies_out != 0 && !call.sms_named) {  // those blocks send, and others copy what comes
+  if (d.place.dispatch.copies_out != 0 && !call.sms_named) {  // these blocks send, others copy rows as they arrive
     const int send = call.launch.blocks;
     call.launch.blocks = std::min(std::max(kDefaultCopyingSms, send + kMinSmsToSplitRoles), gpu_.max_blocks());
     if (call.launch.blocks > send) call.send_blocks = send;
   }
-  const bool offered = d.fresh && call.plan.offers_place;  // with the plan
+  const bool offered = d.fresh && call.plan.offers_place;  // published with the plan
   const CudaDispatchParams p = move_params(call, d, shape, !offered);
   if (hosts_) {
     move_over_hosts(call, d, p);
@@ -280,7 +280,7 @@ void CudaNormal::sum(Call& given, const HandleData& h, const SumShape& shape, co
     launch_combine(p, call.launch, call.stream());
 }
 
-// ---- what a handle has ----
+// ---- arrays of a handle ----
 
 NormalImpl::HandleArrays CudaNormal::arrays_of(const HandleData& h) const {
   const CudaHandle& handle = tables_of(h);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle's tables in host memory: made by the same host code as on the CPU, from ids, counts and records.
+// A handle's tables in host memory, made from ids, counts and records by the same host code as on the CPU.
 #include <algorithm>
 #include <cstring>
 
@@ -171,7 +171,7 @@ const HandleData& CudaHandle::host() const {
   read_counts_rows(download(tables.counts, row_bytes * h->counts.world, copies), row_bytes, h->counts);
   std::vector<int32_t> ids = download(tables.ids, header.tokens * h->topk, copies);
   for (int32_t& id : ids)
-    if (id < -1) id = -2 - id;  // dropped at capacity: the plan drops it again
+    if (id < -1) id = -2 - id;  // dropped at capacity; the plan drops it again
   LocalPlan local;
   local.build(ExpertIds::of(ids.data(), header.tokens, h->topk), h->map.experts, h->map.world);
   build_owner_side(local, *h);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode: the calls behind NormalExchange, told once for all backends (calls.cpp), with every check that the host
-// can make (checks.cpp) and what kernels are given (calls.cpp). A backend has memory, runs kernels and awaits
-// them.
+// Normal mode: the calls behind NormalExchange, written once for all backends (calls.cpp), with all checks that the host can
+// make (checks.cpp) and the parameters of the kernels (calls.cpp). A backend provides memory, runs kernels and waits for them.
 #pragma once
 
 #include <algorithm>
@@ -21,26 +20,26 @@ namespace switchyard::detail {
 
 /// Row types of one call.
 struct RowFormat {
-  DType src_type, type;  ///< given, sent
+  DType src_type, type;  ///< of the input, and as sent
   ScaleKind scales;
   bool quantize;
   int64_t src_row_bytes, row_bytes, scale_bytes;
 };
 
-/// Throws invalid_argument naming the field.
+/// Throws invalid_argument, naming the field.
 void check_config(const NormalConfig& config, int world);
-/// Most rows that a rank can receive, whatever the routing.
+/// Maximum number of rows that a rank can receive under any routing.
 int64_t worst_case_rows(const NormalConfig& config, int world);
-/// Rings of `config`, as usual_ring() has them; none for direct staging.
+/// Rings of `config`, with the defaults of usual_ring(); none with direct staging.
 RingLayout ring_layout(const NormalConfig& config, int world);
-/// Rows that are appended before the consumer is told: as asked for, or as many as there are slots.
+/// Rows that are appended before they are announced to the consumer: as configured, but at most the number of slots.
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
   return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
 }
-/// What all ranks must give alike.
+/// Fields that all ranks must set alike.
 AgreedFields agreed_fields(const NormalConfig& config);
 
-/// What routing_layout_on() does, of arguments whose ranges were checked: plan/routing_layout.cu.
+/// Implements routing_layout_on() for arguments whose ranges were checked: plan/routing_layout.cu.
 void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
 
 class NormalImpl : protected ExchangeBase {
@@ -59,7 +58,7 @@ class NormalImpl : protected ExchangeBase {
   /// Cached dispatch.
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given);
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
-  /// CUDA: the stream whose work will touch rows first; not named: any.
+  /// CUDA: the stream whose work will access rows first; not named: any stream.
   struct RowStream {
     bool named = false;
     void* stream = nullptr;
@@ -75,24 +74,24 @@ class NormalImpl : protected ExchangeBase {
   const NormalConfig config;
 
  protected:
-  /// Who knows the counts that a dispatch gathers: the host, which waits for them in the call, or only the device.
+  /// Where the counts that a dispatch gathers are known: on the host, which waits for them in the call, or only on the device.
   enum class CountsAt { host, device };
   NormalImpl(Group& group, const NormalConfig& c, CountsAt counts_at) : ExchangeBase(group), config(c), counts_at_(counts_at) {}
 
-  // ---- What a call consists of ----
+  // ---- Parts of a call ----
 
-  /// Memory of the caller that a call is given, or null.
+  /// Memory of the caller that is passed to a call, or null.
   struct Operand {
     const char* name;
     const void* data;
-    size_t alignment;  ///< that kernels need, in bytes
+    size_t alignment;  ///< required by kernels, in bytes
   };
-  /// What a call does besides moving rows: it makes fp8 rows of others on the way, or copies rows before peers read them.
+  /// Work of a call besides moving rows: it quantizes rows to fp8 on the way, or copies rows before peers read them.
   enum class Effort : uint8_t { moves, quantises, copies };
-  /// What a call begins with.
+  /// Input of begin().
   struct Frame {
     Operation operation;
-    const char* options;  ///< type that has `num_sms`, for errors
+    const char* options;  ///< type that contains `num_sms`, for errors
     void* stream;
     int num_sms;
     bool known_memory;
@@ -100,46 +99,46 @@ class NormalImpl : protected ExchangeBase {
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
-  /// One collective call from its beginning to its end. A backend derives a class with what it needs besides.
+  /// One collective call from begin to end. A backend derives a class with the state that it needs besides.
   struct Call {
     Call() = default;
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     virtual ~Call() = default;
-    CallContext context;         ///< counts on the device: all but the epoch
+    CallContext context;         ///< counts on the device: without the epoch
     uint64_t signature = 0;      ///< ranks compare it; see signature()
     bool captured = false;       ///< in a graph
-    bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them where they lie
-    /// Dispatch to memory of the caller: this rank puts rows of its own tokens there itself, as if its rows were at own_rows.
+    bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them in place
+    /// Dispatch to memory of the caller: this rank writes rows of its own tokens there itself, as if its rows were at own_rows.
     bool own_placed = false;
     uint64_t own_rows = 0;
   };
-  /// What a fresh dispatch is routed by.
+  /// Routing of a fresh dispatch.
   struct Routing {
     const ExpertIds& ids;
     const float* weights;
-    int64_t capacity;       ///< most rows that this rank takes, or kNoBound
+    int64_t capacity;       ///< maximum rows that this rank receives, or kNoBound
     bool fail_on_overflow;  ///< all ranks end the call if one needs more than its capacity
     const DispatchOptions& options;
   };
   static constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-  /// A dispatch under way.
+  /// A dispatch in progress.
   struct Dispatch {
     Dispatch(const ConstRows& rows_given, const RowFormat& f, const DispatchOptions& o, const float* w = nullptr)
         : x(rows_given), format(f), options(o), weights(w) {}
     const ConstRows& x;
     const RowFormat& format;
     const DispatchOptions& options;
-    const float* weights;                      ///< that records carry, of a fresh dispatch
+    const float* weights;                      ///< weights in the records of a fresh dispatch
     std::shared_ptr<HandleData> fresh;         ///< null: cached dispatch
-    std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the one that was given
+    std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the caller's handle
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
-    Placement place{};                         ///< what this rank offers
-    bool placed = false;                       ///< rows arrive where options.out says, and are not in `rows`
-    /// Rows that arrive in `rows` are copied to options.out as they come (place.dispatch.copies_out), if any do: of a rank
-    /// alone none may, because its own arrive where they belong.
+    Placement place{};                         ///< what this rank publishes
+    bool placed = false;                       ///< rows arrive at options.out rather than in `rows`
+    /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank
+    /// none may arrive there, because own rows are placed directly.
     bool copied = false;
-    std::exception_ptr error;  ///< this rank cannot take part: all ranks' calls move nothing
+    std::exception_ptr error;  ///< this rank cannot take part: no rank moves anything
 
     OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
     int64_t output_bytes() const { return placed ? 0 : output().bytes(); }  ///< of `rows`
@@ -150,7 +149,7 @@ class NormalImpl : protected ExchangeBase {
     }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
-  /// Arrays of a handle that a dispatch delivers, where the backend has them; null: it has none.
+  /// Arrays of a handle that a dispatch delivers, in the backend's memory; null: the handle has none.
   struct HandleArrays {
     const int32_t *record_route = nullptr, *record_token = nullptr;
     const float *record_weight = nullptr, *row_weight = nullptr;
@@ -159,56 +158,57 @@ class NormalImpl : protected ExchangeBase {
     const uint8_t* dropped = nullptr;
   };
 
-  // ---- What a backend does ----
+  // ---- Implemented by a backend ----
 
-  /// Checks what only it can, of memory and multiprocessors, and begins the call.
+  /// Makes the backend's own checks, of memory and multiprocessors, and begins the call.
   virtual std::unique_ptr<Call> begin(const Frame& frame) = 0;
   virtual void end(Call& call) = 0;
   /// Throws Error(pool_exhausted), see throw_pool_exhausted.
   virtual std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) = 0;
   virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
-  /// Memory for d.output() and d.records(), and where it is: d.rows and d.place. Throws Error(pool_exhausted).
+  /// Takes memory for d.output() and d.records(), and sets d.rows and d.place. Throws Error(pool_exhausted).
   virtual void take_output(Call& call, Dispatch& d) = 0;
-  /// A handle without content, with room for the tables of `tokens` tokens. If there is no room, `error` says so, and the
-  /// handle only serves to take part in the call.
+  /// An empty handle with room for the tables of `tokens` tokens. If there is no room, sets `error`, and the handle only serves
+  /// to take part in the call.
   virtual std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) = 0;
-  /// A handle that was given, with tables where this backend's kernels read them.
+  /// Returns the caller's handle with tables that this backend's kernels can read.
   virtual std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) = 0;
   virtual HandleArrays arrays_of(const HandleData& h) const = 0;
-  /// Exchanges counts and makes the tables of `h`. `offer`: this rank's, if it is known before the counts, or null. Counts on
-  /// the host: they, and the sizes that follow, have come on return.
+  /// Exchanges counts and makes the tables of `h`. `offer`: this rank's placement, if it is known before the counts, or null.
+  /// With counts on the host, they and the resulting sizes are available on return.
   virtual void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) = 0;
-  /// After plan(), if the sizes shall follow from the counts: waits for them. False: the call is left out, and `error` says
-  /// why.
+  /// Called after plan() if sizes follow from the counts: waits for the counts. False: the call is left out, and `error`
+  /// contains the reason.
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
-  /// Moves rows and, of a fresh dispatch, what completes its handle.
+  /// Moves rows and, for a fresh dispatch, completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
-  /// Copies the rows that have come, and their scales, to d.options.out, unless they were as they came.
+  /// Copies the arrived rows and their scales to d.options.out, unless they were copied as they arrived.
   virtual void copy_out(Call& call, const Dispatch& d) = 0;
-  /// Sums. `error`: as in Dispatch.
+  /// Computes the sums. `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
                    const SumStaging& staging, const std::exception_ptr& error) = 0;
 
-  // ---- What a backend may ask for ----
+  // ---- Available to a backend ----
 
   bool through_rings() const { return config.staging == Staging::ring; }
   bool spans_hosts() const { return !group_.host_map().one_host(); }
-  /// The order in which kernels sum: on one host there is no per_host.
+  /// The order in which kernels sum: on one host, per_host is replaced by the order that equals it.
   CombineOrder order_here(CombineOrder order) const;
-  /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
+  /// Identity of this object, equal on all ranks and unique. With the epoch of a dispatch: identity of the handle that it
+  /// makes.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }
-  /// What peers see of whose call it is: the site, or this object.
+  /// Identity of the caller as peers receive it: the site, or this object.
   uint64_t caller() const { return site_ != 0 ? kSiteOfCall | site_ : object_; }
-  /// `state`: of the pool.
+  /// `state`: description of the pool.
   [[noreturn]] void throw_pool_exhausted(size_t bytes, const std::string& state) const;
 
   /// Weights that a combine multiplies rows by. At most one is not null.
   struct SumWeights {
     const float* of_records;  ///< the dispatch's, per record: expert-major per_rank
     const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
-    const float* given;       ///< the caller's, instead
+    const float* given;       ///< the caller's, which replace the dispatch's
   };
-  /// The weights of a combine by a handle whose tables have `of_records` and `of_routes` (or null).
+  /// The weights of a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
@@ -225,7 +225,7 @@ class NormalImpl : protected ExchangeBase {
  private:
   // checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
-  /// `rows`: that are allocated; 0 if only the counts will tell.
+  /// `rows`: allocated rows; 0 if only the counts determine them.
   void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;
   void check_ids(const ExpertIds& ids) const;
   void check_handle(const Handle& handle) const;
@@ -235,7 +235,7 @@ class NormalImpl : protected ExchangeBase {
   uint32_t site_ = 0;  ///< see NormalExchange::set_site
 
   // calls.cpp
-  /// Signature of a call, equal on all ranks that make the same one. `h`: the handle of the call, if it has one; the identity
+  /// Signature of a call, equal on all ranks that make the same call. `h`: the handle of the call, if it has one; the identity
   /// of the dispatch that made the handle is mixed in where it is known, here or by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
@@ -244,33 +244,34 @@ class NormalImpl : protected ExchangeBase {
 
   // calls.cpp
   DispatchOptions resolved(DispatchOptions options) const;
-  /// Rows and records that a handle's rank may hold, as far as the host knows.
+  /// Maximum rows and records on a handle's rank, as far as the host knows.
   struct Extent {
     int64_t rows, records;
   };
   Extent extent_of(const HandleData& h) const;
-  /// Rows that a dispatch with a capacity takes at most, and allocates: no more than any routing can bring.
+  /// Rows that a dispatch with a capacity allocates: the capacity, but no more than any routing can produce.
   int64_t capacity_of(const DispatchOptions& options) const {
     return std::min(options.capacity, worst_case_rows(config, world()));
   }
   std::shared_ptr<HandleData> new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& options,
                                          std::exception_ptr& error);
-  /// Rows that a fresh dispatch allocates if the counts do not matter.
+  /// Rows that a fresh dispatch allocates if the size does not depend on the counts.
   int64_t static_rows(const DispatchOptions& options) const {
     return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
   }
-  /// Rows and records that a fresh dispatch has room for. SizePolicy::exact: after the counts.
+  /// Sets the rows and records that a fresh dispatch has room for. SizePolicy::exact: call after the counts.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
-  /// Takes memory and says where it is, or why there is none.
+  /// Takes memory and sets the placement: where the memory is, or why there is none.
   void offer(Call& call, Dispatch& d);
-  /// Moves what is offered, ends the call and delivers, or throws on all ranks alike.
+  /// Moves rows, ends the call and delivers the result, or throws on all ranks alike.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
-  /// Whether nobody but this rank reads rows of a combine, wherever they lie.
+  /// True if only this rank reads rows of a combine, wherever they lie.
   bool alone(const HandleData& h) const { return world() == 1 && h.layout == Layout::rank_major; }
-  /// Whether combine of rank-major rows copies them to symmetric memory, where peers read them: stage() does.
+  /// True if combine of rank-major rows first copies them (stage()) to symmetric memory, where peers read them.
   bool copies_first(const ConstRows& y, const HandleData& h) const;
-  /// What is read where it lies and what is staged: the one decision for all combines. `held`: memory until the call ends.
+  /// Decides for all combines which rows are read in place and which are staged. `held`: memory that must live until the call
+  /// ends.
   SumStaging stage(Call& call, const HandleData& h, const SumShape& shape, std::vector<std::shared_ptr<OutputBlock>>& held,
                    std::exception_ptr& error);
 

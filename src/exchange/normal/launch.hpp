@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of normal mode that move rows, as the host sees them (that of the plan: plan/launch.hpp). Every function enqueues
-// on `stream` of the current device and returns without waiting; failures of the launch throw Error(system).
+// Host interface of the kernels of normal mode that move rows (the plan's: plan/launch.hpp). Every function enqueues on
+// `stream` of the current device and returns without waiting. Launch failures throw Error(system).
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,20 @@
 
 namespace switchyard::detail {
 
-/// Multiprocessors that fill the link with stores: docs/design/0018-assigned-work.md.
+/// Multiprocessors whose stores fill the link: docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
-/// Above this many multiprocessors that send, the link gets slower: docs/design/0018-assigned-work.md.
+/// With more sending multiprocessors than this the link gets slower: docs/design/0018-assigned-work.md.
 inline constexpr int kMaxSendSms = 32;
 /// Multiprocessors that push rows of combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
-/// share of ranks that are not this one.
+/// share of the other ranks.
 inline constexpr int kPushSms = 28;
-/// From this many multiprocessors on it pays to push rows that owners could read in place: docs/design/0004-combine-pulls.md.
+/// Minimum number of multiprocessors at which it pays to push rows that owners could read in place:
+/// docs/design/0004-combine-pulls.md.
 inline constexpr int kPushFrom = 40;
-/// From this many multiprocessors on, some of them only send and the others only do local work (expert-major calls).
+/// Minimum number of multiprocessors at which some only send and the others only do local work (expert-major calls).
 inline constexpr int kMinSmsToSplitRoles = 16;
 
-/// What a dispatch fills beyond what arrives.
+/// Parts that a dispatch fills in besides the arriving data.
 struct FillRest {
   Received received;  ///< records null: cached dispatch, or nothing to receive
   int64_t rows_allocated = 0;
@@ -35,8 +36,8 @@ struct FillRest {
   int num_ranges = 0;
 };
 
-/// Set by CudaNormal::move_params. The kernel completes MoveStart by the epoch and the tables' header, which a plan has
-/// written, and place.signature of a cached dispatch by the identity of the dispatch that made the tables.
+/// Set by CudaNormal::move_params. The kernel completes MoveStart with the epoch and the header of the tables, which a plan has
+/// written, and for a cached dispatch place.signature with the identity of the dispatch that made the tables.
 struct CudaDispatchParams {
   DispatchParams d;
   RankWords words;
@@ -49,21 +50,21 @@ struct CudaDispatchParams {
   FillRest rest;
 };
 
-/// Set by CudaNormal::sum_params. The kernel completes SumStart by the epoch and the tables' header, and place.signature by the
-/// identity of the dispatch that made the tables.
+/// Set by CudaNormal::sum_params. The kernel completes SumStart with the epoch and the header of the tables, and
+/// place.signature with the identity of the dispatch that made the tables.
 struct CudaCombineParams {
   CombineParams c;
   RankWords words;
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
-  // Weights, see NormalImpl::SumWeights; those of the tables are unused if no rank gave any to the dispatch.
+  // Weights, see NormalImpl::SumWeights. Those of the tables are unused if no rank passed any to the dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
   const float* weights_given = nullptr;
 };
 
-/// What kernels of dispatch and combine need besides under ring staging. Set by CudaNormal::ring_parts.
+/// Additional parameters of dispatch and combine kernels with ring staging. Set by CudaNormal::ring_parts.
 struct RingParts {
   RingLayout rings;
   RingStream* streams = nullptr;  ///< [rings.num_streams()]
@@ -71,27 +72,28 @@ struct RingParts {
   int send_chunk = 1;
 };
 
-/// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
+/// `after_plan`: the previous kernel on the stream is the plan of the same call, and this launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream);
 void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Ring staging: every warp may wait for any other of its rank and of the peers, so all blocks must be able to run at the same
-/// time; `blocks` is at most the multiprocessors that the rank has to itself (CudaRank::max_blocks), each block takes one.
+/// Ring staging: every warp may wait for any other warp of its rank and of the peers, so all blocks must be able to run at the
+/// same time. `blocks` is at most the number of multiprocessors that the rank has to itself (CudaRank::max_blocks); each block
+/// occupies one.
 void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream);
 void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          gpu::Stream stream);
-/// What a dispatch delivered, and where the caller wants it.
+/// Result of a dispatch, and where the caller wants it.
 struct CopyOut {
-  const TablesHeader* header = nullptr;  ///< of the dispatch, which says how many rows have come; null: nothing to do
+  const TablesHeader* header = nullptr;  ///< of the dispatch; contains the number of rows that arrived; null: nothing to do
   MoveCounter* moved = nullptr;
   const std::byte *rows = nullptr, *scales = nullptr;
   std::byte *to_rows = nullptr, *to_scales = nullptr;
-  int64_t row_bytes = 0, scale_bytes = 0;  ///< whole 16 bytes
+  int64_t row_bytes = 0, scale_bytes = 0;  ///< multiples of 16 bytes
 };
-/// Behind the dispatch on its stream.
+/// Enqueues the copy after the dispatch on its stream.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
-/// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
+/// Rank-major with drops: counts the kept routes per (source, expert) from the arrived records.
 void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 
 }  // namespace switchyard::detail

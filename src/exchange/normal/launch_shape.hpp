@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which values of a tuning are in force in a call of normal mode on a GPU. Knows no device.
+// Selects the tuning values that apply to a call of normal mode on a GPU. Independent of the device.
 #pragma once
 
 #include <algorithm>
@@ -11,25 +11,25 @@
 
 namespace switchyard::detail {
 
-/// Per block of dispatch: as many rows of 14 KiB as shared memory holds.
+/// Warps per block of dispatch: as many as the rows of 14 KiB that fit into shared memory.
 inline constexpr int kMoveWarps = kMostDispatchWarps;
-/// Per block of combine: as many loads under way as registers allow.
+/// Warps per block of combine: as many loads in flight as registers allow.
 inline constexpr int kSumWarps = kMostCombineWarps;
 
-/// The calls of normal mode that a tuning tells apart. A quantising dispatch makes fp8 rows of others on the way, a
-/// copying combine first copies rows to where their owners can read them.
+/// The calls of normal mode that a tuning distinguishes. A quantizing dispatch converts rows to fp8 on the way; a copying
+/// combine first copies rows to where their owners can read them.
 enum class NormalCall : uint8_t { dispatch, quantising_dispatch, combine, copying_combine };
 
-/// How a kernel is launched. `stages` 0: two if whole rows fit twice.
+/// Launch shape of a kernel. `stages` 0: two if whole rows fit twice, else one.
 struct LaunchShape {
   int blocks = 0, warps = 0, stages = 0;
 };
 
-/// A call of normal mode under direct staging that asks for `asked` multiprocessors (0: as tuned) of `most`. Warps and stages
-/// were found with the multiprocessors of their entry: they are in force in calls that run on as many as a call that asks for
-/// none. So it does not matter who names the number, nor whether the entry leaves it to the default, nor whether the rank has
-/// fewer. A quantising dispatch computes more than it stores, and a copying combine moves each row twice: they have defaults of
-/// their own, and their warps and stages are always the library's own.
+/// Shape of a normal-mode call with direct staging that requests `asked` multiprocessors (0: as tuned) of `most`. The warps and
+/// stages of a tuning entry were found with the multiprocessors of that entry. They apply to calls that run on as many
+/// multiprocessors as a call that requests none, no matter whether the caller sets the number, the entry leaves it to the
+/// default, or the rank has fewer. A quantizing dispatch computes more than it stores, and a copying combine moves each row
+/// twice: these have their own defaults, and always use the library's own warps and stages.
 inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int most) {
   if (call == NormalCall::quantising_dispatch)
     return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, most), kMoveWarps, 0};

@@ -60,19 +60,19 @@ struct Pair {
   std::string_view key, value;
 };
 
-/// One line of a file, and the errors about it.
+/// One line of a file, with errors that refer to it.
 class Line {
  public:
   Line(const std::string& file, int number, std::string_view text) : file_(file), number_(number), rest_(text) {}
 
-  /// `what` may quote the file, which may hold anything.
+  /// `what` may quote the file, so control characters are replaced.
   [[noreturn]] void fail(std::string what) const {
     std::replace_if(
         what.begin(), what.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
     throw Error(ErrorCode::invalid_argument, file_ + ", line " + std::to_string(number_) + ": " + what);
   }
 
-  /// The next KEY=VALUE or KEY="VALUE"; none at the end.
+  /// The next KEY=VALUE or KEY="VALUE"; nullopt at the end.
   std::optional<Pair> next() {
     rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t"), rest_.size()));
     if (rest_.empty()) return std::nullopt;

@@ -13,9 +13,9 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr int64_t kMaxPadding = 15;  // most rows that padded_rows() adds
+constexpr int64_t kMaxPadding = 15;  // maximum rows that padded_rows() adds
 
-/// Routes of one block of forward_rank_major. A row has at most kMaxTopk of them, so that every row fits.
+/// Maximum routes of one block of forward_rank_major. A row has at most kMaxTopk routes, so every row fits.
 int64_t route_capacity(const ExpertShape& shape, const ExpertOptions& options) {
   return std::max(kTileRows,
                   static_cast<int64_t>(options.route_scratch_bytes / (static_cast<size_t>(shape.hidden) * sizeof(float))));
@@ -65,7 +65,7 @@ int64_t expert_id(const ExpertIds& ids, int64_t index) {
   return ids.is_int64 ? static_cast<const int64_t*>(ids.data)[index] : static_cast<const int32_t*>(ids.data)[index];
 }
 
-/// Experts of the calling thread.
+/// Experts computed on the calling thread.
 class CpuExperts final : public ExpertMlp::Impl {
  public:
   CpuExperts(const ExpertShape& shape_in, const ExpertOptions& options_in)
@@ -100,14 +100,14 @@ class CpuExperts final : public ExpertMlp::Impl {
   std::vector<int64_t> expert_rows_, next_slot_;  // [L] of the current block; rows and first rows of the current call
 };
 
-/// Rows x [m, H] through one expert, to out [m, H] before rounding. m is a value of padded_rows().
+/// Applies one expert to rows x [m, H]; out [m, H] is not rounded. m is a value of padded_rows().
 void CpuExperts::mlp_tile(int expert, const uint16_t* x, int64_t m, float* out) {
   uint16_t* const act = scratch_.act.as<uint16_t>();
   tiles_.up(expert, x, m, m, act);
   tiles_.down(expert, act, m, out);
 }
 
-/// Takes rows from `begin` while their routes fit; fills routes, slots and expert_rows_; returns one past the last row.
+/// Takes rows from `begin` while their routes fit. Fills routes, slots and expert_rows_; returns one past the last row.
 int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64_t begin, int64_t* num_routes) {
   Route* routes = scratch_.routes.as<Route>();
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
@@ -137,18 +137,18 @@ int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64
   return row;
 }
 
-/// Outputs of all routes of the block, slot by slot.
+/// Computes the outputs of all routes of the block, slot by slot.
 void CpuExperts::run_block(const uint16_t* x) {
   const int64_t h = shape.hidden;
   uint16_t* gathered = scratch_.rows.as<uint16_t>();
   const int64_t* slots = scratch_.slots.as<int64_t>();
-  int64_t slot = 0;  // tiles come in slot order
+  int64_t slot = 0;  // tiles are in slot order
   for_each_tile(expert_rows_, [&](int expert, int64_t, int64_t rows) {
     const int64_t m = padded_rows(rows);
     for (int64_t i = 0; i < rows; ++i)
       std::memcpy(gathered + i * h, x + slots[slot + i] * h, static_cast<size_t>(h) * sizeof(uint16_t));
     std::fill_n(gathered + rows * h, (m - rows) * h, uint16_t{0});
-    // The padding rows of `out` belong to later slots, which are written later, or lie behind the last slot.
+    // The padding rows of `out` belong to later slots, which are written later, or lie past the last slot.
     mlp_tile(expert, gathered, m, scratch_.out.as<float>() + slot * h);
     slot += rows;
   });

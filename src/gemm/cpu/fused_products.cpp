@@ -16,7 +16,7 @@ size_t rows_bytes(const ExpertShape& s) {
 }
 size_t out_bytes(const ExpertShape& s) { return static_cast<size_t>(kTileRows * s.hidden) * sizeof(float); }
 
-/// What one worker computes with.
+/// Tiles and scratch of one worker.
 struct Worker {
   template <class... Tiles>
   explicit Worker(const ExpertShape& shape, const Tiles&... from)
@@ -60,7 +60,7 @@ class CpuProducts final : public ExpertProducts {
 
  private:
   const ExpertShape shape_;
-  std::vector<std::unique_ptr<Worker>> workers_;  // the first one owns the weights, and goes last
+  std::vector<std::unique_ptr<Worker>> workers_;  // the first one owns the weights and is destroyed last
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products of tiles of rows, on one thread: the one way in which experts of the CPU are computed, by ExpertMlp and by the
-// workers of a fused layer.
+// Both products for tiles of rows, on one thread. All experts on the CPU are computed here, by ExpertMlp and by the workers of
+// a fused layer.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// One thread at a time per object.
+/// Not thread-safe: one thread at a time per object.
 class MlpTiles {
  public:
   MlpTiles(const ExpertShape& shape, WeightStorage storage);
@@ -23,12 +23,12 @@ class MlpTiles {
   void pack(int expert, const uint16_t* w13, const uint16_t* w2);
   void bind(const uint16_t* w13, const uint16_t* w2);
 
-  /// `h` (bf16 [rows, I]) = silu(x W1^T) * (x W3^T) of `x` (bf16 [m, H]), rows <= m. m is a value of padded_rows().
+  /// `h` (bf16 [rows, I]) = silu(x W1^T) * (x W3^T) for `x` (bf16 [m, H]), rows <= m. m is a value of padded_rows().
   void up(int expert, const uint16_t* x, int64_t m, int64_t rows, uint16_t* h);
-  /// `out` (float32 [m, H]) = h W2^T of `h` (bf16 [m, I]), before rounding. m is a value of padded_rows().
+  /// `out` (float32 [m, H]) = h W2^T for `h` (bf16 [m, I]), not rounded. m is a value of padded_rows().
   void down(int expert, const uint16_t* h, int64_t m, float* out);
 
-  /// Bytes of own weights and of scratch; allocates nothing that stays.
+  /// Bytes of own weights and of scratch; allocates nothing permanently.
   static ExpertMemory memory_required(const ExpertShape& shape, WeightStorage storage);
   ExpertMemory memory() const;
   std::string implementation() const { return gate_up_.implementation(); }
@@ -39,8 +39,8 @@ class MlpTiles {
   AlignedBuffer products_;  // f32 [kTileRows, 2 I]
 };
 
-/// `rows` rows of `columns` elements as a tile operand: where they lie if no padding is needed, else a copy in `room`,
-/// [kTileRows, columns], followed by zero rows.
+/// `rows` rows of `columns` elements as a tile operand: `x` itself if no padding is needed, else a copy in `room`, [kTileRows,
+/// columns], followed by zero rows.
 const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* room);
 
 }  // namespace switchyard::detail

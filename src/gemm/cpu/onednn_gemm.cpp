@@ -36,14 +36,14 @@ int64_t panel_rows(int64_t n, int64_t k) {
 
 /// How one object multiplies.
 enum class Path : uint8_t {
-  bf16,         ///< operands as they are
+  bf16,         ///< operands unconverted
   f32_blocked,  ///< weights widened once, when packed, into the blocks of a float32 kernel
   f32_panels,   ///< weights stay bf16; every call widens them panel by panel
 };
 
 #if SWITCHYARD_ONEDNN_OPENMP
-/// The two functions of the OpenMP library that oneDNN itself uses, found as the loader finds them for it. Asking for them
-/// here, not at link time, keeps a second OpenMP library (another compiler's) out of the process.
+/// The two functions of the OpenMP library that oneDNN itself uses, looked up as the loader does it for oneDNN. Looking them up
+/// at run time rather than at link time keeps a second OpenMP library (another compiler's) out of the process.
 struct OpenMp {
   int (*max_threads)() = nullptr;
   void (*set_num_threads)(int) = nullptr;
@@ -52,7 +52,7 @@ struct OpenMp {
     Dl_info info{};
     void* onednn = nullptr;
     if (dladdr(reinterpret_cast<const void*>(&dnnl_version), &info) != 0 && info.dli_fname != nullptr) {
-      // Null if oneDNN is linked into the program: the global scope has OpenMP then.
+      // Null if oneDNN is linked into the program: then the global scope contains OpenMP.
       onednn = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
     }
     max_threads = reinterpret_cast<int (*)()>(find(onednn, "omp_get_max_threads"));
@@ -68,8 +68,8 @@ struct OpenMp {
   }
 };
 
-/// While it lives, oneDNN calls of this thread use no other thread. OpenMP keeps the setting per thread; it is restored at the
-/// end.
+/// During its lifetime, oneDNN calls of this thread use no other thread. OpenMP keeps the setting per thread; it is restored at
+/// the end.
 class SerialScope {
  public:
   SerialScope() : library_(library()), saved_(library_.max_threads()) { library_.set_num_threads(1); }
@@ -92,7 +92,7 @@ class SerialScope {
 };
 #endif
 
-/// Runs `body` on this thread only and turns oneDNN's exceptions into ours.
+/// Runs `body` on this thread only and converts oneDNN's exceptions to Error.
 template <class Body>
 auto guarded(const char* action, Body&& body) {
   try {
@@ -115,7 +115,7 @@ memory::desc row_major(int64_t rows, int64_t cols, int64_t stride, DataType type
 memory::desc plain_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, {1, k}}; }
 memory::desc any_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, memory::format_tag::any}; }
 
-/// Empty if oneDNN has nothing for these operands.
+/// Empty if oneDNN has no kernel for these operands.
 std::optional<dnnl::matmul::primitive_desc> describe(const memory::desc& a, const memory::desc& b, const memory::desc& c) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -153,7 +153,7 @@ struct OnednnGemm::Impl {
     reserve_scratchpad(chosen->scratchpad_desc().get_size());
   }
 
-  /// Decides path, panel and kernel. max_rows is representative: the layout of the weights does not depend on m.
+  /// Chooses path, panel and kernel. max_rows is representative: the layout of the weights does not depend on m.
   void choose(int64_t max_rows) {
     const auto candidate = [&](DataType t, const memory::desc& b, int64_t cols) {
       return describe(row_major(max_rows, k, k, t), b, row_major(max_rows, cols, n, DataType::f32));
@@ -162,8 +162,8 @@ struct OnednnGemm::Impl {
     panel = n;
     chosen = candidate(DataType::bf16, packed ? any_weights(n, k, DataType::bf16) : plain_weights(n, k, DataType::bf16), n);
     if (is_blockwise(chosen)) return;
-    // With packed weights block-wise float32 kernels are up to twice as fast as with panels; the other kernel (AVX2) prefers
-    // panels to weights that were widened before, which are twice the bytes to read.
+    // With packed weights, block-wise float32 kernels are up to twice as fast as with panels. The other kernel (AVX2) is faster
+    // with panels than with pre-widened weights, which are twice the bytes to read.
     path = Path::f32_blocked;
     chosen = packed ? candidate(DataType::f32, any_weights(n, k, DataType::f32), n) : std::nullopt;
     if (is_blockwise(chosen)) return;
@@ -177,7 +177,7 @@ struct OnednnGemm::Impl {
     if (bytes > scratchpad.bytes()) scratchpad = AlignedBuffer(bytes, "oneDNN scratchpad");
   }
 
-  /// The product of m rows with `cols` rows of B; made at first use.
+  /// The product of m rows with `cols` rows of B; created at first use.
   Product& product(int64_t m, int64_t cols) {
     const auto found = products.find({m, cols});
     if (found != products.end()) return found->second;

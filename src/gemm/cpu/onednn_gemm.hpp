@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only door to oneDNN: products of bf16 rows with bf16 weights of one size, on the calling thread.
+// The only interface to oneDNN: products of bf16 rows with bf16 weights of one size, on the calling thread.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace switchyard::detail {
 
 /// `C[m, n] = A[m, k] * B[n, k]^T` for fixed n and k and few different m: A and B bf16, C and the sums float32, all row-major.
 ///
-/// Where oneDNN has a block-wise bf16 kernel for this machine (AMX, AVX512-BF16) operands go to it as they are. Elsewhere
-/// (AVX2, or AVX-512 without bf16, whose emulation is three times slower than float32) they are widened to float32 first.
+/// If oneDNN has a block-wise bf16 kernel for this machine (AMX, AVX512-BF16), operands are passed unconverted. Otherwise
+/// (AVX2, or AVX-512 without bf16, whose emulation is three times slower than float32) they are first widened to float32.
 ///
-/// A kernel exists per distinct m: it is made at that m's first use (0.2 to 0.6 ms), so callers keep to few values. One thread
-/// at a time per object. oneDNN's errors leave as Error(system).
+/// There is one kernel per distinct m, created at that m's first use (0.2 to 0.6 ms), so callers should use few values. Not
+/// thread-safe: one thread at a time per object. oneDNN's errors are rethrown as Error(system).
 class OnednnGemm {
  public:
   OnednnGemm(int64_t n, int64_t k, int64_t max_rows, WeightStorage storage);
@@ -27,13 +27,13 @@ class OnednnGemm {
 
   /// Bytes that pack() writes; 0 with WeightStorage::view. About 2 n k; 4 n k for AVX-512 without bf16.
   size_t packed_bytes() const;
-  /// Fixed at construction, except that oneDNN may ask for more for some m (it never did when tested).
+  /// Fixed at construction, except that oneDNN may require more for some m (it never did in tests).
   size_t scratch_bytes() const;
   std::string implementation() const;
 
-  /// Brings `b` (bf16 [n, k]) into the layout that run() wants. `packed` is 64-byte aligned.
+  /// Converts `b` (bf16 [n, k]) to the layout that run() expects. `packed` is 64-byte aligned.
   void pack(const uint16_t* b, std::byte* packed);
-  /// `b` is what pack() wrote or, with WeightStorage::view, bf16 [n, k]. 1 <= m <= max_rows. No operand alignment is needed.
+  /// `b`: the output of pack() or, with WeightStorage::view, bf16 [n, k]. 1 <= m <= max_rows. Operands need no alignment.
   void run(const void* b, const uint16_t* a, int64_t m, float* c);
 
  private:

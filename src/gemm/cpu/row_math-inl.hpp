@@ -17,7 +17,7 @@ namespace switchyard::detail {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// bf16 bits of float32 lanes. Highway's own conversion truncates (1.0.3).
+/// Stores float32 lanes as bf16, correctly rounded. Highway's own conversion truncates (1.0.3).
 template <class D>
 HWY_INLINE void store_bf16([[maybe_unused]] D d, hn::Vec<D> value, uint16_t* dst) {
   const hn::RebindToUnsigned<D> du;
@@ -29,7 +29,7 @@ HWY_INLINE void store_bf16([[maybe_unused]] D d, hn::Vec<D> value, uint16_t* dst
   const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));
   const auto result = hn::IfThenElse(is_nan, hn::Or(top, hn::Set(du, 0x40)), nearest);
-  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, result)), du16, dst);  // below 2^16: the saturation does nothing
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, result)), du16, dst);  // below 2^16: saturation has no effect
 }
 
 template <class D>
@@ -40,7 +40,7 @@ HWY_INLINE void widen_step([[maybe_unused]] D d, const uint16_t* src, float* dst
   hn::StoreU(hn::BitCast(d, bits), d, dst);
 }
 
-/// exp only of numbers <= 0: it cannot overflow, and both branches of the logistic function keep their precision.
+/// Computes exp only of numbers <= 0: it cannot overflow, and both branches of the logistic function keep their precision.
 template <class D>
 HWY_INLINE void swiglu_step(D d, const float* gate, const float* up, uint16_t* dst) {
   const auto g = hn::LoadU(d, gate);
@@ -57,7 +57,7 @@ HWY_INLINE void add_scaled_step(D d, const float* src, float weight, float* sum)
   hn::StoreU(hn::Add(hn::LoadU(d, sum), product), d, sum);
 }
 
-/// `step(tag, i)` for whole vectors, then for single elements.
+/// Calls `step(tag, i)` for whole vectors, then for single elements.
 template <class Step>
 HWY_INLINE void for_elements(int64_t n, const Step& step) {
   const hn::ScalableTag<float> d;

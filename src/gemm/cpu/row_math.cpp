@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Needs -ffp-contract=off: GCC contracts vector intrinsics too.
+// Needs -ffp-contract=off: GCC contracts vector intrinsics, too.
 #include "gemm/cpu/row_math.hpp"
 
 #include "gemm/announce.hpp"
 
-// Highway 1.0.3 (Debian 12) does not compile where this target is the compiler's baseline (-march=native on Ice Lake and
-// later): it leaves the target out of those to compile, then requires it. AVX3 takes its place.
+// Highway 1.0.3 (Debian 12) does not compile if this target is the compiler's baseline (-march=native on Ice Lake and later):
+// it omits the target from those to compile, then requires it. AVX3 replaces it.
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gemm/cpu/row_math-inl.hpp"
-#include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
+#include "hwy/foreach_target.h"  // compiles all targets but the last; the next line compiles the last
 #include "gemm/cpu/row_math-inl.hpp"
 
 namespace switchyard::detail {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one for 128 elements of a row and one for 128 x 128
-// weights; outputs are bf16, or fp8 again. Roles: tile_roles.cuh; here two warps more bring the rows' scales.
+// weights. Outputs are bf16, or fp8 again. Roles: tile_roles.cuh, plus two warps that load the rows' scales.
 //
-// A stage is 128 elements of the sum, what a scale is for. Its product is multiplied by both scales and added in float32: the
-// tensor cores add fp8 products with fewer bits than float32 has, so no sum of theirs is longer than that. A warpgroup
-// multiplies the halves of its 128 outputs one after the other, because only one product has registers beside the sums;
-// meanwhile the other warpgroup keeps the tensor cores busy.
+// A stage is 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in float32:
+// the tensor cores add fp8 products with fewer bits than float32, so none of their sums is longer than that. A warpgroup
+// multiplies the halves of its 128 outputs one after the other, because besides the sums there are registers for only one
+// product; meanwhile the other warpgroup keeps the tensor cores busy.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -22,20 +22,21 @@ struct Fp8Kind {
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMostFp8Rows, kWeightScales = 4;
-  /// Numbers 2 g and 2 g + 1 are of what warpgroup g multiplies: gated: of the gate and of the up half; else twice the same.
+  /// Numbers 2 g and 2 g + 1 belong to what warpgroup g multiplies. Gated: scales of the gate and of the up half; else the same
+  /// scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;
   }
 };
 
-/// Scales lie before the other room.
+/// Scales precede the other room.
 struct Fp8Room : Room {
   static constexpr uint32_t kStageScaleBytes = kMostFp8Rows * 4 + 32, kScaleRoom = 8192;
   static_assert(kScaleRoom >= kStageScaleBytes * kMostStages);
   __device__ uint32_t scales(uint32_t slot) const { return base - kScaleRoom + slot * kStageScaleBytes; }
 };
 
-/// sums += product * scales: of the weights, and of the rows, which are columns of the product. `kAlike`: the weights have one
+/// sums += product * scales of the weights and of the rows; rows are columns of the product. `kAlike`: the weights have one
 /// scale, `first`.
 template <int kWidth, bool kAlike>
 __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const float (&product)[kWidth / 2], uint32_t scales,
@@ -52,7 +53,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const floa
   }
 }
 
-/// Stores 8 columns of a row, and, of one lane of the group's, its scale.
+/// Stores 8 columns of a row; one lane of the group also stores its scale.
 __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row, int group, int column, bool scale,
                                             const QuantizedColumns<1>& q) {
   *reinterpret_cast<uint2*>(p.quantised.rows + row * p.columns + column) = q.bytes[0];
@@ -64,14 +65,14 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
     *reinterpret_cast<uint32_t*>(at) = q.scale;
 }
 
-/// Stores a tile's outputs as fp8, each row with a scale: the tile's columns are one group. They are rounded to bf16 before, so
-/// that the bytes are those of a quantisation that follows by itself. Both warpgroups.
+/// Stores a tile's outputs as fp8, with one scale per row: the tile's columns are one group. Outputs are first rounded to bf16,
+/// so that the bytes equal those of a separate quantization. Called by both warpgroups.
 template <class K, int kWidth>
 __device__ __forceinline__ void store_quantised(const GroupedParams& p, const Room& room, const Tile& t,
                                                 const float (&sums)[2][kWidth / 2]) {
   constexpr uint32_t kHalf = kWidth * 64;  // bytes of the rows of one half of a warpgroup
   constexpr int kLanes = 16;               // of a row, 8 columns each
-  ptx::named_barrier(3, kMathThreads);     // the tile before has been read
+  ptx::named_barrier(3, kMathThreads);     // the previous tile has been read
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     stage_outputs<K, kWidth, 32>(room.staging(math_group()) + static_cast<uint32_t>(half) * kHalf,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 rows and weights, of experts with more than kFewFp8Rows rows. Rows are the matrix
-// instruction's first operand, 64 a unit, and weights the second: a thread has two rows of a unit, and so two scales, where the
-// other kernel (fp8_kernel.cuh) has one for each of its columns. Sums and products are the same, so the bits are.
+// Grouped GEMM of sm_90a for fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of
+// the matrix instruction, 64 per unit, and weights the second: a thread has two rows of a unit, and thus two scales, where the
+// other kernel (fp8_kernel.cuh) has one for each of its columns. Sums and products are the same, and so are the bits.
 //
-// Two blocks are a cluster, which computes tiles of up to three units x 256 weights. Each block has 128 of these weights for
-// all rows, and brings half of the rows into both blocks' shared memory. It has a warpgroup for each unit: while one adds a
-// stage's product to its sums, for which there are no registers beside another product, the others keep the tensor cores busy.
+// Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block has 128 of these weights for
+// all rows, and loads half of the rows into both blocks' shared memory. It has one warpgroup per unit. While a warpgroup adds a
+// stage's product to its sums (there are no registers for another product meanwhile), the others keep the tensor cores busy.
 //
-// Roles: tile_roles.cuh, and two warps that bring scales. Both blocks go through the same tiles, which the first one claims. A
-// block waits for the other one alone, which runs as it does: for its tiles, to overwrite rows that both read, and for outputs
-// of a group that is quantised.
+// Roles: tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first one claims. A
+// block waits only for the other block, which runs at the same time: for its tiles, before it overwrites rows that both read,
+// and for outputs of a group that is quantized.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
@@ -26,22 +26,22 @@ inline constexpr uint32_t kManyRowBytes = kMostManyRows * kFp8Inner;
 inline constexpr uint32_t kManyStageBytes = kManyRowBytes + kBlockWeights * kFp8Inner;
 inline constexpr uint16_t kBothBlocks = 3;
 
-/// `kTileFinish`: as of the other kernel.
+/// `kTileFinish`: as in the other kernel.
 template <Finish kTileFinish>
 struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
   static constexpr int kScaledRows = kMostManyRows, kWeightScales = 2;
-  /// Of a warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
+  /// Staging bytes per warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
-  static constexpr uint32_t kFromOther = 1024;  ///< of that, what the other block sends, of a group
-  /// Of the gate and of the up half; else twice the same.
+  static constexpr uint32_t kFromOther = 1024;  ///< bytes of a group that the other block sends
+  /// Gated: scales of the gate and of the up half; else the same scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + static_cast<int>(ptx::cluster_rank());
   }
 };
 
-/// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets at the
+/// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets is at the
 /// end. A kind may fix the number of stages (kStages), which saves registers.
 template <class K>
 struct ManyRoom : Room {
@@ -71,7 +71,7 @@ __device__ __forceinline__ ManyRoom<K> make_many_room(uint32_t base, uint32_t sh
   return {{base, fit < kMostStages ? fit : kMostStages}};
 }
 
-/// Before a barrier of the cluster. `loaders`, `readers`: as make_barriers().
+/// Call before a barrier of the cluster. `loaders`, `readers`: as in make_barriers().
 template <class K>
 __device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room, uint32_t loaders = 1 + K::kScaleThreads,
                                                    uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
@@ -86,9 +86,10 @@ __device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room, uint
   ptx::fence_mbarrier_init();
 }
 
-/// The thread that says which tiles the cluster computes. The first block's claims them, by a ticket as in the other kernel,
-/// and sends the ticket to the second block's. Of two letter slots the next one is free when its tile is claimed: to have ended
-/// the tile before that one, this block needed rows that the other one brought because it had read the letter.
+/// Role of the thread that announces the cluster's tiles. In the first block it claims them, by a ticket as in the other
+/// kernel, and sends the ticket to the same thread of the second block. There are two letter slots, and the next one is free
+/// when its tile is claimed: to finish the tile before the previous one, this block needed rows that the other block loaded,
+/// which it did because it had read that letter.
 template <class K>
 __device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoom<K>& room, const int* first_tickets) {
   const bool leads = ptx::cluster_rank() == 0;
@@ -114,8 +115,8 @@ __device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoo
   if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// The thread that loads: this block's weights, gated: 64 of the gate, 64 of the up half; and half of each unit's rows, for
-/// both blocks, which have to have read what was there.
+/// Role of the loader thread: loads this block's weights (gated: 64 of the gate, 64 of the up half), and half of each unit's
+/// rows for both blocks, which must have read the previous contents.
 template <class K>
 __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
@@ -143,8 +144,8 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
   });
 }
 
-/// Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit; this thread rows lane / 4 and that + 8 of these, and of each
-/// eight of the 128 weights two: Wgmma says which.
+/// Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit. This thread has rows lane / 4 and lane / 4 + 8 of these, and two
+/// of each eight of the 128 weights, as defined by Wgmma.
 using UnitSums = float[kBlockWeights / 2];
 
 /// sums += product * scales. `kAlike`: the weights have one scale.
@@ -165,25 +166,26 @@ __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product
   }
 }
 
-/// This warp has read a stage, of which the other block brings a part.
+/// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
 template <class K>
 __device__ __forceinline__ void release_in_both(const ManyRoom<K>& room, uint32_t slot) {
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.empty(slot), static_cast<uint32_t>(lane())));
 }
 
-/// Warpgroups issue a stage's product one after the other, in a ring. Without an order they would share the tensor cores
-/// evenly, end their products together, and add them to their sums together, while the tensor cores have nothing to do.
-inline constexpr int kTurnThreads = 2 * 128;  // who passes a turn, and who takes it
+/// Warpgroups issue the products of a stage one after the other, in a ring. Without an order they would share the tensor cores
+/// evenly, finish their products together and add them to their sums together, while the tensor cores are idle.
+inline constexpr int kTurnThreads = 2 * 128;  // the threads that pass a turn and those that take it
 __device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
 __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
-/// The sums of this warpgroup's unit. Scales of a stage's rows begin with those of `before` rows more.
+/// Computes the sums of this warpgroup's unit. The scales of a stage's rows start with those of `before` additional rows.
 template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums,
                                               int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  // Of the first stage; the others' are multiples further. Of descriptors the low halves, as the high ones are all alike.
+  // For the first stage; those of the other stages are at multiples. Only the low halves of descriptors, because the high
+  // halves are all equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
                static_cast<uint32_t>(ptx::operand_at(room.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
@@ -224,7 +226,7 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
   }
 }
 
-/// Stores 64 columns from `column` on of this warp's 16 rows, of which there are `rows`; `value(i)` is output i of this thread.
+/// Stores 64 columns from `column` on of this warp's 16 rows, of which `rows` exist. `value(i)` is output i of this thread.
 template <class Value>
 __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
                                                 Value value) {
@@ -232,7 +234,7 @@ __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const auto two = [&](int i) { return pack<__nv_bfloat16>(value(i + half * 2), value(i + half * 2 + 1)); };
-    __syncwarp();  // what was there has been read
+    __syncwarp();  // the previous contents have been read
 #pragma unroll
     for (int first = 0; first < 8; first += 4)
       ptx::store_matrices(staging + staged_at<8>(lane() & 7, first + lane() / 8), two(first * 4), two(first * 4 + 4),
@@ -248,20 +250,21 @@ __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t
   }
 }
 
-/// Of 16 rows of 128 outputs as bf16, in the staging of the warps with this number of both blocks, 8 rows each. Swizzled.
+/// Offset in a group of 16 rows of 128 outputs as bf16, which lies in the staging of the same warp of both blocks, 8 rows each.
+/// Swizzled.
 __device__ __forceinline__ uint32_t group_at(int row, int byte) {
   return static_cast<uint32_t>(row * 256 + (byte ^ (row & 7) << 4));
 }
 
-/// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs is of both blocks, 64 each, so each block gets all
-/// outputs of 8 rows. They are rounded to bf16 before, so that the bytes are those of a quantisation that follows by itself.
-/// `parity`: of the times that this warp has done it.
+/// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs consists of 64 outputs of each block, so each block gets
+/// all outputs of 8 rows. Outputs are first rounded to bf16, so that the bytes equal those of a separate quantization.
+/// `parity`: of this warp's earlier calls.
 template <class K, class Value>
 __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManyRoom<K>& room, int64_t row, int rows,
                                                      int column_tile, uint32_t parity, Value value) {
   const int rank = static_cast<int>(ptx::cluster_rank()), warp = math_group() * 4 + warp_of_group();
   const uint32_t staging = room.warp_staging(warp);
-  ptx::mbarrier_wait(room.free(warp), parity ^ 1);  // the other block has read what came from here
+  ptx::mbarrier_wait(room.free(warp), parity ^ 1);  // the other block has read what this one sent
   __syncwarp();
   const uint32_t there = ptx::shared_of_block(staging, static_cast<uint32_t>(rank) ^ 1),
                  bar = ptx::shared_of_block(room.ready(warp), static_cast<uint32_t>(rank) ^ 1);
@@ -293,7 +296,7 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
   if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.free(warp), static_cast<uint32_t>(rank) ^ 1));
 }
 
-/// `parity`: of the tiles of this warpgroup before.
+/// `parity`: of the earlier tiles of this warpgroup.
 template <class K>
 __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManyRoom<K>& room, Position& at,
                                                    uint32_t entry, uint32_t parity) {
@@ -318,7 +321,7 @@ __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const
   }
 }
 
-/// As multiply_unit(), of a tile that has no unit for this warpgroup.
+/// Like multiply_unit(), for a tile that has no unit for this warpgroup.
 template <class K>
 __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at) {
   for (int block = 0; block < p.inner_blocks; ++block) {
@@ -330,7 +333,7 @@ __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyRoom
   }
 }
 
-/// What each of the warps that multiply does. The last warpgroup has nothing to multiply in tiles of two units.
+/// Role of each of the warps that multiply. In tiles of two units the last warpgroup has nothing to multiply.
 template <class K>
 __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
   Position at;
@@ -341,7 +344,7 @@ __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, cons
     ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
     const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
     if (width == static_cast<int>(kNoTile)) {
-      if (math_group() == 0) take_turn();  // which the last one has passed
+      if (math_group() == 0) take_turn();  // passed by the last group
       break;
     }
     if (math_group() * kUnitRows < width) {
@@ -374,7 +377,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) __cluster_dims__(2, 1, 1)
     ptx::take_registers<152>();
     multiply_many_tiles(p, room);
   }
-  ptx::cluster_barrier();  // the other block reaches this one's shared memory no more
+  ptx::cluster_barrier();  // the other block no longer accesses this one's shared memory
 }
 
 }  // namespace switchyard::detail::gemm

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of the fp8 kernels: the threads that bring those of rows and weights into shared memory, a stage's at a time.
+// Scales of the fp8 kernels: the threads that load scales of rows and weights into shared memory, one stage at a time.
 //
-// K, a kernel's kind, has beside what tile_roles.cuh says: kScaleThreads, from kFirstScaleThread on; kScaledRows of its widest
-// tile; kWeightScales of a stage, and weight_scale(p, t, i), which of the rows of weight scales is number i.
+// K, a kernel's kind, has in addition to the members listed in tile_roles.cuh: kScaleThreads, starting at kFirstScaleThread;
+// kScaledRows of its widest tile; kWeightScales per stage; and weight_scale(p, t, i), the row of weight scales for number i.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
 
 namespace switchyard::detail::gemm {
 
-/// Of a stage: scales of its rows, then of its weights; whole 128 bytes, as a copy of a box wants.
+/// Bytes of a stage's scales: first of its rows, then of its weights; a multiple of 128, as box copies require.
 template <class K>
 inline constexpr uint32_t kScaleBytes = (K::kScaledRows * 4 + 32 + 127) / 128 * 128;
 template <class K>
@@ -19,7 +19,7 @@ __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// What a thread brings of four stages: scales of rows i, i + kScaleThreads, ... of the tile; the first threads one of the
+/// A thread's scales of four stages: for rows i, i + kScaleThreads, ... of the tile; the first threads also have one of the
 /// weights.
 template <class K>
 struct FourScales {
@@ -27,11 +27,11 @@ struct FourScales {
   float4 rows[kRows];
   float4 weight;
 };
-/// Where a tile's scales are. `weights`: of this thread, or null.
+/// Addresses of a tile's scales. `weights`: for this thread, or null.
 struct TileScales {
   const std::byte* rows;
   const std::byte* weights;
-  int count;  ///< of rows
+  int count;  ///< number of rows
 };
 template <class K>
 __device__ __forceinline__ TileScales scales_of_tile(const GroupedParams& p, const Tile& t, int thread) {
@@ -49,13 +49,13 @@ __device__ __forceinline__ float4 four_from_ue8m0(uint32_t bytes) {
   const auto one = [&](int i) { return f32_from_ue8m0(static_cast<uint8_t>(bytes >> (8 * i))); };
   return {one(0), one(1), one(2), one(3)};
 }
-/// Of blocks [block, block + 4), of which `left` exist, at `stride` bytes.
+/// Scales of blocks [block, block + 4), of which `left` exist, `stride` bytes apart.
 __device__ __forceinline__ float4 four_scales(const std::byte* p, int64_t stride, int left, bool ue8m0) {
   const auto one = [&](int i) { return i < left ? scale_at(p + i * stride, ue8m0) : 0.F; };
   return {one(0), one(1), one(2), one(3)};
 }
-/// `block` is a multiple of 4. Rows of scales and packed words lie at multiples of 16 and 4 bytes, padding included, so that
-/// four scales of a row are one load; but for float32 by columns, where a warp's loads are neighbours.
+/// `block` is a multiple of 4. Rows of scales and packed words are aligned to 16 and 4 bytes, padding included, so that four
+/// scales of a row are one load. Exception: column-major float32, where the loads of a warp are contiguous.
 template <class K>
 __device__ __forceinline__ FourScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
   FourScales<K> found{};
@@ -85,8 +85,8 @@ __device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
   return __float_as_uint(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
 }
 
-/// The threads that bring scales. They read those of four stages before the four stages for which they wait: memory answers
-/// later than a stage takes. `room.scales(slot)` is where a stage's scales go.
+/// Role of the scale threads. They read the scales of four stages ahead of the four stages that they wait for, because memory
+/// latency is longer than a stage. `room.scales(slot)` is the destination for a stage.
 template <class K, class AnyRoom>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoom& room) {
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;

@@ -16,7 +16,7 @@ constexpr const char* kForward = "ExpertMlp::forward";
 /// Two grouped GEMMs, and the rows between them.
 class GpuExperts final : public ExpertMlp::Impl {
  public:
-  /// `intermediate`: rows of experts that these share them with; null: they have their own.
+  /// `intermediate`: rows shared with other experts; null: own rows.
   GpuExperts(const ExpertShape& shape_in, const MoeWeights& weights, const ExpertOptions& options_in,
              std::shared_ptr<gemm::GpuMemory> intermediate)
       : Impl(shape_in, options_in), bytes_(intermediate_bytes(shape, options)), intermediate_(std::move(intermediate)) {
@@ -46,7 +46,7 @@ class GpuExperts final : public ExpertMlp::Impl {
     check_aligned(kForward, "y", y.data);
     Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
     if (is_fp8()) {
-      // Scales lie first: whole 16 bytes a row, so that the rows begin at such a multiple, too.
+      // Scales come first: a row of them is a multiple of 16 bytes, so the rows are aligned to 16 bytes, too.
       between.scales = intermediate_->data();
       between.scale_kind = ScaleKind::f32;
       const size_t scales = static_cast<size_t>(options.max_rows) * scale_row_bytes(shape.intermediate, ScaleKind::f32);

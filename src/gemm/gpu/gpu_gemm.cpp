@@ -81,8 +81,8 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
  private:
-  /// Of fp8, experts with few and with many rows have a kernel each, wherever there may be such experts. The one for many needs
-  /// two multiprocessors.
+  /// fp8: experts with few and with many rows use separate kernels, each launched if such experts are possible. The kernel for
+  /// many rows needs two multiprocessors.
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
@@ -99,9 +99,9 @@ class GpuGemm final : public GroupedGemm::Impl {
 
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
-  /// Of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
+  /// Maximum rows of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
   int most_rows() const { return fp8_ ? kMostFp8Rows : kMostRows; }
-  /// Elements of the sum in a stage.
+  /// Elements of the sum per stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 
   ProductMaps maps() const {
@@ -115,12 +115,12 @@ class GpuGemm final : public GroupedGemm::Impl {
             config.order == WeightOrder::kn};
   }
   void map_rows(const ConstRows& x) {
-    x_ = {};  // until all maps are there
+    x_ = {};  // until all maps are made
     maps().set_rows(params_, x.data, x.rows, most_rows());
     x_ = x;
   }
   void map_outputs(const Rows& out) {
-    out_ = {};  // until all maps are there
+    out_ = {};  // until all maps are made
     maps().set_outputs(params_, out.data, out.rows);
     out_ = out;
   }
@@ -154,11 +154,11 @@ class GpuGemm final : public GroupedGemm::Impl {
   int device_ = -1;
   gpu::DeviceTraits traits_;
   GroupedKernel kernel_;
-  GroupedKernel many_kernel_{};  // of fp8
+  GroupedKernel many_kernel_{};  // fp8
   bool fp8_;
   GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
   GroupedParams params_;
-  ConstRows x_, out_;  // of which there are maps
+  ConstRows x_, out_;  // operands of the current maps
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GroupedGemm stands for: gpu_gemm.cpp, or no_gpu.cpp in a library that was built without CUDA.
+// Implementation of GroupedGemm: gpu_gemm.cpp, or no_gpu.cpp in a library built without CUDA.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace switchyard {
 
 struct GroupedGemm::Impl {
   virtual ~Impl() = default;
-  /// Arguments are checked.
+  /// Arguments have been checked.
   virtual void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) = 0;
 
   GroupedGemmConfig config;
@@ -18,7 +18,7 @@ struct GroupedGemm::Impl {
 
 namespace detail::gemm {
 
-/// `config` is checked. Throws as the public constructor.
+/// `config` has been checked. Throws like the public constructor.
 std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights,
                                                      const void* weight_scales);
 

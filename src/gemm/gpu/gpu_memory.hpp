@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What objects of expert compute have of a GPU's memory, and how they say that the runtime refused something.
+// GPU memory of expert-compute objects, and error reports of the runtime.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Throws Error(system). `where` is the class, `what` what was tried.
+/// Throws Error(system). `where` is the class, `what` the failed operation.
 inline void check_gpu(gpu::Status status, const char* where, const std::string& what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();
@@ -23,9 +23,9 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
               std::string(where) + ": " + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// In whose order objects of expert compute get their memory on the current device, and points of the work that uses it. One
-/// per device, for the life of the process: the driver maps streams to few hardware queues, and two ranks' calls that share one
-/// wait for each other.
+/// The stream on which expert-compute objects allocate and free memory of the current device, and points of the work that uses
+/// it. One per device, for the life of the process: the driver maps streams to few hardware queues, and calls of two ranks that
+/// share a queue wait for each other.
 struct MemoryOrder {
   gpu::Stream stream = nullptr;
   std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();
@@ -41,9 +41,9 @@ inline const MemoryOrder& memory_order(const char* where) {
   return order;
 }
 
-/// Memory of the current GPU, zero at first. Made and freed in the order of memory_order(), so that neither waits for what
-/// else the GPU does. It may be destroyed at any time and on any thread: it is freed after the work on all streams that it was
-/// used on, and after the graphs that use it.
+/// Zero-initialized memory of the current GPU. Allocated and freed in the order of memory_order(), so that neither waits for
+/// other work of the GPU. It may be destroyed at any time and on any thread: it is freed after the work on all streams that
+/// used it, and after the graphs that use it.
 class GpuMemory {
  public:
   GpuMemory(const char* where, size_t bytes) : held_(std::make_shared<Held>()) {
@@ -65,7 +65,8 @@ class GpuMemory {
   GpuMemory& operator=(const GpuMemory&) = delete;
   void* data() const { return held_->memory.data; }
 
-  /// What is enqueued on `stream` until this ends uses it; a graph that is captured there keeps it. The GPU is current.
+  /// Marks the memory as used by what is enqueued on `stream` until this object ends; a graph that is captured there keeps it.
+  /// The GPU must be current.
   void used_on(gpu::Stream stream) {
     const CaptureState capture = capture_of(stream);
     const std::lock_guard lock(held_->mutex);

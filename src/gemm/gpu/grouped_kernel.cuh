@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for bf16 and f16: out[r, :] = f(weights[expert of r] * rows[r, :]). Weights are the matrix
-// instruction's first operand and rows its second, so that a tile may have any multiple of 16 rows: experts with any number of
-// rows waste little. Roles: tile_roles.cuh. A stage is kInner elements of the sum.
+// Grouped GEMM of sm_90a for bf16 and f16: out[r, :] = f(weights[expert of r] * rows[r, :]). Weights are the first operand of
+// the matrix instruction and rows the second, so that a tile may have any multiple of 16 rows: experts with any number of rows
+// waste little. Roles: tile_roles.cuh. A stage is kInner elements of the sum.
 //
-// The bits of an output depend on its row and its weights alone: sums run over the whole inner dimension in its order, in one
-// accumulator, whatever the width of the tile and the position in it.
+// The bits of an output depend only on its row and its weights: sums run over the whole inner dimension in order, in one
+// accumulator, for any tile width and any position in the tile.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -18,12 +18,12 @@ struct Kind {
   static constexpr ptx::OperandOrder kOrder = kWeightOrder;
   static constexpr bool kGated = kTileFinish == Finish::gated, kActivated = kTileFinish == Finish::activated;
   static constexpr int kStageElements = kInner;                              ///< of the sum
-  static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;  ///< of the output, in a tile
-  /// Gate and up element lie in one half of a warpgroup's accumulators, 8 rows apart; else in the two halves.
+  static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;  ///< of the output, per tile
+  /// Gate and up element are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise in different halves.
   static constexpr bool kInterleaved = kGated && kOrder == ptx::OperandOrder::inner;
 };
 
-/// 16 elements of the sum, for half `half` of this warpgroup's outputs.
+/// Multiplies 16 elements of the sum, for half `half` of this warpgroup's outputs.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply(float (&d)[kWidth / 2], const Operands& s, int half, int step) {
   constexpr uint64_t kStep = K::kOrder == ptx::OperandOrder::inner ? ptx::kInnerStep : ptx::kOuterStep;
@@ -50,12 +50,12 @@ __device__ __forceinline__ void multiply_block(const Room& room, Position& at, f
     }
   }
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();  // the other warpgroup keeps the tensor cores busy meanwhile
+  ptx::wgmma_wait<0>();  // meanwhile the other warpgroup keeps the tensor cores busy
   release_stage(room, at.slot);
   advance(room, at);
 }
 
-/// The end of a tile whose outputs need both halves of the accumulators.
+/// Finishes a tile whose outputs need both halves of the accumulators.
 template <class K, int kWidth>
 __device__ __forceinline__ void finish_at_once(const GroupedParams& p, const Room& room, Position& at, uint32_t entry,
                                                float (&d)[2][kWidth / 2]) {
@@ -68,7 +68,8 @@ __device__ __forceinline__ void finish_at_once(const GroupedParams& p, const Roo
                                [&](int i) { return gated(p.gating, d[0][i], d[1][i]); });
 }
 
-/// The end of other tiles: the last two blocks go half by half, so that the first half is stored while the second multiplies.
+/// Finishes other tiles: the last two blocks are multiplied half by half, so that the first half is stored while the second
+/// multiplies.
 template <class K, int kWidth>
 __device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const Room& room, Position& at, uint32_t entry,
                                                  float (&d)[2][kWidth / 2]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of the grouped GEMM are given, all of it by the host, before the launch.
+// Parameters of the grouped GEMM kernels, all set by the host before the launch.
 #pragma once
 
 #include <cuda.h>
@@ -11,54 +11,54 @@
 
 namespace switchyard::detail::gemm {
 
-/// A block computes tiles of kTileColumns outputs, before gating; kInner elements of the sum at a time.
+/// A block computes tiles of kTileColumns outputs (before gating), from kInner elements of the sum at a time.
 inline constexpr int kTileColumns = 256, kInner = 64;
-/// Rows of the widest tile, for which a thread has registers.
+/// Maximum rows of a tile, limited by the registers of a thread.
 inline constexpr int kMostRows = 192, kMostFp8Rows = 128;
-/// Of fp8, experts with more rows than kFewFp8Rows have a kernel of their own, whose tiles consist of 64 rows, at most three
-/// times.
+/// fp8: experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of kUnitRows
+/// rows.
 inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMostManyRows = 192;
-/// Threads of its blocks.
+/// Threads of a block of that kernel.
 inline constexpr int kManyThreads = 512;
-/// Elements of an fp8 row that share a scale, and of a stage.
+/// Elements of an fp8 row that share a scale, and elements of a stage.
 inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
 inline constexpr int kThreads = 384;
-/// Experts that a block has room for beside its tiles.
+/// Maximum number of experts for which a block has room besides its tiles.
 inline constexpr int kMostExperts = 2048;
 
 enum class Activation : int { relu, silu };
 
-/// What is made of a gate and an up element: g * sigmoid(alpha * g) * (u + shift), of g = min(gate, limit) and u in
+/// Output for a gate and an up element: g * sigmoid(alpha * g) * (u + shift), with g = min(gate, limit) and u clamped to
 /// [-limit, limit].
 struct Gating {
   float limit = 0, alpha = 0, shift = 0;
 };
 
-/// Where the rows of experts lie, in memory of the GPU; read when the kernel runs.
+/// Ranges of the experts' rows, in GPU memory; read when the kernel runs.
 struct RowRanges {
   const void* num_rows = nullptr;      ///< [experts] int64_t, or int32_t
-  bool wide = false;                   ///< num_rows is of int64_t
+  bool wide = false;                   ///< num_rows is int64_t
   const int64_t* first_row = nullptr;  ///< [experts], or null: expert e begins at e * rows_per_expert
   int64_t rows_per_expert = 0;
-  int64_t end = 0;  ///< no expert has rows from here on, whatever the numbers say
+  int64_t end = 0;  ///< rows from here on are ignored, whatever the numbers say
 };
 
 /// Scales of fp8 rows and weights: one for 128 elements of a row, one for 128 x 128 weights; float32, or UE8M0 in a byte.
 /// Strides are in bytes.
 struct Fp8Scales {
-  /// Of block b of row r of expert e: at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
+  /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
   const std::byte* rows = nullptr;
   int64_t row = 0, block = 0, expert = 0;
-  int packed = 0;               ///< log2 of the UE8M0 scales of a row that lie side by side
+  int packed = 0;               ///< log2 of the number of adjacent UE8M0 scales of a row
   bool rows_of_expert = false;  ///< r counts from the expert's first row
   bool ue8m0 = false;
   const std::byte* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
-  int weight_rows = 0;                 ///< gated: of the gate, then as many of the up half
+  int weight_rows = 0;                 ///< gated: rows of the gate, then as many of the up half
   bool weights_ue8m0 = false;
 };
 
-/// Where quantised outputs go: e4m3 [end, columns], and the scale of block b of row r at r * row + b * block bytes.
+/// Destination of quantized outputs: e4m3 [end, columns]; the scale of block b of row r is at r * row + b * block bytes.
 struct Fp8Outputs {
   std::byte* rows = nullptr;
   std::byte* scales = nullptr;
@@ -68,9 +68,9 @@ struct Fp8Outputs {
 
 struct GroupedParams {
   CUtensorMap rows[kMostRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
-  CUtensorMap weights;                     ///< boxes as the kernel's load_stage says
+  CUtensorMap weights;                     ///< boxes as in the kernel's load_stage
   CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
-  CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of a store and 64, or 16, rows
+  CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
   /// Experts with fewer or more rows have no tiles.
   int64_t least = 1, most = INT64_MAX;
@@ -80,13 +80,13 @@ struct GroupedParams {
   int columns = 0;            ///< of an output row
   int column_tiles = 0;       ///< of the product
   int most_rows = kMostRows;  ///< of a tile
-  int inner_blocks = 0;       ///< at least 3 but for fp8; blocks beyond the end of the sum are 0
-  int gate_rows = 0;          ///< gated: weights of the gate, before those of the up half
+  int inner_blocks = 0;       ///< at least 3, except in fp8; blocks past the end of the sum are 0
+  int gate_rows = 0;          ///< gated: weights of the gate, which precede those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;
   Fp8Scales scales;      ///< of the fp8 kernels
-  Fp8Outputs quantised;  ///< of the fp8 kernel that quantises, instead of `out` and its maps
+  Fp8Outputs quantised;  ///< of the quantizing fp8 kernel, instead of `out` and its maps
 };
 
 }  // namespace switchyard::detail::gemm

@@ -7,12 +7,12 @@
 
 namespace switchyard::detail::gemm {
 
-/// What becomes of the sums: themselves; a function of each; one output of a gate and an up element, also quantised to fp8.
+/// Treatment of the sums: none; a function of each; one output per gate and up element; the same, quantized to fp8.
 enum class Finish : uint8_t { plain, activated, gated, quantised };
 
-/// A kernel, as host code uses it.
+/// A kernel, as used by host code.
 struct GroupedKernel {
-  /// Loads it on the current device and lets it have so many bytes of shared memory.
+  /// Loads the kernel on the current device and grants it this many bytes of shared memory.
   gpu::Status (*prepare)(int shared_bytes);
   gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params);
 };
@@ -28,7 +28,7 @@ GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
-GroupedKernel kernel_fp8(Finish finish);       ///< fp8 alone has Finish::quantised
-GroupedKernel kernel_fp8_many(Finish finish);  ///< of experts with more than kFewFp8Rows rows; an even number of blocks
+GroupedKernel kernel_fp8(Finish finish);       ///< only fp8 has Finish::quantised
+GroupedKernel kernel_fp8_many(Finish finish);  ///< for experts with more than kFewFp8Rows rows; an even number of blocks
 
 }  // namespace switchyard::detail::gemm

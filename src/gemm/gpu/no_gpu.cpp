@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library that was built without CUDA has in place of a GPU's experts.
+// Replaces the experts of a GPU in a library built without CUDA.
 #include "gemm/experts.hpp"
 #include "gemm/gpu/gpu_gemm.hpp"
 

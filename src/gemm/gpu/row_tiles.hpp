@@ -2,10 +2,10 @@
 // How the product of a grouped GEMM is cut into tiles, and in which order they are computed. Pure functions of the numbers of
 // rows, for host and device: a kernel needs no list of tiles.
 //
-// An expert's rows are cut into row tiles of nearly equal width, a multiple of kRowStep and at most what a kernel has registers
-// for, because a narrow tile costs as much memory traffic as a wide one. Tickets count tiles: experts ascending; within an
-// expert bands of at most kBandTiles row tiles; within a band, the row tiles of one column tile are neighbours, so that its
-// weights leave memory once, and the rows of a band stay in the cache meanwhile.
+// An expert's rows are cut into row tiles of nearly equal width, because a narrow tile costs as much memory traffic as a wide
+// one. The width is a multiple of kRowStep, limited by the registers of a kernel. Tickets count tiles: experts ascending;
+// within an expert, bands of at most kBandTiles row tiles; within a band, the row tiles of one column tile are consecutive, so
+// that its weights are read from memory once while the rows of the band stay in the cache.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace switchyard::detail {
 
 inline constexpr int kRowStep = 16, kBandTiles = 8;
 
-/// Row tiles of at most `most` rows, of an expert with `rows` rows. `most` is a multiple of kRowStep.
+/// Number of row tiles, of at most `most` rows each, of an expert with `rows` rows. `most` is a multiple of kRowStep.
 SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int most) { return static_cast<int>((rows + most - 1) / most); }
 
-/// Rows [first, first + rows) of the expert; `width` is what the tile computes: rows, rounded up to kRowStep.
+/// Rows [first, first + rows) of the expert; `width` is the computed width: rows, rounded up to kRowStep.
 struct RowTile {
   int64_t first = 0;
   int rows = 0, width = 0;
@@ -35,8 +35,8 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int most) {
   return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
 }
 
-/// The same in whole units of `unit` rows, of which a tile has at most `most`, of an expert with more than one unit. A tile of
-/// an odd number of them takes as long as one unit more: none has one alone, and few have three.
+/// row_tile() in whole units of `unit` rows, at most `most` per tile, for an expert with more than one unit. A tile with an odd
+/// number of units takes as long as one with one unit more, so no tile has a single unit, and few have three.
 SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int most) {
   const int64_t units = (rows + unit - 1) / unit;
   const int64_t tiles = (units + most - 1) / most, last = units - (tiles - 1) * most;
@@ -50,14 +50,14 @@ SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int most)
   return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
 }
 
-/// The width of the widest tile of an expert; 0 without rows.
+/// Width of the widest tile of an expert; 0 without rows.
 SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int most) { return rows > 0 ? row_tile(rows, 0, most).width : 0; }
 
 struct TilePlace {
   int row_tile = 0, column_tile = 0;
 };
 
-/// Where ticket `ticket` of an expert lies, one of row_tiles * column_tiles. Bands are of nearly equal size, at most `in_band`.
+/// Place of ticket `ticket` of an expert, one of row_tiles * column_tiles. Bands have nearly equal size, at most `in_band`.
 SWITCHYARD_INLINE TilePlace tile_place(int64_t ticket, int row_tiles, int column_tiles, int in_band = kBandTiles) {
   const int bands = (row_tiles + in_band - 1) / in_band;
   const int each = row_tiles / bands, longer = row_tiles % bands;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of the grouped GEMM share. A persistent grid, a block per multiprocessor, with roles: one thread claims
-// tiles (an atomic ticket, shortly before the tile is needed), works out where they lie and tells the others through a slot of
-// two; one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits are
-// for threads and copies of the same block.
+// Common parts of the grouped GEMM kernels. A persistent grid, one block per multiprocessor, with roles: one thread claims
+// tiles (by an atomic ticket, shortly before the tile is needed), computes where they lie and announces them through two slots;
+// one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits are for
+// threads and copies of the same block.
 //
 // K, a kernel's kind, has: Element, of outputs; kOrder, of the weights; kGated, kActivated; kStageElements, of the sum, 128
-// bytes of a row; kColumns, of the output, in a tile; kInterleaved: gate and up element lie in one half of a warpgroup's
-// accumulators, 8 rows apart, else in the two halves.
+// bytes of a row; kColumns, of the output, per tile; kInterleaved: gate and up element are in the same half of a warpgroup's
+// accumulators, 8 rows apart; otherwise in different halves.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +21,27 @@
 namespace switchyard::detail::gemm {
 
 inline constexpr int kMathThreads = 256, kMathWarps = 8, kLoaderThread = kMathThreads, kClaimerThread = kMathThreads + 32;
-inline constexpr int kBlocksAhead = 8;       // before the end of a tile, when the next one is claimed
-inline constexpr uint32_t kMostStages = 15;  // all ones: a mask
+inline constexpr int kBlocksAhead = 8;       // the next tile is claimed this many blocks before the end of a tile
+inline constexpr uint32_t kMostStages = 15;  // all ones: used as a mask
 inline constexpr uint32_t kRowBytes = kInner * 2;
 inline constexpr uint32_t kQuarterBytes = 64 * kRowBytes;           // weights of 64 outputs
 inline constexpr uint32_t kWeightBytes = kTileColumns * kRowBytes;  // of a stage
 inline constexpr uint32_t kFixedBytes = 1024;                       // barriers and slots
 inline constexpr uint32_t kNoTile = 0;
 
-/// A tile as its block knows it; 16 bytes of shared memory.
+/// A tile in its block's representation; 16 bytes of shared memory.
 struct Tile {
   int expert, column_tile, row;
-  uint32_t shape;  // width | rows << 16; kNoTile: there is none
+  uint32_t shape;  // width | rows << 16; kNoTile: no tile
 };
 
-/// Shared memory: barriers and slots, the list of first tickets' place at the end, staging of both warpgroups, stages. The
-/// numbers of rows decide how large a stage is, and so how many there are; the rest is fixed, to save registers.
+/// Shared memory: barriers and slots, staging of both warpgroups, stages; the list of first tickets is at the end. The numbers
+/// of rows determine the size of a stage and thus the number of stages; the rest is fixed, to save registers.
 struct Room {
   uint32_t base;
   uint32_t sizes;  ///< staging_bytes() + num_stages(): one register
 
-  /// Of one warpgroup: the widest tile's rows of 128 bytes.
+  /// Staging of one warpgroup: the widest tile's rows of 128 bytes.
   __device__ uint32_t staging_bytes() const { return sizes & ~uint32_t{kMostStages}; }
   __device__ uint32_t num_stages() const { return sizes & uint32_t{kMostStages}; }
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ Room make_room(uint32_t base, uint32_t shared_bytes, 
   return {base, staging + (fit < kMostStages ? fit : kMostStages)};
 }
 
-/// By one thread, before a barrier of all. `loaders`: arrivals that make a stage full, the copies' own included. `readers`:
-/// threads that read an entry. `users`: arrivals that make a stage empty.
+/// Call from one thread, then `__syncthreads()`. `loaders`: arrivals that fill a stage, including that of the copies.
+/// `readers`: threads that read an entry. `users`: arrivals that release a stage.
 __device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders, uint32_t readers,
                                               uint32_t users = kMathWarps) {
   if (threadIdx.x != 0) return;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders
   ptx::fence_mbarrier_init();
 }
 
-/// Rows of an expert: none before the first row or beyond the end.
+/// Rows of an expert: none before the first row or past the end.
 __device__ __forceinline__ int64_t first_row_of(const RowRanges& r, int expert) {
   return r.first_row != nullptr ? r.first_row[expert] : expert * r.rows_per_expert;
 }
@@ -94,14 +94,14 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   return given < 0 || most < 0 ? 0 : given < most ? given : most;
 }
 
-/// Those of this launch.
+/// rows_of() for this launch: 0 unless the number is in [least, most].
 __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   const int64_t rows = rows_of(p.ranges, expert);
   return rows < p.least || rows > p.most ? 0 : rows;
 }
 
-/// Replaces values[0], ..., values[count - 1] by the sums of those before each, and values[count] by the sum of all. Called by
-/// all threads behind a barrier of all; the values need another one.
+/// Replaces values[0], ..., values[count - 1] by their exclusive prefix sums, and values[count] by the total. Called by all
+/// threads after `__syncthreads()`; the values need another one.
 __device__ __forceinline__ void sum_before(int* values, int count) {
   if (threadIdx.x < 32) {
     int sum = 0;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void sum_before(int* values, int count) {
   }
 }
 
-/// first_tickets[e]: tickets of the experts before e; the last one: of all. Returns the widest tile's width, at least kRowStep.
-/// Called by all threads; ends with a barrier of all.
+/// Sets first_tickets[e] to the number of tickets of the experts before e; the last entry: all tickets. Returns the width of
+/// the widest tile, at least kRowStep. Called by all threads; ends with `__syncthreads()`.
 __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
   int mine = kRowStep;
   if (threadIdx.x == 0) *widest = 0;
@@ -137,7 +137,7 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   return *widest;
 }
 
-/// The tile of a ticket; `kUnit`: rows that it consists of as a whole, or 0.
+/// The tile of a ticket. `kUnit`: tiles consist of whole units of this many rows, or 0.
 template <int kUnit = 0>
 __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
   if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
@@ -166,8 +166,8 @@ __device__ __forceinline__ Tile read_entry(uint32_t entry) {
   return {e.x, e.y, e.z, static_cast<uint32_t>(e.w)};
 }
 
-/// The thread that claims. Each tile is due when the loader nears the end of the one before: later the others would wait for
-/// it, earlier a block would keep at the end what another could begin.
+/// Role of the claimer thread. Each tile is due when the loader nears the end of the previous one. If it were claimed later,
+/// the other roles would wait for it; if earlier, a block would hold at the end a tile that another block could begin.
 __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Room& room, const int* first_tickets) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
@@ -182,15 +182,15 @@ __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Room& 
     ptx::mbarrier_arrive(room.told(slot));
     if (t.shape == kNoTile) break;
   }
-  // The last block leaves the counters as it found them. All claims are over: each block has counted itself behind its own.
+  // The last block resets the counters. All claims are over: each block counts itself after its own claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// Loads one stage. The first of a tile's weights is `output`, counted in outputs; gated: of the gate.
-/// - Order inner: one box of 256 weights; gated: of 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements
-///   of an output lie in one thread's accumulators of one half.
-/// - Order outer: four boxes of 64 weights; gated: gate, up half, gate, up half, so that both lie in the accumulators of the
-///   two halves.
+/// Loads one stage. `output` is the first of a tile's weights, counted in outputs; if gated, it refers to the gate.
+/// - Order inner: one box of 256 weights. Gated: 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements of
+///   an output are in one thread's accumulators of one half.
+/// - Order outer: four boxes of 64 weights. Gated: gate, up half, gate, up half, so that the two elements are in the
+///   accumulators of different halves.
 template <class K>
 __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t, uint32_t stage, uint32_t bar, int block) {
   const int width = static_cast<int>(t.shape & 0xffff), inner = block * K::kStageElements, output = t.column_tile * K::kColumns;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t
   ptx::load_box(stage + kWeightBytes, &p.rows[width / kRowStep - 1], bar, inner, t.row);
 }
 
-/// `each(tile)` for every tile that the block is told, by a thread that then needs its entry no more.
+/// Calls `each(tile)` for every tile that is announced to the block. The calling thread releases the tile's entry first.
 template <class AnyRoom, class Each>
 __device__ __forceinline__ void for_each_tile(const AnyRoom& room, Each each) {
   for (int i = 0;; ++i) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void for_each_tile(const AnyRoom& room, Each each) {
   }
 }
 
-/// The thread that loads.
+/// Role of the loader thread.
 template <class K>
 __device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& room) {
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
@@ -237,7 +237,7 @@ __device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& r
   });
 }
 
-/// Where a math warp stands among the stages.
+/// Position of a math warp in the ring of stages.
 struct Position {
   uint32_t slot = 0, parity = 0;
 };
@@ -256,7 +256,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 }
-/// v / (1 + exp(-alpha * v)) to about 2 units in the last place; no branch, at any v.
+/// v / (1 + exp(-alpha * v)) to about 2 units in the last place; branch-free, for any v.
 __device__ __forceinline__ float silu(float v, float alpha) {
   constexpr float kLog2e = 1.4426950408889634F;
   return v * ptx::reciprocal(1.f + ptx::exp2(-kLog2e * alpha * v));
@@ -267,18 +267,18 @@ __device__ __forceinline__ float gated(const Gating& g, float gate, float up) {
 template <class K>
 __device__ __forceinline__ float activated(const GroupedParams& p, float v) {
   if constexpr (!K::kActivated) return v;
-  // Both, and then one: a branch at each element would take the compiler three times as long.
+  // Computes both and selects one: a branch per element would triple the compile time.
   const float smooth = silu(v, 1.f), cut = ptx::max_or_nan(v, 0.f);
   return p.activation == Activation::silu ? smooth : cut;
 }
 
-/// Where piece `piece` (16 bytes) of a row in staging lies, of `kPieces` a row: swizzled for a tensor copy.
+/// Offset of piece `piece` (16 bytes) of a row in staging, `kPieces` pieces per row; swizzled for a tensor copy.
 template <int kPieces>
 __device__ __forceinline__ uint32_t staged_at(int row, int piece) {
   return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
 }
-/// Puts `kColumns` (64 or 32) outputs of `kWidth` rows, of this warpgroup, into staging as rows of 128 or 64 bytes. `value(i)`
-/// is output i of this thread: of 16 rows 8 outputs (64 columns) or 4.
+/// Writes `kColumns` (64 or 32) outputs of `kWidth` rows of this warpgroup to staging, as rows of 128 or 64 bytes. `value(i)`
+/// is output i of this thread: per 16 rows it has 8 outputs (64 columns) or 4.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   constexpr int kPieces = kColumns / 8;
@@ -294,8 +294,8 @@ __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   }
 }
 
-/// Stores what stage_outputs() takes to columns [column, column + kColumns) of the tile's rows. Staging is free again when the
-/// next call's wait has ended.
+/// Stores outputs, passed as to stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
+/// again when the wait of the next call has ended.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
                                               Value value) {
@@ -314,7 +314,7 @@ __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t s
     }
     ptx::bulk_commit();
   }
-  const int in_boxes = rows & ~15;  // an expert's last rows, whose neighbours belong to the next expert
+  const int in_boxes = rows & ~15;  // the last rows of an expert, whose neighbors belong to the next one
 #pragma unroll 1
   for (int i = in_boxes * kPieces + warp_of_group() * 32 + lane(); i < rows * kPieces; i += 128) {
     const int row = i / kPieces, piece = i % kPieces;
@@ -324,7 +324,7 @@ __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t s
   }
 }
 
-/// Output i of this thread, of gate and up elements that lie in one half of its accumulators.
+/// Output i of this thread, from gate and up elements in one half of its accumulators.
 template <int kWidth>
 __device__ __forceinline__ float interleaved_output(const GroupedParams& p, const float (&d)[kWidth / 2], int i) {
   return gated(p.gating, d[i / 2 * 4 + i % 2], d[i / 2 * 4 + i % 2 + 2]);
@@ -344,7 +344,7 @@ __device__ __forceinline__ void store_half(const GroupedParams& p, const Room& r
   });
 }
 
-/// Descriptors of a stage that has come: this warpgroup's weights, and the rows.
+/// Descriptors of a loaded stage: this warpgroup's weights, and the rows.
 struct Operands {
   uint64_t weights, rows;
 };
@@ -363,8 +363,8 @@ __device__ __forceinline__ void advance(const AnyRoom& room, Position& at) {
   if (++at.slot == room.num_stages()) at.slot = 0, at.parity ^= 1;
 }
 
-/// What each of the eight warps that multiply does: `multiply.operator()<width>(position, entry)` for every tile of its block,
-/// of widths up to kMost.
+/// Role of each of the eight warps that multiply: calls `multiply.operator()<width>(position, entry)` for every tile of its
+/// block, with widths up to kMost.
 template <int kMost, class Multiply>
 __device__ __forceinline__ void multiply_tiles(const Room& room, Multiply multiply) {
   Position at;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// On which GPU an object of expert compute is, and how a call of it begins. `where` is the class.
+// The GPU of an expert-compute object, and how its calls begin. `where` is the class.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ inline gpu::DeviceTraits usable_gpu(const char* where, int* device) {
   return traits;
 }
 
-/// Blocks of a call of an object that is on `device`, one a multiprocessor. Throws Error(invalid_argument).
+/// Blocks of a call of an object on `device`, one per multiprocessor. Throws Error(invalid_argument).
 inline int blocks_of_call(const char* where, int device, const gpu::DeviceTraits& traits, const GroupedGemmOptions& options) {
   if (options.num_sms < 0 || options.num_sms > traits.multiprocessors) {
     throw Error(ErrorCode::invalid_argument, std::string(where) + ": num_sms = " + std::to_string(options.num_sms) +
@@ -40,7 +40,7 @@ inline int blocks_of_call(const char* where, int device, const gpu::DeviceTraits
   return options.num_sms > 0 ? options.num_sms : traits.multiprocessors;
 }
 
-/// No expert has rows from `end` on.
+/// Rows from `end` on are ignored.
 inline RowRanges row_ranges(const ExpertRows& rows, int64_t end) {
   RowRanges ranges;
   ranges.wide = rows.num_rows != nullptr;

@@ -53,7 +53,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   static constexpr const char* kWhere = kWeightGradientObject;
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
-  /// `mapped`: of which there is a map. Without rows there is nothing to map, and the kernel reads nothing.
+  /// `mapped`: the rows of the current map. Without rows there is nothing to map, and the kernel reads nothing.
   void map(CUtensorMap* map, ConstRows* mapped, const ConstRows& rows, const char* name) const {
     if (rows.rows == 0 || (rows.data == mapped->data && rows.rows == mapped->rows)) return;
     *mapped = {};
@@ -66,7 +66,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     *mapped = rows;
   }
   void map_gradients(void* dw) {
-    dw_ = nullptr;  // until there is a map
+    dw_ = nullptr;  // until a map is made
     const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), element = dtype_bytes(config.output);
     const gpu::ElementType type = config.output == DType::f32    ? gpu::ElementType::f32
                                   : config.output == DType::bf16 ? gpu::ElementType::bf16
@@ -83,11 +83,11 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   WeightGradientKernel kernel_;
   GpuMemory tickets_{kWhere, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
   WeightGradientParams params_;
-  ConstRows dy_, x_;    // of which there are maps
-  void* dw_ = nullptr;  // as well
+  ConstRows dy_, x_;    // operands of the current maps
+  void* dw_ = nullptr;  // same
 };
 
-/// A kernel that works row by row, on the GPU that was current.
+/// A kernel that works row by row, on the GPU that was current at construction.
 template <class Params>
 class OnRows {
  public:

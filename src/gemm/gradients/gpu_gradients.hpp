@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the classes of gradients stand for: gpu_gradients.cpp, or no_gpu.cpp in a library that was built without CUDA.
+// Implementation of the gradient classes: gpu_gradients.cpp, or no_gpu.cpp in a library built without CUDA.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Arguments of run() are checked, but for num_sms and the current GPU.
+// Arguments of run() have been checked, except for num_sms and the current GPU.
 
 struct WeightGradient::Impl {
   virtual ~Impl() = default;
@@ -34,7 +34,7 @@ struct RoutingGradient::Impl {
 
 namespace detail::gemm {
 
-/// `config` is checked. They throw as the public constructors.
+/// `config` has been checked. They throw like the public constructors.
 std::unique_ptr<WeightGradient::Impl> make_weight_gradient(const WeightGradientConfig& config);
 std::unique_ptr<SwigluGradient::Impl> make_swiglu_gradient(const SwigluGradientConfig& config);
 std::unique_ptr<RoutingGradient::Impl> make_routing_gradient(const RoutingGradientConfig& config);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients go from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through shared memory of the warp,
-// by tensor copies that nobody waits for until their shared memory is needed again. Copies that add do so in memory, once for
-// each gradient. No barrier: a box is written and sent by one warp.
+// Stores gradients from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through shared memory of the warp,
+// by tensor copies that are waited for only when their shared memory is needed again. Adding copies add in memory, once for
+// each gradient. No barrier is needed: a box is written and sent by one warp.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -9,19 +9,19 @@
 
 namespace switchyard::detail::gemm {
 
-/// The boxes of one warp, used in turn. Lane 0 sends them, and alone knows which are on their way.
+/// The boxes of one warp, used in turn. Lane 0 sends them, and only lane 0 can wait for them.
 template <class K>
 struct Outbox {
   static constexpr uint32_t kBytes = kBoxesOfWarp * kBoxBytes;
 
-  uint32_t first;  ///< address of the first one
+  uint32_t first;  ///< address of the first box
   uint32_t slot = 0;
 
   __device__ uint32_t box() const { return first + slot * kBoxBytes; }
   __device__ void advance() { slot = slot + 1 == kBoxesOfWarp ? 0 : slot + 1; }
 };
 
-/// Where a warp's gradients go: its first row, and the tile's first column.
+/// Destination of a warp's gradients: its first row, and the tile's first column.
 struct GradientCorner {
   int expert, n, k;
 };
@@ -30,8 +30,8 @@ struct GradientCorner {
 template <class Output>
 inline constexpr int kBoxColumns = static_cast<int>(kBoxRowBytes / sizeof(Output));
 
-/// Writes box `box` of a warp's accumulators of one half, of 16-bit type, with the swizzle of the tensor map: piece p (16
-/// bytes) of row r is at p ^ (r % 8). Four matrices of 8 x 8 at a time: rows 0 ... 7 and 8 ... 15 of two neighbouring pieces.
+/// Writes box `box` of a warp's accumulators of one half, in a 16-bit type, with the swizzle of the tensor map: piece p (16
+/// bytes) of row r is at p ^ (r % 8). Four matrices of 8 x 8 at a time: rows 0 ... 7 and 8 ... 15 of two adjacent pieces.
 template <class Output, int kCount>
 __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount], int box) {
   const uint32_t l = static_cast<uint32_t>(lane());
@@ -43,8 +43,8 @@ __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                         pack<Output>(d[i + 2], d[i + 3]), pack<Output>(d[i + 4], d[i + 5]), pack<Output>(d[i + 6], d[i + 7]));
   }
 }
-/// The same of float32. A store writes 8 bytes a lane, and 16 lanes at a time, four rows, must reach all banks: lanes of odd
-/// rows have the column 16 further when those of even rows have the first, and the other way round.
+/// write_box() for float32. A store writes 8 bytes per lane, and 16 lanes at a time, i.e. four rows, must cover all banks:
+/// while lanes of even rows store the first of two columns, lanes of odd rows store the column 16 further, and vice versa.
 template <class Output, int kCount>
 requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                                                                                  int box) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Ou
         else
           ptx::store_box(&p.dw, out.box(), k, to.n, to.expert);
       }
-      ptx::bulk_commit();  // a group for every box, so that the number of later groups tells which are free
+      ptx::bulk_commit();  // one group per box, so that the number of later groups shows which boxes are free
     }
     out.advance();
   }

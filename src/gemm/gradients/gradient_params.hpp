@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of gradients are given, and how host code uses them.
+// Parameters of the gradient kernels, and their use by host code.
 #pragma once
 
 #include <cuda.h>
@@ -14,22 +14,22 @@ namespace switchyard::detail::gemm {
 
 struct WeightGradientParams {
   CUtensorMap dy, x;  ///< [end, n] and [end, k], boxes of 64 columns and kStageRows rows
-  CUtensorMap dw;     ///< [experts, n, k], boxes of kBoxRowBytes of kBoxRows rows of an expert
+  CUtensorMap dw;     ///< [experts, n, k], boxes of kBoxRowBytes bytes of kBoxRows rows of an expert
   RowRanges ranges;
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0, n = 0, k = 0;
   int tiles_n = 0, tiles_k = 0;
-  int end = 0;  ///< from here on neither tensor has a row
+  int end = 0;  ///< neither tensor has rows from here on
   uint32_t shared_bytes = 0;
-  uint32_t num_stages = 0;  ///< that fit
+  uint32_t num_stages = 0;  ///< number of stages that fit
 };
 
 struct WeightGradientKernel {
-  /// Loads it on the current device and lets it have so many bytes of shared memory.
+  /// Loads the kernel on the current device and grants it this many bytes of shared memory.
   gpu::Status (*prepare)(int shared_bytes);
   gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const WeightGradientParams& params);
 };
-/// `wide`: gradients are float32, else of the type of the rows. `add`: to what is there.
+/// `wide`: gradients are float32, else of the type of the rows. `add`: adds to the existing values.
 WeightGradientKernel weight_gradient_bf16(bool wide, bool add);
 WeightGradientKernel weight_gradient_f16(bool wide, bool add);
 
@@ -50,13 +50,13 @@ struct RoutingGradientParams {
   int num_experts = 0, columns = 0;
 };
 
-/// Threads of a block of the kernels that work row by row, one block a multiprocessor.
+/// Threads of a block of the kernels that work row by row, one block per multiprocessor.
 inline constexpr int kRowThreads = 1024;
 
 /// A kernel that works row by row.
 template <class Params>
 struct RowKernel {
-  gpu::Status (*prepare)();  ///< loads it on the current device
+  gpu::Status (*prepare)();  ///< loads the kernel on the current device
   gpu::Status (*launch)(int blocks, gpu::Stream stream, const Params& params);
 };
 RowKernel<SwigluGradientParams> swiglu_gradient_kernel(bool f16);

@@ -40,7 +40,7 @@ void check_config(const RoutingGradientConfig& c) {
   check_type(kRouting, c.type);
 }
 
-/// Rows as kernels load and store them.
+/// Checks rows, including the alignment that kernels need.
 void check_rows(const char* where, const char* name, const ConstRows& given, DType type, int64_t columns) {
   detail::check_rows(where, name, given, type, columns);
   if (given.rows > 0) detail::check_aligned(where, name, given.data);

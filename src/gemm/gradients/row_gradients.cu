@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients that are computed row by row: of SwiGLU, and of routing weights. A block per multiprocessor; a warp has a row, and
-// warps take the rows of all experts in turn.
+// Gradients that are computed row by row: of SwiGLU, and of routing weights. One block per multiprocessor; a warp processes one
+// row at a time, and the rows of all experts are dealt out to the warps in turn.
 #include "gemm/gpu/tile_roles.cuh"
 #include "gemm/gradients/gradient_params.hpp"
 
 namespace switchyard::detail::gemm {
 namespace {
 
-constexpr int kWarpColumns = 32 * 8;  // of a row, that a warp has at once
+constexpr int kWarpColumns = 32 * 8;  // of a row, that a warp holds at once
 
-/// `work(row)` for every row of an expert, by all lanes of one warp. Called by all threads.
+/// Calls `work(row)` in all lanes of one warp for every row of an expert. Called by all threads.
 template <class Work>
 __device__ __forceinline__ void for_each_row(const RowRanges& ranges, int num_experts, Work work) {
   __shared__ int2 experts[kMostExperts];  // first row, rows
@@ -17,7 +17,7 @@ __device__ __forceinline__ void for_each_row(const RowRanges& ranges, int num_ex
     experts[e] = {static_cast<int>(first_row_of(ranges, e)), static_cast<int>(rows_of(ranges, e))};
   __syncthreads();
   const uint32_t warps = gridDim.x * (kRowThreads / 32);
-  uint32_t at = threadIdx.x / 32 * gridDim.x + blockIdx.x;  // few rows: on all multiprocessors
+  uint32_t at = threadIdx.x / 32 * gridDim.x + blockIdx.x;  // few rows are spread over all multiprocessors
   for (int e = 0; e < num_experts; ++e) {
     const int2 expert = experts[e];
     const auto rows = static_cast<uint32_t>(expert.y);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void for_each_row(const RowRanges& ranges, int num_ex
   }
 }
 
-/// Eight neighbouring elements of a row.
+/// Eight consecutive elements of a row.
 template <class Element>
 struct Eight {
   float v[8];
@@ -58,7 +58,7 @@ struct Eight {
 struct GatedGradient {
   float gate, up, out;
 };
-/// Of one output and its gradient `da`. No branch.
+/// Gradients for one output with gradient `da`. Branch-free.
 __device__ __forceinline__ GatedGradient gated_gradient(const Gating& p, float gate, float up, float da) {
   constexpr float kLog2e = 1.4426950408889634F;
   const float g = ptx::min_or_nan(gate, p.limit);

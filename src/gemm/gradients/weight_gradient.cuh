@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so that both
-// operands of the matrix instruction have order outer: dy is the first one, 64 columns a piece, x the second, up to 192
-// columns.
+// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so both operands of
+// the matrix instruction have order outer: dy is the first operand, 64 columns at a time, x the second, up to 192 columns.
 //
-// A persistent grid, a block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
-// rows of a tile's last stage that belong to nobody or to the next expert, and two warpgroups multiply, 128 of a tile's 256
-// columns of dy each, and send the gradients off (gradient_boxes.cuh). A tile of an expert with 512 rows is 16 stages long, so
-// that its end weighs: the halves of the last stages are multiplied one after the other, so that the first is sent meanwhile,
-// and the second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
+// A persistent grid, one block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
+// rows of a tile's last stage that belong to no expert or to the next one, and two warpgroups multiply, 128 of a tile's 256
+// columns of dy each, and send the gradients (gradient_boxes.cuh). A tile of an expert with 512 rows has only 16 stages, so its
+// end matters: the halves of the last stages are multiplied one after the other, so that the first is sent meanwhile; and the
+// second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
 //
-// The bits of a gradient depend on the expert's rows alone: they are added in ascending order, in one accumulator.
+// The bits of a gradient depend only on the expert's rows: they are added in ascending order, in one accumulator.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -18,7 +17,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// A kernel: element type of dy and x, and of the gradients; whether these are added to what is there.
+/// A kernel: element type of dy and x, and of the gradients; whether gradients are added to the existing values.
 template <class ElementType, class OutputType, bool kAdding>
 struct GradientKind {
   using Element = ElementType;
@@ -33,12 +32,12 @@ inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = 
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
 static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
 static_assert(kMathWarps == kSendingWarps);
-/// Stages of a tile that the first warpgroup has issued before the second one begins.
+/// Stages of a tile that the first warpgroup issues before the second one begins.
 inline constexpr int kLead = 2;
 static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
-/// Shared memory: Room's barriers and entries, one barrier more for each entry, stages, boxes of gradients, the list of experts
+/// Shared memory: Room's barriers and entries, one more barrier per entry, stages, boxes of gradients; the list of experts is
 /// at the end.
 struct GradientRoom : Room {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
@@ -46,10 +45,10 @@ struct GradientRoom : Room {
   __device__ uint32_t boxes() const { return stage(num_stages()); }
 };
 
-/// A tile as its block knows it; 16 bytes of shared memory.
+/// A tile in its block's representation; 16 bytes of shared memory.
 struct GradientTile {
   int expert, tile_n, tile_k;
-  int row, rows;  ///< kRowsOfNoTile: there is no tile
+  int row, rows;  ///< kRowsOfNoTile: no tile
 };
 __device__ __forceinline__ void write_tile(uint32_t entry, const GradientTile& t) {
   ptx::store_shared_16(entry, {t.expert << 16 | t.tile_n, t.tile_k, t.row, t.rows});
@@ -59,8 +58,8 @@ __device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
   return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
 }
 
-/// list[0] experts have tiles, list[1], ...: when adding, only those with rows. Called by all threads; ends with a barrier of
-/// all.
+/// Lists the experts that have tiles: their number in list[0], then their indices. When adding, only experts with rows. Called
+/// by all threads; ends with `__syncthreads()`.
 template <class K>
 __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
@@ -72,7 +71,7 @@ __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int*
       const int e = first + lane();
       const bool has = e < p.num_experts && list[1 + e] != 0;
       const uint32_t all = __ballot_sync(~0u, has);
-      __syncwarp();  // every lane has read; what is written now lies at or before it
+      __syncwarp();  // every lane has read; the writes below go to this position or before it
       if (has) list[1 + found + __popc(all & ((1u << lane()) - 1))] = e;
       found += __popc(all);
       __syncwarp();
@@ -91,7 +90,7 @@ __device__ __forceinline__ GradientTile gradient_tile_of(const WeightGradientPar
           static_cast<int>(rows_of(p.ranges, expert))};
 }
 
-/// The thread that claims, shortly before the loader ends the tile before.
+/// Role of the claimer thread. It claims shortly before the loader ends the previous tile.
 __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room, const int* list) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
@@ -106,11 +105,11 @@ __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams&
     ptx::mbarrier_arrive(room.told(slot));
     if (t.rows == kRowsOfNoTile) break;
   }
-  // The last block leaves the counters as it found them. All claims are over: each block has counted itself behind its own.
+  // The last block resets the counters. All claims are over: each block counts itself after its own claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// The thread that loads. Columns beyond the end of an operand and rows beyond the end of the tensor arrive as 0.
+/// Role of the loader thread. Columns past the end of an operand and rows past the end of the tensor are loaded as 0.
 __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
   Position at{0, 1};
   for (int i = 0;; ++i) {
@@ -142,7 +141,7 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
   }
 }
 
-/// Zeroes the rows of a stage from `rows` on, in both operands. All lanes.
+/// Zeroes the rows of a stage from `rows` on, in both operands. Called by all lanes.
 __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks) {
   const uint32_t first = stage + static_cast<uint32_t>(rows) * kChunkRowBytes;
   const int pieces = (kStageRows - rows) * static_cast<int>(kChunkRowBytes / 16);
@@ -152,9 +151,9 @@ __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks)
   ptx::fence_proxy_async_shared();
 }
 
-/// The warp that clears. Rows behind the expert's last one must be 0 in both operands, as 0 * NaN is NaN. Tells, for every
-/// tile, that its last stages may be read. It uses every stage as those that multiply do, because a barrier tells the phase
-/// before from all others only to who has seen each of them.
+/// Role of the cleaner warp. Rows past the expert's last one must be 0 in both operands, because 0 * NaN is NaN. Announces for
+/// every tile that its last stages may be read. The warp goes through every stage like those that multiply, because the parity
+/// of a barrier identifies the previous phase only to threads that have observed every phase.
 __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientRoom& room) {
   Position at;
   for (int i = 0;; ++i) {
@@ -172,7 +171,7 @@ __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p,
       advance(room, at);
     }
     if (lane() == 0) ptx::mbarrier_arrive(room.clean(entry));
-    ptx::mbarrier_arrive(room.taken(entry));  // by each lane, as each has read
+    ptx::mbarrier_arrive(room.taken(entry));  // by each lane, because each has read the entry
   }
 }
 
@@ -186,7 +185,7 @@ __device__ __forceinline__ GradientOperands gradient_operands(const GradientRoom
           ptx::operand_at(stage + kChunksOfDy * kChunkBytes, kChunkBytes)};
 }
 
-/// 16 rows, for half `half` of this warpgroup's columns of dy.
+/// Multiplies 16 rows, for half `half` of this warpgroup's columns of dy.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const GradientOperands& s, int half, int step) {
   constexpr ptx::OperandOrder kOuter = ptx::OperandOrder::outer;
@@ -218,8 +217,8 @@ __device__ __forceinline__ void issue_stage(const GradientRoom& room, const Posi
   ptx::wgmma_commit();
 }
 
-/// All stages but the kEndStages last ones, of which there is at least one. The last of them is still multiplied on return;
-/// returns its slot, which is then to be released.
+/// Multiplies all stages but the last kEndStages; `stages` is their number, at least one. On return the last of them is still
+/// being multiplied; returns its slot, which the caller must release.
 template <class K, int kWidth>
 __device__ __forceinline__ uint32_t multiply_beginning(const GradientRoom& room, Position& at, int stages, int lead_barrier,
                                                        float (&d)[2][kWidth / 2]) {
@@ -238,8 +237,8 @@ __device__ __forceinline__ uint32_t multiply_beginning(const GradientRoom& room,
   return last;
 }
 
-/// Begins the products of the last kEndStages stages for one half; all of them have come and are clean. No branch: with one
-/// among them the compiler waits for each product.
+/// Begins the products of the last kEndStages stages for one half; all of these stages are loaded and clean. Without branches:
+/// with one among them the compiler would wait for each product.
 template <class K, int kWidth>
 __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages], int half, float (&d)[kWidth / 2]) {
 #pragma unroll
@@ -250,7 +249,7 @@ __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages
   ptx::wgmma_commit();
 }
 
-/// Where this warp's gradients of half `half` go.
+/// Destination of this warp's gradients of half `half`.
 __device__ __forceinline__ GradientCorner corner_of(uint32_t entry, int half) {
   const GradientTile t = read_tile(entry);
   return {t.expert, t.tile_n * kGradientTileN + (math_group() * 2 + half) * kChunkColumns + warp_of_group() * 16,
@@ -262,7 +261,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
                                                        Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
-  // All lanes have the same number; without the shuffle the compiler does not know, and waits for each product by itself.
+  // All lanes have the same value. Without the shuffle the compiler does not know this and waits for each product separately.
   const int rows = __shfl_sync(~0u, ptx::load_shared_16(room.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
   const uint32_t before = multiply_beginning<K, kWidth>(room, at, tile_stages(rows) - kEndStages, lead_barrier, d);
@@ -292,7 +291,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
   send_gradients<K>(p, out, corner_of(room.entry(slot), 1), d[1]);
 }
 
-/// The tile of an expert without rows, of a kernel that overwrites.
+/// Tile of an expert without rows, in a kernel that overwrites.
 template <class K>
 __device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientRoom& room, Outbox<K>& out,
                                            uint32_t i) {
@@ -301,12 +300,12 @@ __device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const 
     ptx::named_barrier_arrive(lead_barrier, kMathThreads);
   else
     ptx::named_barrier(lead_barrier, kMathThreads);
-  ptx::mbarrier_wait(room.clean(i & 1), i >> 1 & 1);  // so that every phase is seen
+  ptx::mbarrier_wait(room.clean(i & 1), i >> 1 & 1);  // observes every phase
   const float d[kGradientTileK / 2] = {};
   for (int half = 0; half < 2; ++half) send_gradients<K>(p, out, corner_of(room.entry(i & 1), half), d);
 }
 
-/// What each of the eight warps that multiply does.
+/// Role of each of the eight warps that multiply.
 template <class K>
 __device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
   Position at;

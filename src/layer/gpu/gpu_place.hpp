@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// On which GPU a rank computes, and how a call begins there.
+// The GPU of a rank, and making it current for a call.
 #pragma once
 
 #include <array>
@@ -14,11 +14,11 @@ struct GpuPlace {
   int multiprocessors = 0;
   int device = -1;
 };
-/// The GPU of this rank, as GroupOptions::device says. Throws Error(system), or Error(unsupported) where the library was built
+/// The GPU of this rank, from GroupOptions::device. Throws Error(system), or Error(unsupported) if the library was built
 /// without CUDA.
 GpuPlace gpu_place_of(const Group& group);
 
-/// Makes a GPU current for this thread while it lives, unless it is already; -1: none. The caller's is current again
+/// Makes a GPU current for this thread during its lifetime, unless it is current already; -1: none. Restores the caller's GPU
 /// afterwards. Throws Error(system).
 class CurrentGpu {
  public:

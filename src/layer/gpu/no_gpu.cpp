@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library that was built without CUDA has in place of a layer on GPUs.
+// Replaces layers on GPUs in a library built without CUDA.
 #include "layer/add_rows.hpp"
 #include "layer/gpu/gpu_place.hpp"
 

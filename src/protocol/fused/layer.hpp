@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer behind its plan, by warps that do one thing at a time: each tells of its tokens' routes, pulls rows of the
-// rank's experts from their sources, computes tiles of both products, returns outputs to their owners and sums tokens, in that
-// order. Rows, tiles and tokens are assigned by counters of the rank. The kernel of GPUs (exchange/fused) has the same flags
-// and tickets, but warps of its own for each of these.
+// A whole MoE layer after its plan, by warps that do one thing at a time. Each warp announces its tokens' routes, pulls rows of
+// the rank's experts from their sources, computes tiles of both products, returns outputs to their owners and sums tokens, in
+// that order. Warps take rows, tiles and tokens by counters of the rank. The GPU kernel (exchange/fused) has the same flags and
+// tickets, but separate warps for each of these steps.
 //
 // | flag           | written by                        | read by             | order           | scope  | reuse              |
-// | layer_told     | source's last warp to tell        | all warps           | release/acquire | system | epoch, never reset |
+// | layer_told     | source's last announcing warp     | all warps           | release/acquire | system | epoch, never reset |
 // | layer_rows     | warp that pulled the row          | tiles up            | release/acquire | device | epoch, never reset |
 // | layer_tiles    | warp that computed the tile       | tiles down, returns | release/acquire | device | epoch, never reset |
 // | layer_returned | warp of the expert's rank, a row  | owner's sums        | release/acquire | system | epoch, never reset |
 //
-// Progress: telling waits for nobody, and a pull for `layer_told` alone. A warp takes tickets when no row is left to be taken,
-// so a row that a tile up waits for is with a warp that waits for nobody; a tile down waits for tiles up with lower tickets
-// (tickets.hpp), a return for tiles, a sum for returns of all ranks, and nothing for sums. So a rank may have any number
-// of warps, down to one, but all must come to run, because each tells of its share of the tokens.
+// Progress: announcing waits for nothing, and a pull only for `layer_told`. A warp takes tickets only when no row is left to
+// take, so a row that an up tile waits for is held by a warp that waits for nothing. A down tile waits for up tiles with lower
+// tickets (tickets.hpp), a return for tiles, a sum for returns of all ranks; nothing waits for sums. So a rank may have any
+// number of warps, down to one, but all of them must eventually run, because each announces its share of the tokens.
 //
-// Buffers: every call comes behind a plan, in which each rank hears from each other one that it has ended the call before. So
-// `source`, `places` and the inbox at another rank may be written at once. layout.x() of this rank has been read by others when
-// this rank's call before has ended, because it has had the outputs of all its rows; so a call of the first half alone is
-// followed by one of the second, which has no plan of its own.
+// Buffers: every call follows a plan, in which each rank learns from each other rank that it has ended the previous call. So
+// `source`, `places` and the inbox at another rank may be written at once. When the previous call of this rank has ended, other
+// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. Therefore a call of the
+// first half alone must be followed by one of the second half, which has no plan of its own.
 #pragma once
 
 #include "layout/fused_layout.hpp"
@@ -28,40 +28,40 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Rows of an expert follow each other, and so do experts: no padding.
+/// Trivially copyable. The rows of an expert are contiguous, and so are the experts: there is no padding.
 struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
   FusedMemory memory;
   RouteTables routes;  ///< of this rank's tokens
-  TicketOrder order;   ///< of the rank's experts; a product that is no part of the call has no columns
+  TicketOrder order;   ///< of the rank's experts; a product that is not part of the call has no columns
   FusedParts parts;
-  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last one: rows of all experts
+  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: rows of all experts
   int64_t tokens = 0;                 ///< T
-  const std::byte* x = nullptr;       ///< [T, H]; null: at layout.x() already
+  const std::byte* x = nullptr;       ///< [T, H]; null: already at layout.x()
   const float* weights = nullptr;     ///< [T, K], or null: all 1
   std::byte* out = nullptr;           ///< [T, H]
-  bool add = false;                   ///< sums begin with what `out` holds
+  bool add = false;                   ///< sums start from the contents of `out`
   DType type = DType::bf16;           ///< of tokens and outputs
   int64_t hidden = 0;
 };
 
-/// A tile as products see it.
+/// A tile, as passed to the products.
 struct FusedTile {
-  int expert;   ///< of the rank's
+  int expert;   ///< index among the rank's experts
   bool down;    ///< reads memory.h and writes memory.y; else reads memory.x_rows and writes memory.h
-  int index;    ///< of the row tile among all of the rank
-  int64_t row;  ///< first of the rank's rows
+  int index;    ///< index of the row tile among all of the rank
+  int64_t row;  ///< index of its first row among the rank's rows
   int rows;
-  int column_tile;  ///< of the product's
+  int column_tile;  ///< index among the column tiles of the product
 };
 
-/// Row tile `index` of the rank; which product and column tile is the caller's.
+/// Row tile `index` of the rank. The caller sets product and column tile.
 SWITCHYARD_FN inline FusedTile fused_row_tile(const FusedLayerParams& p, int expert, int index) {
   const int64_t row = p.tile_row[index];
   return {expert, false, index, row, static_cast<int>(p.tile_row[index + 1] - row), 0};
 }
-/// Row tiles of a column tile are neighbours, so that its weights are read from the cache.
+/// The row tiles of a column tile have consecutive tickets, so that its weights are read from the cache.
 SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t ticket) {
   const TicketPlace place = ticket_place(p.order, ticket);
   const int first = p.order.first_tiles[place.expert], row_tiles = p.order.first_tiles[place.expert + 1] - first;
@@ -71,7 +71,8 @@ SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t
   return tile;
 }
 
-/// Waits for `n` flags of this call, flag(i) written by rank writer(i). A trace has the wait as `event`, unless they are there.
+/// Waits for `n` flags of this call, flag(i) written by rank writer(i). A trace records the wait as `event`, unless all flags
+/// were already set.
 template <class A, class Flag, class Writer>
 SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams& p, int n, const Flag& flag, Site site,
                                     Event event, const Writer& writer) {
@@ -80,7 +81,7 @@ SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams&
   WarpSpan<A> span(w, p.call, event, writer(missing));
   return wait_for<A>(w, p.call, n, flag, p.call.word(), site, writer, span);
 }
-/// The same of `range` of the flags at `flags`, which other warps of this rank set.
+/// wait_layer_flags() for `range` of the flags at `flags`, which other warps of this rank set.
 template <class A>
 SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p, uint64_t* flags, const FlagRange& range,
                                   Site site, Event event) {
@@ -88,7 +89,8 @@ SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p
       w, p, range.count, [&](int i) { return flags + range.first + i; }, site, event, [&](int) { return p.call.rank(); });
 }
 
-/// This warp's share of tokens to where others read them, and of what their ranks learn; the last warp tells all ranks.
+/// Copies this warp's share of tokens to where others read them and announces their routes; the last warp releases the flag at
+/// all ranks.
 template <class A>
 SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -108,8 +110,8 @@ SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
       Site::layer_told);
 }
 
-/// One row, if it is the lowest of its token's here, from its source to all its places. Pending. \returns the bytes that
-/// crossed a link
+/// Copies one row from its source to all its places, if it is the lowest of its token's rows on this rank. Pending. \returns
+/// the bytes that crossed a link
 template <class A>
 SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -128,7 +130,7 @@ SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, 
   return local ? 0 : bytes;
 }
 
-/// Rows of this rank's experts that this warp takes, ascending. False after a fault (recorded).
+/// Pulls the rows of this rank's experts that this warp takes, ascending. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -158,8 +160,8 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
   }
 }
 
-/// Tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one; what it leaves pending is
-/// settled. False after a fault (recorded).
+/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile; what it leaves
+/// pending is settled here. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   const auto tickets = static_cast<uint64_t>(count_tickets(p.order));
@@ -182,8 +184,8 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
   }
 }
 
-/// Outputs of row tiles that this warp takes: those of other owners travel to their inbox, and each owner, also this rank, is
-/// told of each. False after a fault (recorded).
+/// Returns the outputs of the row tiles that this warp takes: outputs of other owners are copied to the owner's inbox, and each
+/// is announced to its owner, which may be this rank. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -222,7 +224,7 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
   }
 }
 
-/// Sums of tokens that this warp takes, as combine per_route: k ascending, in float32. False after a fault (recorded).
+/// Sums the tokens that this warp takes, as combine per_route does: k ascending, in float32. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -254,7 +256,7 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
   return true;
 }
 
-/// Kernel body, behind the plan; or, of the second half alone, behind a call of the first. `multiply(w, tile)`: see
+/// Kernel body; runs after the plan or, for the second half alone, after a call of the first half. `multiply(w, tile)`: see
 /// multiply_layer_tiles. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {

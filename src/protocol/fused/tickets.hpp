@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a fused layer's tiles and of the rows that are pulled, and which flags a tile waits for and sets: pure
-// functions, for host and device.
+// The order of a fused layer's tiles and of the pulled rows, and which flags a tile waits for and sets. Pure functions, for
+// host and device.
 //
-// Tickets number all tiles of a rank: of step s those of expert s up, then those of expert s - lag down. Whoever computes tiles
-// takes tickets ascending and works on them in that order. A tile up waits for rows, which wait for nobody's tickets. A tile
-// down waits for all tiles up of its rows, which have lower tickets whatever the lag. So the lowest ticket that is not done can
-// always be worked on, by whoever has it, and one worker is enough.
+// Tickets number all tiles of a rank: for each step s first the up tiles of expert s, then the down tiles of expert s - lag. A
+// worker takes tickets in ascending order and computes its tiles in that order. An up tile waits for rows, which wait for no
+// ticket. A down tile waits for all up tiles of its rows, which have lower tickets for any lag. So the lowest ticket that is
+// not done can always proceed, whichever worker holds it, and one worker is enough.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@
 
 namespace switchyard::detail {
 
-/// Tiles of a rank: row tiles of its experts, ascending, by column tiles.
+/// Tiles of a rank: row tiles of its experts, ascending, times column tiles.
 struct TicketOrder {
-  const int* first_tiles = nullptr;  ///< [experts + 1] row tiles of the experts before e; the last one: of all
+  const int* first_tiles = nullptr;  ///< [experts + 1] row tiles of the experts before e; the last entry: all row tiles
   int experts = 0;
-  int lag = 0;                           ///< steps between an expert's tiles up and those down, at least 0
-  int up_columns = 1, down_columns = 1;  ///< 0: that product is no part of the call
+  int lag = 0;                           ///< steps between an expert's up tiles and its down tiles, at least 0
+  int up_columns = 1, down_columns = 1;  ///< 0: that product is not part of the call
 };
 
-/// Tickets before those of step `step`, in [0, experts + lag].
+/// Number of tickets before those of step `step`, in [0, experts + lag].
 SWITCHYARD_INLINE int step_tickets(const TicketOrder& o, int step) {
   const int e = o.experts, up = step < e ? step : e, late = step - o.lag, down = late < 0 ? 0 : late < e ? late : e;
   return o.up_columns * o.first_tiles[up] + o.down_columns * o.first_tiles[down];
 }
 SWITCHYARD_INLINE int count_tickets(const TicketOrder& o) { return step_tickets(o, o.experts + o.lag); }
 
-/// A tile among all of a rank.
+/// A tile of a rank.
 struct TicketPlace {
   int expert = 0;
   bool down = false;
-  int at = 0;  ///< among the expert's tiles of this product: [0, row tiles * column tiles)
+  int at = 0;  ///< index among the expert's tiles of this product: [0, row tiles * column tiles)
 };
 
-/// The tile of a ticket in [0, count_tickets).
+/// Tile of a ticket in [0, count_tickets).
 SWITCHYARD_INLINE TicketPlace ticket_place(const TicketOrder& o, uint32_t ticket) {
   int low = 0, high = o.experts + o.lag;
   while (high - low > 1) {
@@ -56,7 +56,7 @@ SWITCHYARD_INLINE TicketPlace ticket_place(const TicketOrder& o, uint32_t ticket
   return p;
 }
 
-/// Whose row tile `tile`, of all of the rank, is.
+/// Expert of row tile `tile`, an index among all row tiles of the rank.
 SWITCHYARD_INLINE int expert_of_tile(const int* first_tiles, int experts, int tile) {
   int low = 0, high = experts;
   while (high - low > 1) {
@@ -69,16 +69,16 @@ SWITCHYARD_INLINE int expert_of_tile(const int* first_tiles, int experts, int ti
   return low;
 }
 
-/// Which rows a warp that pulls takes. Tickets 0, 1, 2, ... name `together` rows each, as far from each other as there are
-/// warps: those of `warps` tickets are a stretch of rows, all of whose warps are at neighbouring rows at the same time.
+/// Which rows a pulling warp takes. Tickets 0, 1, 2, ... name `together` rows each, `warps` rows apart. The rows of `warps`
+/// consecutive tickets form a contiguous stretch, in which the warps work on neighboring rows at the same time.
 struct PullOrder {
   int warps = 1, together = 1;
 };
-/// The first row of a ticket's stretch; stretches ascend with tickets.
+/// First row of a ticket's stretch; stretches ascend with tickets.
 SWITCHYARD_INLINE int64_t pulled_stretch(const PullOrder& o, int ticket) {
   return int64_t{ticket / o.warps} * o.warps * o.together;
 }
-/// Row i of a ticket, in [0, together).
+/// Row i of a ticket, i in [0, together).
 SWITCHYARD_INLINE int64_t pulled_row(const PullOrder& o, int ticket, int i) {
   return pulled_stretch(o, ticket) + ticket % o.warps + int64_t{i} * o.warps;
 }
@@ -88,11 +88,11 @@ struct FlagRange {
   int64_t first = 0;
   int count = 0;
 };
-/// What a tile up waits for: Site::layer_rows of its rows.
+/// Flags that an up tile waits for: Site::layer_rows of its rows.
 SWITCHYARD_INLINE FlagRange awaited_by_up(int64_t first_row, int rows) { return {first_row, rows}; }
-/// What a tile down of row tile `index` waits for: Site::layer_tiles of the product up, all columns.
+/// Flags that a down tile of row tile `index` waits for: Site::layer_tiles of the up product, all columns.
 SWITCHYARD_INLINE FlagRange awaited_by_down(int index, int up_columns) { return {int64_t{index} * up_columns, up_columns}; }
-/// What the return of outputs of row tile `index` waits for: Site::layer_tiles of the product down, all columns.
+/// Flags that the return of row tile `index` waits for: Site::layer_tiles of the down product, all columns.
 SWITCHYARD_INLINE FlagRange awaited_by_return(int index, int down_columns) {
   return {int64_t{index} * down_columns, down_columns};
 }

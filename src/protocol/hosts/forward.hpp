@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts. A token crosses once to each other host that it touches: as a crossing row, to the rank there
-// that stands for its source, which sends it on as if it were a token of its own (send_records, send_row) and sets the flags
-// that the source would set. Rows and records lie where the plan of all ranks has them. Rows for ranks of this host go as on
-// one host.
+// Dispatch over several hosts. A token crosses once to each other host that it touches, as a crossing row to the proxy of its
+// source. The proxy sends it on like a token of its own (send_records, send_row) and sets the flags that the source would set.
+// Rows and records lie where the plan of all ranks puts them. Rows for ranks of this host are sent as on one host.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
-// | placement | receiver, and who stands for it          | all sources       | release/acquire | system | epoch, never reset |
+// | placement | receiver and its proxies                 | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's, or its proxy's, last warp      | receiver's warps  | release/acquire | system | epoch, never reset |
-// | network   | warps of a rank among each other: rounds.hpp                                                             |
+// | network   | warps of one rank: rounds.hpp                                                                            |
 //
-// Progress: crossing waits for rounds only, and own rows for nothing; a warp waits for `rows` after it has done both.
+// Progress: crossing waits only for rounds, and sending own rows for nothing; a warp waits for `rows` after it has done both.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -18,7 +17,7 @@
 
 namespace switchyard::detail {
 
-/// A crossing row in a slot: head, places, ids, rows and weights of its routes, then the row and its scales as they are sent.
+/// A crossing row in a slot: head, places, ids, rows and weights of its routes, then the row and its scales as sent.
 struct CrossingHead {
   int64_t token;
   int64_t places;
@@ -26,7 +25,7 @@ struct CrossingHead {
 struct CrossingLayout {
   int topk = 0;
   int most_places = 0;  ///< of a token on the host that it crosses to
-  bool headers = true;  ///< false: cached dispatch, whose proxies have them in their handles
+  bool headers = true;  ///< false: cached dispatch, whose proxies have the headers in their handles
   bool expert_major = false;
   bool weights = false;
   int64_t row_bytes = 0, scale_bytes = 0;
@@ -45,18 +44,18 @@ struct CrossingRows : ItemsInRounds {
   CrossingLayout layout;
 };
 
-/// Both ways of one rail in a dispatch.
+/// Both directions of one rail in a dispatch.
 struct DispatchRail {
   int peer = -1;
   int host = -1;                     ///< of the peer
-  const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it stands for this rank
+  const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it is this rank's proxy
   CrossingRows out, in;
-  // What the peer's tokens are here, if this rank stands for it.
+  // The peer's tokens on this host, if this rank is its proxy.
   bool i_stand = false;
   CrossedTokens* crossed = nullptr;  ///< complete in a cached dispatch; filled by a fresh one
   DispatchParams forward;            ///< of this call, with the tables of `crossed`
   int64_t source_tokens = 0;
-  int told_chunks = 0;  ///< chunks whose rows flags are set
+  int told_chunks = 0;  ///< number of chunks whose rows flags are set
   int32_t told_records[kMaxRanks] = {};
 };
 
@@ -70,7 +69,7 @@ struct HostDispatchParams {
   const int* host_of = nullptr;  ///< [W]
 };
 
-/// Source side: writes crossing row `slot` of token t, to `host`. Pending.
+/// Source side: writes crossing row `slot` of token t, for `host`. Pending.
 template <class A>
 void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayout& at, const int* host_of, int host, int64_t t,
                 std::byte* slot) {
@@ -98,7 +97,7 @@ void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayo
   if (p.shape.scales) A::copy(w, scale, p.shape.scales + t * at.scale_bytes, static_cast<size_t>(at.scale_bytes));
 }
 
-/// Proxy side: keeps what the head of crossing row `slot` says of token number i.
+/// Proxy side: stores the head of crossing row `slot` for token number i.
 template <class A>
 void keep_token(typename A::Warp& w, const CrossingLayout& at, const std::byte* slot, int64_t i, CrossedTokens& to) {
   const auto number = static_cast<size_t>(i), routes = number * static_cast<size_t>(at.topk);
@@ -109,7 +108,7 @@ void keep_token(typename A::Warp& w, const CrossingLayout& at, const std::byte* 
   A::copy(w, to.ids.data() + routes, slot + at.ids_at(), of_routes);
   if (at.expert_major) A::copy(w, to.route_row.data() + routes, slot + at.rows_at(), of_routes);
   if (at.weights) A::copy(w, to.weights.data() + routes, slot + at.weights_at(), of_routes);
-  A::settle(w);  // the row is sent by what the tables say
+  A::settle(w);  // the tables are read to send the row
 }
 
 /// The rounds of a dispatch (rounds.hpp, Steps).
@@ -164,7 +163,8 @@ class CrossingSteps {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].i_stand) tell(w, p_.rails[i], p_.rails[i].in.begin(k), p_.rails[i].in.begin(k + 1));
   }
-  /// Of sources none of whose tokens cross to here: nothing else would tell of their rows. One warp.
+  /// Announces the rows of sources that have no token crossing to this host; nothing else would announce them. Called by one
+  /// warp.
   void tell_of_none(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].i_stand && p_.rails[i].in.count == 0) tell(w, p_.rails[i], 0, 0);
@@ -173,7 +173,7 @@ class CrossingSteps {
  private:
   const CallContext& call() const { return p_.move.call; }
 
-  /// Sends token number `i` of a source on, out of a slot.
+  /// Sends token number `i` of a source on, from a slot.
   void forward(typename A::Warp& w, const DispatchRail& rail, int64_t i, const std::byte* slot) {
     const DispatchParams& p = rail.forward;
     const CrossingLayout& at = rail.in.layout;
@@ -185,7 +185,8 @@ class CrossingSteps {
     send_row<A>(w, p, entries, places, slot + at.row_at(), at.scale_bytes > 0 ? slot + at.scale_at() : nullptr);
   }
 
-  /// Token numbers [begin, end) of a source have been sent on: sets its `rows` for the chunks that are complete by now.
+  /// Called when token numbers [begin, end) of a source have been sent on: sets its `rows` flags for the chunks that are now
+  /// complete.
   void tell(typename A::Warp& w, DispatchRail& rail, int64_t begin, int64_t end) {
     const CrossedTokens& crossed = *rail.crossed;
     const auto stride = static_cast<int64_t>(crossed.stride);
@@ -213,7 +214,7 @@ class CrossingSteps {
   MoveCounter& moved_;
 };
 
-/// This rank's rows for the ranks of its host, by all warps, as dispatch_direct sends them.
+/// Sends this rank's rows for the ranks of its host, by all warps, as dispatch_direct does.
 template <class A>
 SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, int last, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
@@ -227,7 +228,7 @@ SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, i
     }
     if (!arrive_is_last<A>(w, p.work.sends_done + c, w.total())) continue;
     if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
+    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // from the previous call; no warp takes any before `rows`
     publish_rows<A>(w, p, c, last > 0);
   }
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch over several hosts. A token crosses once to each other host that it touches, quantised by its source, to
-// the rank there that stands for the source. That rank writes the messages that the source would write, where it would write
-// them, and sets its flags: `call_header`, `expert_count`, and of every message whether it has come or is not for the reader.
+// Low-latency dispatch over several hosts. A token crosses once to each other host that it touches, quantized by its source, to
+// the source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets the
+// source's flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the reader.
 //
-// | flag         | written by                     | read by                    | order           | scope  | reuse | |
-// call_header  | each rank, and who stands for it | all ranks                | release/acquire | system | epoch; two sets     |
-// | expert_count | each rank, and who stands for it | the expert's rank        | none            | system | epoch; two sets |
-// | message      | a source's block, or its proxy's warp | receiver's warps    | release/acquire | system | epoch; two sets |
-// | network      | warps of a rank among each other: rounds.hpp                                                              |
+// | flag         | written by                            | read by           | order           | scope  | reuse               |
+// | call_header  | each rank and its proxies             | all ranks         | release/acquire | system | epoch; two sets     |
+// | expert_count | each rank and its proxies             | the expert's rank | none            | system | epoch; two sets     |
+// | message      | a source's block, or its proxy's warp | receiver's warps  | release/acquire | system | epoch; two sets     |
+// | network      | warps of one rank: rounds.hpp         |                   |                 |        |                     |
 //
-// Buffers: a proxy writes what is of a call while it is in that call itself, so it is at most one call ahead of its host, as a
-// source on that host is. What a rank sends has slots for all of it, so that sending waits for nobody. Progress: a proxy waits
-// for headers, then for rows, which their sources sent before they waited for anything; ranks of its host wait for it.
+// Buffers: a proxy writes for a call while it is in that call itself, so it is at most one call ahead of its host, like a
+// source on that host. A rank has slots for everything it sends, so sending waits for nothing. Progress: a proxy waits for
+// headers, then for rows, which their sources sent before they waited for anything; the ranks of its host wait for the proxy.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -20,7 +20,8 @@
 
 namespace switchyard::detail {
 
-/// A token on its way: the row and its scales where a message has them, entries of all its choices, and which token it is.
+/// A crossing token: the row and its scales at the same offsets as in a message, entries of all its choices, and the token's
+/// number.
 struct CrossingMessage {
   int64_t entries_at = 0, token_at = 0, bytes = 0;
 
@@ -34,17 +35,17 @@ struct CrossingMessage {
   int token(const std::byte* slot) const { return static_cast<int>(*reinterpret_cast<const int64_t*>(slot + token_at)); }
 };
 
-/// Both ways of one rail in a dispatch.
+/// Both directions of one rail in a dispatch.
 struct MessageRail {
   int peer = -1;
-  const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it stands for this rank
+  const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it is this rank's proxy
   ItemsInRounds out, in;
-  // Of the peer's tokens, if this rank stands for it.
+  // The peer's tokens, if this rank is its proxy.
   bool i_stand = false;
-  CrossedTokens* crossed = nullptr;  ///< token and ids: what combine needs
+  CrossedTokens* crossed = nullptr;  ///< token and ids, which combine needs
   int tokens = 0;                    ///< of the peer
 
-  /// Where token number i of the peer lies, in rounds that have come.
+  /// Address of token number i of the peer, in arrived rounds.
   const std::byte* came(int64_t i) const { return in.slot(i / in.per_round) + i % in.per_round * in.stride; }
 };
 
@@ -56,7 +57,8 @@ struct MessageRails {
   int num_rails = 0;
 };
 
-/// Tells the ranks of this host that `source`, of another one, has entered the call. Ordered behind what this warp has settled.
+/// Announces to the ranks of this host that `source`, on another host, has entered the call. Ordered after what this warp has
+/// settled.
 template <class A>
 SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                                      uint64_t value) {
@@ -68,7 +70,7 @@ SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& cal
       Site::call_header);
 }
 
-/// Tells the ranks of this host how many rows come from `source`: to expert experts[i], counts[i].
+/// Announces to the ranks of this host the number of rows from `source`: counts[i] for expert experts[i].
 template <class A>
 void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                     std::span<const int32_t> experts, const int32_t* counts) {
@@ -79,7 +81,8 @@ void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLaten
   }
 }
 
-/// Tells the ranks of this host of message `unit` of `source`: it is there for those in `places`, and not for the others.
+/// Announces message `unit` of `source` to the ranks of this host: it has arrived for those in `places`, and not for the
+/// others.
 template <class A, class P>
 SWITCHYARD_FN void tell_message(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
@@ -105,7 +108,7 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
         },
         from, static_cast<size_t>(bytes));
   };
-  if (l.units_per_token() == 1 || !entries->alias()) {  // as brings_row
+  if (l.units_per_token() == 1 || !entries->alias()) {  // as in brings_row
     part(0, slot, l.payload_bytes);
     part(l.scales_at(), slot + l.scales_at(), l.scale_bytes);
   }
@@ -126,7 +129,7 @@ SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int
   tell_message<A>(w, p, source, unit, places);
 }
 
-/// The rounds of a dispatch (rounds.hpp, Steps): those that go out are packed, and what has come in others is sent on.
+/// The rounds of a dispatch (rounds.hpp, Steps): outgoing rounds are packed, and the contents of incoming rounds are sent on.
 template <class A>
 class MessageSteps {
  public:
@@ -165,7 +168,8 @@ class MessageSteps {
     return true;
   }
   void took(typename A::Warp&, int64_t) {}
-  /// Of sources none of whose tokens cross to here: nothing else would tell of their messages. One warp.
+  /// Announces the messages of sources that have no token crossing to this host; nothing else would announce them. Called by
+  /// one warp.
   void tell_of_none(typename A::Warp& w) {
     for (int i = 0; i < rails_.num_rails; ++i)
       if (rail(i).i_stand && rail(i).in.count == 0) tell_of_others(w, rail(i).peer, 0, rail(i).tokens);
@@ -174,7 +178,7 @@ class MessageSteps {
  private:
   const MessageRail& rail(int i) const { return rails_.rails[i]; }
 
-  /// Pending.
+  /// Packs a token. Pending.
   void pack_token(typename A::Warp& w, int t, std::byte* slot) {
     const LowLatencyLayout& l = p_.layout;
     std::byte* const scales = slot + l.scales_at();
@@ -192,7 +196,7 @@ class MessageSteps {
     moved_.network_bytes += static_cast<uint64_t>(l.payload_bytes + l.scale_bytes);
   }
 
-  /// Sends token number i of a source on, and tells of the tokens before it that do not cross.
+  /// Sends token number i of a source on, and announces that the tokens before it that do not cross bring nothing.
   void forward(typename A::Warp& w, const MessageRail& from, int64_t i) {
     const LowLatencyLayout& l = p_.layout;
     const std::byte* const slot = from.came(i);
@@ -205,7 +209,7 @@ class MessageSteps {
     for (int unit = t * units; unit < (t + 1) * units; ++unit) forward_unit<A>(w, p_, from.peer, unit, slot, entries);
     if (i + 1 == from.in.count) tell_of_others(w, from.peer, t + 1, from.tokens);
   }
-  /// Nothing comes of tokens [begin, end).
+  /// Announces that nothing arrives for tokens [begin, end).
   void tell_of_others(typename A::Warp& w, int source, int begin, int end) {
     const int units = p_.layout.units_per_token();
     for (int unit = begin * units; unit < end * units; ++unit) tell_message<A>(w, p_, source, unit, 0);
@@ -217,7 +221,7 @@ class MessageSteps {
   MoveCounter& moved_;
 };
 
-/// Packs what crosses, and begins to send it. Waits for nobody. All warps, before low_latency_send.
+/// Packs what crosses and begins to send it. Waits for nothing. Called by all warps before low_latency_send.
 template <class A>
 bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails, MoveCounter& moved) {
   MessageSteps<A> steps(p, rails, moved);
@@ -226,8 +230,8 @@ bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const
   return true;
 }
 
-/// Sends on what has come for this host, after all ranks have entered the call. All warps, before low_latency_receive. False:
-/// the fault is recorded.
+/// Sends on what has arrived for this host, after all ranks have entered the call. Called by all warps before
+/// low_latency_receive. False after a fault (recorded).
 template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
   MoveCounter moved;
@@ -235,7 +239,7 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
   if (w.index() == 0) steps.tell_of_none(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
-  // What this rank sent has gone, too, and its slots are free.
+  // This rank's own messages have been sent, too, and their slots are free.
   if (w.index() != 0) return true;
   return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
                         &rails.in.work->awaited.value);

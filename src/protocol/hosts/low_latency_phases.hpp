@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts in phases, where no kernel may wait for the network: between two phases a round goes
-// over it, in stream order. What a message is and who writes what for whom: low_latency_forward.hpp, low_latency_returns.hpp.
+// Low-latency mode over several hosts in phases, for backends where no kernel may wait for the network: between two phases a
+// round is exchanged, in stream order. Messages, and who writes what for whom: low_latency_forward.hpp,
+// low_latency_returns.hpp.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_given  -- round -->  tell_entered, low_latency_sum
 //
-// Sizes are those of all tokens that a rank may have, so that both ends know them without a word of each other: a token has a
-// place of its own in a round, and rows that come back have places of their token. What is not there is not read.
+// Sizes are those of the maximum number of tokens of a rank, so both ends know them without communication: each token has its
+// own place in a round, and returned rows have places by token. Absent tokens and rows are not read.
 //
-// | flag         | written by                       | read by             | order           | scope  | reuse               |
-// | call_header  | each rank, and who stands for it | all ranks           | release/acquire | system | epoch; two sets     |
-// | expert_count | each rank, and who stands for it | the expert's rank   | none            | system | epoch; two sets     |
-// | message      | a source's block, or its proxy's warp | receiver's warps | release/acquire | system | epoch; two sets   |
-// | returned     | a warp of an expert's rank       | warps of who stands for the owner | none | system | zero again when read;
-// two sets |
+// | flag         | written by                       | read by           | order           | scope  | reuse                    |
+// | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
+// | expert_count | each rank and its proxies        | the expert's rank | none            | system | epoch; two sets          |
+// | message      | a source's block or proxy's warp | receiver's warps  | release/acquire | system | epoch; two sets          |
+// | returned     | a warp of an expert's rank       | owner's proxy     | none            | system | zeroed when read; 2 sets |
 //
-// Buffers: what a round sends or brings lies at the same place in every call, because a graph has its rounds' addresses. It is
-// written and read in stream order. Progress: a phase behind a round waits for phases of ranks of this host that come before,
-// or behind, the same round of theirs; collect_given for what these ranks send before they wait.
+// Buffers: what a round sends or receives is at the same place in every call, because a graph contains its rounds' addresses.
+// It is written and read in stream order. Progress: a phase after a round waits for phases of ranks of this host that come
+// before, or after, their same round; collect_given waits for what these ranks send before they wait.
 #pragma once
 
 #include "protocol/hosts/low_latency_forward.hpp"
@@ -30,18 +30,18 @@ namespace switchyard::detail {
 struct FarRail {
   int rank = -1, host = -1;
   int stands_for_me = 0, i_stand = 0;
-  int source = -1;     ///< which of the ranks that this one stands for, if it does
-  int host_ranks = 0;  ///< of its host
+  int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one
+  int host_ranks = 0;  ///< number of ranks of its host
 };
 
-/// What one rank has of other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
+/// One rank's data about other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
 struct FarRails {
   const FarRail* rails = nullptr;     ///< [num_rails]
   const int* host_of = nullptr;       ///< [W]
-  const int* rail_of_host = nullptr;  ///< [hosts] of who stands for this rank there; -1: this rank is there
+  const int* rail_of_host = nullptr;  ///< [hosts] rail of this rank's proxy there; -1: this rank's host
   int num_rails = 0;
   int own_host = 0, own_ranks = 1;
-  // Of each rail, `stride` bytes apart. A dispatch sends the same to all, and begins there.
+  // Messages of each rail, `stride` bytes apart. A dispatch sends the same message to all rails, from the beginning.
   std::byte* sent = nullptr;
   std::byte* received = nullptr;
   int64_t stride = 0;
@@ -50,12 +50,12 @@ struct FarRails {
   SWITCHYARD_FN std::byte* in(int rail) const { return received + rail * stride; }
 };
 
-/// Where the head of a message ends, and what follows begins.
+/// End of the head of a message, where the contents begin.
 inline constexpr int64_t kRailHeadBytes = 128;
 static_assert(sizeof(RelayHead) <= kRailHeadBytes);
 
-/// What a dispatch sends: its head, whose number is the header of the call; rows for each expert; and its tokens, each in a
-/// slot of its own, of which the row is there only if the token crosses.
+/// A dispatch message: its head, whose number is the header of the call; row counts for each expert; and its tokens, each in
+/// its own slot, whose row is present only if the token crosses.
 struct DispatchRound {
   CrossingMessage at;
   int64_t tokens_at, bytes;
@@ -68,10 +68,10 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// What a combine sends: its head, whose number is the header of the call, to whoever stands for the rank; and to whom the rank
-/// stands for, the rows of their tokens.
+/// A combine message: to a proxy of this rank its head, whose number is the header of the call; to a rank whose proxy is this
+/// rank, the rows of that rank's tokens.
 struct CombineRound {
-  int most;  ///< rows of a token, at most
+  int most;  ///< maximum rows of a token
   int64_t row_stride;
 
   /// From a host of `ranks` ranks.
@@ -84,7 +84,7 @@ struct CombineRound {
   }
 };
 
-/// What a dispatch into an output leaves for its combine, of the ranks that this one stands for.
+/// Data that a dispatch into an output stores for its combine, for the ranks whose proxy is this rank.
 struct CrossedIds {
   int32_t* ids = nullptr;  ///< [sources, max_tokens, K]
 
@@ -107,7 +107,7 @@ SWITCHYARD_FN void write_head(typename A::Warp& w, const CallContext& call, std:
                                               0};
   });
 }
-/// Whether what came over a rail is of this call. False: a mismatch, which is recorded.
+/// True if the message that arrived over a rail is of this call. False: a mismatch, which is recorded.
 template <class A>
 SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const FarRails& far, int rail) {
   const RelayHead& head = *reinterpret_cast<const RelayHead*>(far.in(rail));
@@ -139,7 +139,7 @@ SWITCHYARD_FN void pack_entries(typename A::Warp& w, const P& p, int t, LowLaten
   A::settle(w);
 }
 
-/// Writes some columns of token t's row, and their scales, as they are sent. Pending.
+/// Writes some columns of token t's row, and their scales, as sent. Pending.
 template <class A, class P>
 SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const ColumnRange& range, std::byte* slot) {
   const std::byte* const row = p.x + int64_t{t} * p.src_row_bytes;
@@ -158,8 +158,8 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
     A::copy(w, scales, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
 }
 
-/// Source: packs what a dispatch sends to other hosts. All warps; waits for nobody. \returns bytes of this warp's rows that
-/// cross, once for each host
+/// Source: packs what a dispatch sends to other hosts. Called by all warps; waits for nothing. \returns bytes of this warp's
+/// crossing rows, counted once per host
 template <class A, class P>
 SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarRails& far) {
   const auto& l = p.layout;
@@ -192,8 +192,8 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarR
   return bytes;
 }
 
-/// Proxy: tells the ranks of this host what came of the ranks that this one stands for, sends their tokens on, and keeps what
-/// their combine needs. All warps; waits for nobody. False: the fault is recorded.
+/// Proxy: announces to the ranks of this host what arrived from the ranks that this one is the proxy of, sends their tokens on,
+/// and stores what their combine needs. Called by all warps; waits for nothing. False after a fault (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const FarRails& far, const CrossedIds& crossed) {
   const auto& l = p.layout;
@@ -235,7 +235,7 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
 
 // ---- combine ----
 
-/// Tells those who stand for this rank of its call. Sending half, one warp.
+/// Announces the call to the proxies of this rank. Sending half; one warp.
 template <class A>
 SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail)
@@ -243,7 +243,7 @@ SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineP
   A::settle(w);
 }
 
-/// wait_entered, of the ranks of this host.
+/// wait_entered() for the ranks of this host.
 template <class A>
 SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombineParams& p) {
   const CallContext& call = p.call;
@@ -257,8 +257,8 @@ SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombinePar
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// Proxy: collects what the ranks of this host give back for tokens of those that this one stands for. All warps, after this
-/// rank has given its own rows. False: the fault is recorded.
+/// Proxy: collects what the ranks of this host return for tokens of the ranks that this one is the proxy of. Called by all
+/// warps, after this rank has returned its own rows. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool collect_given(typename A::Warp& w, const PhasedCombineParams& p) {
   if (!wait_entered_here<A>(w, p)) return false;
@@ -291,8 +291,8 @@ SWITCHYARD_FN bool collect_given(typename A::Warp& w, const PhasedCombineParams&
   return true;
 }
 
-/// Proxy: tells the ranks of this host that those that this one stands for have entered the call. One warp. False: the fault is
-/// recorded.
+/// Proxy: announces to the ranks of this host that the ranks that this one is the proxy of have entered the call. One warp.
+/// False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool tell_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {
@@ -304,7 +304,7 @@ SWITCHYARD_FN bool tell_entered(typename A::Warp& w, const PhasedCombineParams& 
   return true;
 }
 
-/// returned_row: where a round has brought what came back for slot `slot` of token t; null: a rank of this host pushes it.
+/// For returned_row: where a round delivered the row returned for slot `slot` of token t; null: a rank of this host pushes it.
 template <class Ids>
 SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const Ids& all_ids, int t, int slot) {
   const auto& l = p.layout;
@@ -319,7 +319,7 @@ SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const 
   return round.row(p.rails.in(rail), t, n);
 }
 
-/// Owner: bytes of rows that came from other hosts for this warp's share of the tokens.
+/// Owner: bytes of rows that arrived from other hosts for this warp's share of the tokens.
 template <class A>
 SWITCHYARD_FN uint64_t returned_bytes(typename A::Warp& w, const PhasedCombineParams& p) {
   const auto& l = p.layout;

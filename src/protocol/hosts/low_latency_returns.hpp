@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency combine over several hosts. What a rank gives back for a token of another host goes to the rank of its own host
-// that stands for the owner: to a slot like the owner's, in memory of the object besides the heap. That rank collects the rows
-// as they arrive and gives them back in rounds of the owner's tokens, and the owner puts them into its slots, as if they had
-// been pushed there.
+// Low-latency combine over several hosts. Rows that a rank returns for a token of another host go to the owner's proxy on the
+// rank's own host: to a slot like the owner's, in memory of the object outside the heap. The proxy collects the rows as they
+// arrive and returns them in rounds of the owner's tokens. The owner puts them into its slots, as if they had been pushed
+// there.
 //
-// | word     | written by                 | read by                    | order | scope  | reuse                               |
-// | returned | a warp of an expert's rank | warps of who stands for the owner | none | system | zero again when read; two sets
-// | | network  | warps of a rank among each other: rounds.hpp |
+// | word     | written by                    | read by                | order | scope  | reuse                          |
+// | returned | a warp of an expert's rank    | warps of owner's proxy | none  | system | zero again when read; two sets |
+// | network  | warps of one rank: rounds.hpp |                        |       |        |                                |
 //
-// Buffers: slots of a set are blank again when a call ends, and are written again two calls later, by ranks that have heard of
-// the call between. Progress: all warps send before they wait; a proxy waits for ranks of its host, which have sent; an owner
-// for rounds.
+// Buffers: the slots of a set are blank again when a call ends. They are written again two calls later, by ranks that have
+// learned of the call in between. Progress: all warps send before they wait; a proxy waits for ranks of its host, which have
+// sent; an owner waits for rounds.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
@@ -18,13 +18,13 @@
 
 namespace switchyard::detail {
 
-/// Slots for rows of tokens of other hosts' ranks, with the ranks that stand for them here.
+/// Slots for rows of tokens of other hosts' ranks, and the proxies of these ranks on this host.
 struct FarReturns {
   HeapView heap;
-  const int* proxy = nullptr;   ///< [W] who stands for a rank here
-  const int* number = nullptr;  ///< [W] which of the ranks that it stands for
-  int most = 0;                 ///< such ranks, of any rank
-  int slots = 1, stride = 0;    ///< of a token, and bytes of a slot: LowLatencyLayout's
+  const int* proxy = nullptr;   ///< [W] the proxy of a rank on this host
+  const int* number = nullptr;  ///< [W] index of the rank among those of its proxy
+  int most = 0;                 ///< maximum number of ranks per proxy
+  int slots = 1, stride = 0;    ///< slots of a token, and bytes of a slot: those of LowLatencyLayout
   int64_t bytes_of_owner = 0;
 
   FarReturns() = default;
@@ -45,7 +45,7 @@ struct FarCombineParams : LowLatencyCombineParams {
   FarReturns far;
 };
 
-/// Slots (bits) of a token that rows from `host` come back to; id(k): the expert of its choice k, or -1.
+/// Slots (bits) of a token that receive rows from `host`; id(k): the expert of its choice k, or -1.
 template <class Ids>
 SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id, const int* host_of, int host) {
   uint64_t slots = 0;
@@ -62,13 +62,13 @@ SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order,
   return slots;
 }
 
-/// Waits for `bytes` of a row that rank `writer` gives back. False: the fault is recorded.
+/// Waits for `bytes` of a row that rank `writer` returns. False after a fault (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
   if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
   WarpSpan<A> span(w, p.call, Event::wait_returned, writer);
   WaitClock<A> clock(writer);
-  const uint64_t* const entered = p.call.heap.local(p.layout.header(p.call.epoch, writer));  // no word tells more
+  const uint64_t* const entered = p.call.heap.local(p.layout.header(p.call.epoch, writer));  // no other word is more specific
   do {
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   } while (!A::has_arrived(w, row, bytes, sentinel_sums()));
@@ -76,8 +76,8 @@ SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* 
   return true;
 }
 
-/// Proxy: takes `bytes` bytes from `at` on of what rank `writer` of this host gives back for token t of `owner` out of their
-/// slot. `copied`: as many go to `to`. Settled; false: the fault is recorded.
+/// Proxy: takes `bytes` bytes, starting at `at`, of what rank `writer` of this host returns for token t of `owner`, from its
+/// slot, and copies `copied` bytes of it to `to`. Settled. False after a fault (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at,
                                size_t bytes, std::byte* to, size_t copied) {
@@ -93,7 +93,7 @@ SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t
 struct ReturnRails {
   Rounds rounds;
   ReturnRail* rails = nullptr;
-  const int* host_of_rail = nullptr;  ///< of its peer
+  const int* host_of_rail = nullptr;  ///< host of its peer
   Leg* legs = nullptr;                ///< [num_rails]
   int num_rails = 0;
   ReturnedRows own;              ///< rounds of this rank's tokens
@@ -145,8 +145,8 @@ class ReturnedSteps {
  private:
   const ReturnRail& rail(int i) const { return rails_.rails[i]; }
 
-  /// Proxy: takes what this host gives back for token number n of an owner out of its slots. Settled; false: the fault is
-  /// recorded.
+  /// Proxy: takes what this host returns for token number n of an owner from the owner's slots. Settled. False after a fault
+  /// (recorded).
   bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
     const LowLatencyLayout& l = p_.layout;
     const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
@@ -162,7 +162,7 @@ class ReturnedSteps {
     return true;
   }
 
-  /// Owner: the rows of token t that came from a host in round k, into its slots. \returns how many
+  /// Owner: puts the rows of token t that arrived from a host in round k into its slots. \returns their number
   int put(typename A::Warp& w, const ReturnedRows& in, int host, int64_t k, int t) {
     const LowLatencyLayout& l = p_.layout;
     const int32_t* const ids = p_.own_ids + int64_t{t} * l.topk;
@@ -182,8 +182,8 @@ class ReturnedSteps {
   const ReturnRails& rails_;
 };
 
-/// Brings rows back over the network, after all ranks have entered the call. All warps, before low_latency_sum. False: the
-/// fault is recorded.
+/// Brings rows back over the network, after all ranks have entered the call. Called by all warps before low_latency_sum. False
+/// after a fault (recorded).
 template <class A>
 bool bring_back(typename A::Warp& w, const FarCombineParams& p, const ReturnRails& rails) {
   ReturnedSteps<A> steps(p, rails);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages of a rank to all ranks of other hosts: it sends them to those that stand for it, which pass them on as if they
-// were its own. One warp of each rank. Counts and placements (protocol/counts.hpp) travel so.
+// Short messages of a rank to all ranks of other hosts: it sends them to its proxies, which pass them on like their own.
+// Executed by one warp of each rank. Counts and placements (protocol/counts.hpp) are sent this way.
 //
-// Buffers: of the carrier's round. Progress: a rank tells its own host of itself before it relays anything, so a wait names
-// whoever did not come.
+// Buffers: those of the carrier's round. Progress: a rank announces itself to its own host before it relays anything, so a wait
+// names the rank that is missing.
 #pragma once
 
 #include <cstring>
@@ -13,16 +13,16 @@
 
 namespace switchyard::detail {
 
-/// Another host's rank that this one exchanges rows with.
+/// A rank of another host that this one exchanges rows with.
 struct RailPeer {
   int rank = -1;
   int host = -1;
   bool stands_for_me = false;
-  bool i_stand = false;            ///< for it, on this host
+  bool i_stand = false;            ///< this rank is its proxy on this host
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Head of a message: which call it is of, and a number of the sender's.
+/// Head of a message: the call that it belongs to, and a number from the sender.
 struct RelayHead {
   uint64_t call;
   uint64_t operation;
@@ -30,8 +30,8 @@ struct RelayHead {
   uint64_t bytes;
 };
 
-/// Begins to send a message to each of those who stand for this rank: `out_bytes(peer)` bytes that fill(peer, to) writes, with
-/// number(peer). Of each rank that this one stands for as many as in_bytes(peer) says are awaited.
+/// Begins to send a message to each proxy of this rank: `out_bytes(peer)` bytes that fill(peer, to) writes, with number(peer).
+/// From each rank whose proxy is this rank, in_bytes(peer) bytes are expected.
 template <class OutBytes, class InBytes, class Number, class Fill>
 void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, OutBytes&& out_bytes,
                 InBytes&& in_bytes, Number&& number, Fill&& fill) {
@@ -50,7 +50,7 @@ void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::
   carrier.post(round, legs, nullptr);
 }
 
-/// Waits for that round, and calls deliver(source, number, message) for what came of each rank that this one stands for. False
+/// Waits for that round and calls deliver(source, number, message) for the message of each rank whose proxy is this rank. False
 /// after a fault (recorded).
 template <class A, class Deliver>
 bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round,
@@ -68,8 +68,8 @@ bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, 
   return true;
 }
 
-/// Sends the same `bytes` bytes to all who stand for this rank, with number(peer), and takes as many of each rank that this one
-/// stands for. False after a fault (recorded).
+/// Sends the same `bytes` bytes, with number(peer), to all proxies of this rank, and receives as many from each rank whose
+/// proxy is this rank. False after a fault (recorded).
 template <class A, class Number, class Deliver>
 bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers,
            const void* message, size_t bytes, Number&& number, Deliver&& deliver) {

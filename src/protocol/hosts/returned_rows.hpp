@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows come back over a rail in the rounds of a combine, as both ends know it.
+// Rows that come back over a rail in the rounds of a combine. Both ends compute the same.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -7,14 +7,14 @@
 
 namespace switchyard::detail {
 
-/// What one rank gives back for the tokens of an owner: rows of `stride` bytes, of which the last are the token's weights if
-/// the owner takes any. A round covers `tokens_per_round` of the owner's tokens, and has the rows of those in their order.
+/// Rows that one rank returns for the tokens of an owner: rows of `stride` bytes, whose last bytes are the token's weights if
+/// the owner takes weights. A round covers `tokens_per_round` of the owner's tokens and contains their rows in order.
 struct ReturnedRows {
   int64_t tokens = 0;  ///< of the owner
   int64_t tokens_per_round = 1;
   int64_t stride = 0;
   bool weights = false;
-  /// Rows of tokens before each one. Proxy: [count + 1], by number; owner: [T + 1], by token.
+  /// Rows of the tokens before each token. Proxy: [count + 1], by number; owner: [T + 1], by token.
   const int64_t* rows_before = nullptr;
   std::byte* slots[kRoundSlots] = {};
 
@@ -23,7 +23,7 @@ struct ReturnedRows {
   std::byte* slot(int64_t k) const { return slots[k % kRoundSlots]; }
 };
 
-/// Both ways of one rail.
+/// Both directions of one rail.
 struct ReturnRail {
   int peer = -1;
   bool i_stand = false;  ///< `out` goes to the peer, for its tokens
@@ -44,7 +44,7 @@ struct ReturnRail {
   }
 };
 
-/// The most bytes of a round.
+/// Maximum bytes of a round.
 template <class Bytes>
 int64_t largest_round(int64_t rounds, Bytes&& bytes) {
   int64_t most = 0;

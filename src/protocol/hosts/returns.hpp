@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine over several hosts. On each other host the rank that stands for a token's owner reads what lies there for the token,
-// which is what an owner does on its own host, and gives it back in rounds of the owner's tokens: exact rows (per_rank,
-// per_route), or their sum (per_host). The owner adds what lies on its own host and what has come. Rows that peers of the host
-// cannot read where they lie are copied first, and per_rank of expert-major rows sums them first (combine_copies.hpp,
-// combine_sums.hpp).
+// Combine over several hosts. On each other host the proxy of a token's owner reads the token's rows there, as an owner does on
+// its own host, and returns them in rounds of the owner's tokens: exact rows (per_rank, per_route) or their sum (per_host). The
+// owner adds the rows of its own host and those that have arrived. Rows that peers of the host cannot read in place are copied
+// first, and per_rank of expert-major rows sums them first (combine_copies.hpp, combine_sums.hpp).
 //
 // | flag    | written by                               | read by            | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum, each chunk       | owners and proxies | release/acquire | system | epoch, never reset |
 // | pulled  | owner's, or its proxy's, last warp       | expert's warp 0    | release/acquire | system | epoch, never reset |
-// | network | warps of a rank among each other: rounds.hpp                                                             |
+// | network | warps of one rank: rounds.hpp                                                                            |
 //
 // Placements have been exchanged, and agree, before the kernel begins. Progress: all warps copy or sum before they wait for
-// anything; then rounds, in which `outputs` of ranks of this host are waited for; `pulled` is the end.
+// anything. Then follow the rounds, in which warps wait for `outputs` of ranks of this host; `pulled` is waited for last.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
@@ -19,7 +18,7 @@
 
 namespace switchyard::detail {
 
-/// Both ways of one rail in a combine.
+/// Both directions of one rail in a combine.
 struct CombineRail : ReturnRail {
   CombineParams sum;  ///< of this call, with the tables of `crossed`
 };
@@ -31,14 +30,14 @@ struct HostCombineParams {
   CombineRail* rails = nullptr;
   Leg* legs = nullptr;  ///< [num_rails]
   int num_rails = 0;
-  ReturnedRows own;  ///< rounds of this rank's tokens, as each peer that gives back has them
+  ReturnedRows own;  ///< rounds of this rank's tokens, equal for each returning peer
   RowsBack rows_back = RowsBack::per_rank;
-  const int* rail_of_host = nullptr;  ///< [hosts] of whom its rows come; -1: this one
+  const int* rail_of_host = nullptr;  ///< [hosts] rail that returns its rows; -1: this host
   int hosts = 1;
   const int* host_of = nullptr;  ///< [W]
 };
 
-/// Where the row at place i of token t lies on this host, and its weights; null: it has none.
+/// Address of the row at place i of token t on this host, and of its weights; null: it has none.
 SWITCHYARD_FN inline const std::byte* row_here(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
@@ -48,11 +47,11 @@ SWITCHYARD_FN inline const std::byte* row_here(const CombineParams& p, const Tok
 SWITCHYARD_FN inline const std::byte* weights_here(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
-  if (place.pull.gives_weights == 0) return nullptr;  // a mismatch, which is told after the call
+  if (place.pull.gives_weights == 0) return nullptr;  // a mismatch, which is reported after the call
   return p.call.heap.base[rank] + place.pull.weights + int64_t{4} * p.shape.topk * rows.entries[i].record;
 }
 
-/// Sums the rows of token t that lie on this host from +0, in the contracted order, to `out`, and their weights to
+/// Sums the rows of token t on this host, starting from +0, in the contracted order, to `out`, and their weights to
 /// `out_weights` unless null. False: there are none. Pending.
 template <class A>
 SWITCHYARD_FN bool sum_here(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
@@ -105,7 +104,7 @@ class ReturnSteps {
       if (p_.rails[i].i_stand && k + 1 == p_.rails[i].out.rounds())
         publish_for<A>(w, call(), p_.sum.shape.control, Site::pulled, p_.rails[i].peer);
   }
-  /// Of owners without tokens. One warp.
+  /// Sets `pulled` for owners without tokens. Called by one warp.
   void tell_of_none(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].i_stand && p_.rails[i].out.rounds() == 0)
@@ -145,7 +144,7 @@ class ReturnSteps {
     return wait_outputs<A>(w, p_.sum, c);
   }
 
-  /// Proxy: writes what this host gives back for token number n. Pending.
+  /// Proxy: writes what this host returns for token number n. Pending.
   void give_back(typename A::Warp& w, const CombineRail& rail, int64_t n, std::byte* to) {
     const CombineParams& p = rail.sum;
     const auto row_bytes = static_cast<size_t>(p.shape.row_bytes), weight_bytes = 4 * static_cast<size_t>(p.shape.topk);
@@ -168,7 +167,7 @@ class ReturnSteps {
     }
   }
 
-  /// Owner: the first row of token t that came from `host` in round k.
+  /// Owner: the first row of token t that arrived from `host` in round k.
   const std::byte* returned(int64_t k, int host, int64_t t) const {
     const ReturnedRows& in = p_.rails[p_.rail_of_host[host]].in;
     return in.slot(k) + (in.rows_before[t] - in.rows_before[in.first_token(k)]) * in.stride;
@@ -178,12 +177,12 @@ class ReturnSteps {
     return in.rows_before[t + 1] - in.rows_before[t];
   }
 
-  /// Owner: sums token t out of rows, as on one host. Pending.
+  /// Owner: sums token t from rows, as on one host. Pending.
   void add_rows(typename A::Warp& w, int64_t k, int64_t t) {
     const CombineParams& p = p_.sum;
     const TokenRows rows = rows_of(p, t);
     const int64_t row_bytes = p.shape.row_bytes;
-    const auto came = [&](int i) {  // which of the rows of its host it is
+    const auto came = [&](int i) {  // its position among the rows of its host
       const int host = p_.host_of[rows.rank(i)];
       int before = 0;
       for (int j = 0; j < i; ++j) before += rows.rank(j) >= 0 && p_.host_of[rows.rank(j)] == host ? 1 : 0;
@@ -203,7 +202,7 @@ class ReturnSteps {
     moved_.network_bytes += static_cast<uint64_t>(bits(crossed) * row_bytes);
   }
 
-  /// Owner: sums token t out of sums of hosts, its own in the warp's scratch. Settled on return.
+  /// Owner: sums token t from sums of hosts; this host's sum is in the warp's scratch. Settled on return.
   void add_hosts(typename A::Warp& w, int64_t k, int64_t t) {
     const CombineParams& p = p_.sum;
     const int64_t row_bytes = p.shape.row_bytes, at = t * row_bytes;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts, shared by the warps of a rank: what a round sends is packed by all warps, warp 0 posts it and drives
-// the carrier while it waits, and all warps take what has come. A ring of three slots each way: one is packed, one is under
-// way, one is taken.
+// Rounds between hosts, shared by the warps of a rank. All warps pack what a round sends, warp 0 posts it and drives the
+// carrier while it waits, and all warps take what has arrived. Each direction has a ring of three slots: one is packed, one in
+// flight, one taken.
 //
 // | flag    | written by                       | read by              | order           | scope  | reuse              |
 // | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
-// | network | warp 0, when a round has come    | all warps            | release/acquire | device | epoch, never reset |
+// | network | warp 0, when a round has arrived | all warps            | release/acquire | device | epoch, never reset |
 //
-// Buffers: a slot is packed again after its round has gone, and receives again after all warps have taken what it held: warp 0
-// posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then takes round j and packs round j + 3 in turn, so
-// none waits for a round before all have packed it; rounds come in the same order at both ends, and nothing else is waited for
-// in between but ranks of this host, who wait for none of it.
+// Buffers: a slot is packed again after its round has been sent, and receives again after all warps have taken its contents:
+// warp 0 posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then in turn takes round j and packs round j +
+// 3, so no warp waits for a round before all warps have packed it. Rounds arrive in the same order at both ends. In between,
+// warps wait only for ranks of this host, and those wait for none of the rounds.
 #pragma once
 
 #include "carrier/carrier.hpp"
@@ -21,20 +21,20 @@ namespace switchyard::detail {
 
 inline constexpr int kRoundSlots = 3;
 
-/// Words of a rank's own. Counters are 0 between calls; the others are flags, {epoch, rounds}.
+/// Words private to a rank. Counters are 0 between calls; the others are flags, {epoch, rounds}.
 struct RoundWork {
   struct alignas(64) Word {
     uint64_t value = 0;
   };
-  Word pack_next[kRoundSlots], take_next[kRoundSlots];  ///< items assigned (work_queue.hpp)
-  Word pack_done[kRoundSlots], take_done[kRoundSlots];  ///< warps
+  Word pack_next[kRoundSlots], take_next[kRoundSlots];  ///< items taken (work_queue.hpp)
+  Word pack_done[kRoundSlots], take_done[kRoundSlots];  ///< counts of warps
   Word packed, came, taken;                             ///< flags
   Word awaited;                                         ///< the rank that warp 0 waits for
 
   void set_flags(uint64_t word) { packed.value = came.value = taken.value = word; }
 };
 
-/// `count` items of `stride` bytes each, `per_round` of them in each round but the last.
+/// `count` items of `stride` bytes each, `per_round` of them in each round except the last.
 struct ItemsInRounds {
   int64_t count = 0, per_round = 1, stride = 0;
   std::byte* slots[kRoundSlots] = {};
@@ -58,7 +58,7 @@ struct Rounds {
 template <class A>
 bool record_broken(typename A::Warp& w, const CallContext& call, const RoundLook& look) {
   if (look.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, look.peer);
-  // The end of a connection is no news of a death. Who watches the peer says who it was, within a moment.
+  // The end of a connection does not prove a death. The monitor of the peer reports the cause shortly.
   const int peer = look.peer >= 0 ? look.peer : call.rank();
   const uint64_t start = A::now_ns();
   uint64_t word = 0;
@@ -78,13 +78,14 @@ bool record_broken(typename A::Warp& w, const CallContext& call, const RoundLook
   return false;
 }
 
-/// Drives the carrier until `round` has gone and come. False after a fault (recorded). `awaited`: null, or is told for whom.
+/// Drives the carrier until `round` has been sent and received. False after a fault (recorded). `awaited`: null, or receives
+/// the awaited rank.
 template <class A>
 bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
   RoundLook look = carrier.advance(round);
   if (look.state == RoundState::done) return true;
   WarpSpan<A> span(w, call, Event::wait_network, look.peer);
-  const uint64_t nothing = 0;  // a round has no flag to show
+  const uint64_t nothing = 0;  // a round has no flag to report
   WaitClock<A> clock(look.peer);
   while (look.state == RoundState::under_way) {
     if (awaited) A::post(w, awaited, static_cast<uint64_t>(look.peer));
@@ -97,7 +98,7 @@ bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier,
   return look.state == RoundState::done || record_broken<A>(w, call, look);
 }
 
-/// Waits until `flag`, one of RoundWork, says that `rounds` are done. Ends with a fault of any warp of this rank, too.
+/// Waits until `flag`, one of RoundWork, reaches `rounds`. A fault of any warp of this rank also ends the wait.
 template <class A>
 bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, uint64_t* flag, int64_t rounds) {
   const auto failed = [&](typename A::Warp&, int) { return A::peek(call.fault_claims) != 0; };
@@ -107,17 +108,17 @@ bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
       [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, span, Wait::brief, failed);
 }
 
-/// Tells that this rank has done `rounds` of what `flag` counts, with everything settled before.
+/// Announces that this rank has done `rounds` of the rounds that `flag` counts. Releases everything settled before.
 template <class A>
 void tell_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
   A::template store_release<Scope::device>(w, flag, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network);
 }
 
-/// What a call does in its rounds, all by any warp. Template parameter Steps below:
+/// Steps of a call in its rounds, executed by any warp. Template parameter Steps below:
 ///   bool pack(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what round k sends; settled on return
 ///   void packed(Warp&, int64_t k)                      the last warp, after all have packed
 ///   std::span<const Leg> legs(int64_t k)               warp 0
-///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what has come; settled on return
+///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what has arrived; settled on return
 ///   void took(Warp&, int64_t k)                        the last warp, after all have taken
 
 /// Packs round k and, on warp 0, posts it.
@@ -139,7 +140,7 @@ bool pack_round(typename A::Warp& w, const CallContext& call, const Rounds& r, S
   return true;
 }
 
-/// Waits for round k and takes what came.
+/// Waits for round k and takes its contents.
 template <class A, class Steps>
 bool take_round(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps, int64_t k) {
   RoundWork& work = *r.work;
@@ -160,14 +161,14 @@ bool take_round(typename A::Warp& w, const CallContext& call, const Rounds& r, S
   return true;
 }
 
-/// Packs and posts as many rounds as there are slots.
+/// Packs and posts the first rounds, one per slot.
 template <class A, class Steps>
 bool begin_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
   for (int64_t k = 0; k < r.count && k < kRoundSlots; ++k)
     if (!pack_round<A>(w, call, r, steps, k)) return false;
   return true;
 }
-/// All that is left after begin_rounds.
+/// Does everything that is left after begin_rounds().
 template <class A, class Steps>
 bool finish_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
   for (int64_t k = 0; k < r.count; ++k) {

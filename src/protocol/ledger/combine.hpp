@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine: the ranks that hold experts return rows to the owners of their tokens, where the ledger says; every owner
-// sums its tokens as their rows arrive.
+// Ledger combine: the ranks that hold experts return rows to the owners of their tokens, at places that the ledger defines.
+// Every owner sums its tokens as their rows arrive.
 //
 // | flag        | written by                    | read by       | order           | scope  | reuse                       |
 // | ledger_rows | see below                     | owner's warps | release/acquire | system | epoch, never reset          |
 // | returned    | a warp of an expert's rank    | owner's warps | none            | system | blank a call later          |
 // | local_sends | each warp with rows for owner | the last one  | acquire-release | device | reset to 0                  |
 //
-// Every rank sets its flag at every owner in every call, also without rows, and a call ends only when all its flags have come.
+// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when all its flags have
+// arrived.
 //
 // *Rows of whole 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only says that a rank has entered the
-// call, and with which ledger. Three return buffers take turns: the buffer of call n stays as the call left it until call n +
-// 1, which makes it blank again. It is written in call n + 3 by a rank that has finished call n + 2, hence has seen the owner's
-// flag of call n + 2, which the owner set when it had finished call n + 1.
+// call, and with which ledger. Three return buffers take turns. The buffer of call n keeps its contents until call n + 1, which
+// blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That rank has therefore acquired the
+// owner's flag of call n + 2, which the owner set after it had finished call n + 1, including the blanking.
 //
 // *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers take turns by the parity
-// of the call. A rank writes those of call n + 2 at an owner only after it finished call n + 1, hence after it saw the owner's
-// flag of call n + 1, which the owner set after it had finished call n, with all its warps. So nobody still reads what is
-// overwritten, and nothing is cleared. A flag that is a call ahead also ends a wait: its writer's rows of call n were complete
-// before it began call n + 1. Signatures are doubled by parity, too, for both kinds of rows.
+// of the call. A rank writes the buffer of call n + 2 at an owner only after it finished call n + 1, hence after it acquired
+// the owner's flag of call n + 1, which the owner set after all its warps had finished call n. So nobody still reads what is
+// overwritten, and nothing needs clearing. A flag that is one call ahead also ends a wait: its writer's rows of call n were
+// complete before it began call n + 1. Signatures are also doubled by parity, for both kinds of rows.
 //
-// Expert outputs are the rank's own memory and are read before it announces them: they may change when the call returns.
+// Expert outputs are in the rank's own memory and are read before it announces them, so they may change when the call returns.
 //
-// Ranks whose ledgers differ write inside the return buffers all the same (tables are checked); what is summed then is
-// unspecified, and the signatures beside the flags make every rank of such a pair end the call: with a mismatch, or told by the
-// other one's abort that it has found one.
+// Ranks whose ledgers differ still write only inside the return buffers (tables are checked). The resulting sums are
+// unspecified, but the signatures beside the flags make both ranks of such a pair end the call: with a mismatch of its own, or
+// by the abort of the other rank that found one.
 //
 // Progress: returning rows waits for nothing; a warp waits only after it has returned its share. All warps of a rank must run.
 #pragma once
@@ -35,12 +36,12 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory. Functions take any type with these members: a kernel for one type of
-/// rows makes that a constant.
+/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that a
+/// kernel for one row type can make that type a constant.
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
-  uint64_t signature = 0;  ///< of the call: equal on all ranks
+  uint64_t signature = 0;  ///< of the call; equal on all ranks
   DType type = DType::f16;
   int64_t hidden = 0;
   int64_t row_bytes = 0;
@@ -52,20 +53,20 @@ struct LedgerParams {
   int64_t num_chunks = 0;
   const int32_t* chunks_of = nullptr;  ///< [W] by owner
   uint64_t* sends_done = nullptr;      ///< [W] chunks returned, by owner: private to this rank, 0 between calls
-  int64_t* filled = nullptr;           ///< [2] rows of the return buffer that the calls of each parity filled
+  int64_t* filled = nullptr;           ///< [2] rows of the return buffer that the last call of each parity filled
 
   // Owner side.
   int64_t tokens = 0;
-  int64_t returned = 0;                  ///< rows that come back
-  bool some_unnamed = false;             ///< some of them are in no sum
-  const int32_t* row_of = nullptr;       ///< [T * K] row of the return buffer, -1 none
-  const uint64_t* senders_of = nullptr;  ///< [T] bit r: a row of the token comes from rank r
-  const uint8_t* sender_of = nullptr;    ///< [returned] the rank that each row comes from
+  int64_t returned = 0;                  ///< number of rows that come back
+  bool some_unnamed = false;             ///< some of these rows are in no sum
+  const int32_t* row_of = nullptr;       ///< [T * K] row of the return buffer; -1: none
+  const uint64_t* senders_of = nullptr;  ///< [T] bit r: rank r returns a row of the token
+  const uint8_t* sender_of = nullptr;    ///< [returned] the rank that returns each row
   const float* probs = nullptr;          ///< [T * K] or null
   std::byte* out = nullptr;
 };
 
-/// Tells the owners in `owners` (bits) what `ledger_rows` says. With everything settled and arrived before.
+/// Sets `ledger_rows` at the owners in `owners` (bits). Releases everything that has settled and arrived before.
 template <class A, class P>
 SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t owners) {
   const CallContext& call = p.call;
@@ -82,17 +83,17 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// Parts in which a chunk travels, so that few rows keep many multiprocessors busy.
+/// Number of parts in which a chunk is copied, so that few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
-/// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each
-/// rank begins with another owner.
+/// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to it. The chunks of one
+/// owner are contiguous, and each rank begins with a different owner.
 template <class A, class P>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const CallContext& call = p.call;
   const bool sentinels = p.layout.has_sentinel_rows();
   int owner = -1;
-  uint64_t done = 0;  // parts for `owner` since it was turned to
+  uint64_t done = 0;  // parts done for the current `owner`
   const auto arrive = [&] {
     A::settle(w);
     uint64_t* counter = p.sends_done + owner;
@@ -137,7 +138,7 @@ SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t se
       p.call.word(), Site::ledger_rows, writer, span);
 }
 
-/// True if a rank has entered this call with another ledger: then rows may never come. The mismatch is recorded.
+/// True if a rank has entered this call with a different ledger, so that rows may never arrive. The mismatch is recorded.
 template <class A>
 struct EnteredOtherwise {
   template <class P>
@@ -153,8 +154,8 @@ struct EnteredOtherwise {
   }
 };
 
-/// Waits until missing(looks) finds no more row that has not come: it returns the row's number in the return buffer, or -1. The
-/// time is charged to the rank that the row comes from. False: the fault is recorded.
+/// Waits until missing(looks) finds no missing row: it returns the row's number in the return buffer, or -1. Charges the time
+/// to the rank that returns the row. False after a fault (recorded).
 template <class A, class P, class Missing>
 SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
@@ -183,7 +184,7 @@ SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& m
   }
 }
 
-/// Sums `sum` of token t out of its sentinel rows, from byte `at` on.
+/// Computes `sum` for token t from its sentinel rows, starting at byte `at` of each row.
 template <class A, class P>
 SWITCHYARD_FN bool sum_if_arrived(typename A::Warp& w, const P& p, const ReduceSpec& sum, int64_t t, int64_t at) {
   const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
@@ -197,8 +198,8 @@ SWITCHYARD_FN bool sum_if_arrived(typename A::Warp& w, const P& p, const ReduceS
   });
 }
 
-/// Makes blank what the call before this one left, after all ranks have entered this one: so all that they sent in that one has
-/// come, also rows that no route names. Settled on return.
+/// Blanks what the previous call left. Runs after all ranks have entered this call, so all rows that they sent in the previous
+/// call have arrived, including rows that no route names. Settled on return.
 template <class A, class P>
 SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   std::byte* const rows = p.call.heap.local(p.layout.buffer(p.call.epoch - 1));
@@ -208,7 +209,7 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   A::settle(w);
 }
 
-/// This warp's share of the return buffer, if some of its rows are in no sum: waits until they have come, too.
+/// If some rows are in no sum: waits for this warp's share of the whole return buffer, so that these rows have arrived too.
 template <class A, class P>
 SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   if (!p.some_unnamed) return true;
@@ -228,7 +229,7 @@ template <class A, class P>
 SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
-  // Few tokens are summed in parts by many warps.
+  // If there are few tokens, many warps sum parts of them.
   const bool split = p.tokens < w.total();
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
@@ -255,7 +256,7 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// After all flags have come: records a mismatch if a rank made another call.
+/// After all flags have arrived: records a mismatch if a rank made a different call.
 template <class A, class P>
 SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
@@ -283,7 +284,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
     span.set_bytes(moved.remote_bytes);
     call.moved[w.index()] = moved;
   }
-  // Usually all have entered meanwhile, and what the last call left can go while rows are on their way.
+  // Usually all ranks have entered by now, and the remains of the last call can be blanked while rows are in flight.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
   const bool early =
       sentinels && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;

@@ -5,10 +5,10 @@
 // | word     | written by                 | read by       | order | scope  | reuse                                        |
 // | returned | a warp of an expert's rank | owner's warps | none  | system | zero again when read; two sets by parity     |
 //
-// No flag follows a row: it is a sentinel row (arch/ops.hpp), and every word of it is such a word.
+// No flag follows a row: it is a sentinel row (arch/ops.hpp), and every word of it is a `returned` word.
 //
-// Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read in the call in which it was written
-// only. Progress: all warps send before they wait, and what they wait for are remote sends.
+// Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read only in the call in which it was
+// written. Progress: all warps send before they wait, and they wait only for remote sends.
 #pragma once
 
 #include "protocol/low_latency/call.hpp"
@@ -23,7 +23,7 @@ struct LowLatencyCombineParams {
   DType type = DType::bf16;
   int64_t row_bytes = 0;  ///< of y and out
 
-  // What goes back.
+  // Expert side: returned data.
   const std::byte* y = nullptr;
   const int32_t* rows_of_expert = nullptr;
   const int64_t* row_source = nullptr;
@@ -32,22 +32,22 @@ struct LowLatencyCombineParams {
 
   const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows go back as round(y * scale)
 
-  // What comes back.
+  // Owner side: returned data.
   const OwnDispatch* own = nullptr;  ///< [1]
-  uint64_t combined = 0;             ///< own->call, read when the call runs: in a graph it differs by replay
+  uint64_t combined = 0;             ///< own->call, read when the call runs: it differs between replays of a graph
   const int32_t* own_ids = nullptr;
-  const float* weights = nullptr;  ///< per_route: [T * K] or null: 1
+  const float* weights = nullptr;  ///< per_route: [T * K] or null: all 1
 
   std::byte* out = nullptr;
 
-  /// Ranks that combine outputs of different dispatches would wait for other rows than come, or leave rows in slots that later
-  /// calls take for theirs: the number of the dispatch is compared like the kind.
+  /// Includes the number of the dispatch, which is compared like the kind. Ranks that combine outputs of different dispatches
+  /// would wait for rows that never arrive, or leave rows in slots that later calls mistake for their own.
   SWITCHYARD_FN uint64_t header() const {
     return header_value(low_latency_kind(LowLatencyKind::combine, order, type), combined);
   }
 };
 
-/// The part of `bytes` for `owner` that crosses a link: all, or 0 for this rank.
+/// The part of `bytes` for `owner` that crosses a link: all of it, or 0 for this rank.
 template <class P>
 SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
   return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
@@ -59,8 +59,8 @@ SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, Mo
   if (piece == 0) ++moved.payload_rows;
 }
 
-/// Where a row goes back to: a slot of token t in its owner's memory, or, if the owner is on another host, with who stands for
-/// it on this one (hosts/low_latency_returns.hpp).
+/// Destination of a returned row: a slot of token t in its owner's memory or, if the owner is on another host, in the memory of
+/// its proxy on this host (hosts/low_latency_returns.hpp).
 template <class P>
 SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
   if constexpr (requires { p.far; })
@@ -68,7 +68,7 @@ SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
   return p.call.heap.at(owner, p.layout.return_row(p.call.epoch, t, slot));
 }
 
-/// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.
+/// Sends a piece of local expert `expert`'s output row, `from`, to slot k of token t. Pending.
 template <class A, class P>
 SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
                                 int expert) {
@@ -86,7 +86,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
   }
 }
 
-/// per_route: every row that dispatch delivered goes back.
+/// per_route: returns every row that dispatch delivered.
 template <class A, class P>
 SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
@@ -110,7 +110,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
   }
 }
 
-/// per_rank: the rows of a token here are summed, and one goes back.
+/// per_rank: sums the local rows of each token and returns one row.
 template <class A, class P>
 SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
@@ -137,7 +137,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
   }
 }
 
-/// Sending half; waits for nobody.
+/// Sending half; waits for nothing.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   enter_call<A>(w, p.call, p.layout, p.header());
@@ -149,7 +149,7 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Sums `places` rows that come back, row_of(i) from rank writer(i), as reduce_if_arrived. False: the fault is recorded.
+/// Sums `places` returned rows, row_of(i) from rank writer(i), as reduce_if_arrived. False after a fault (recorded).
 template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
@@ -167,13 +167,13 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
     }
     if (looks == 0) clock.begin(writer(missing));
     span.set_event(Event::wait_returned, clock.awaited());
-    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
+    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word is more specific
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   }
 }
 
-/// Where this rank has what came back for slot `slot` of token t: there, or, if it came from another host, where a round has
-/// brought it (hosts/low_latency_phases.hpp).
+/// Address of the row returned for slot `slot` of token t: the slot itself or, if the row is from another host, where a round
+/// delivered it (hosts/low_latency_phases.hpp).
 template <class P, class Ids>
 SWITCHYARD_FN const std::byte* returned_row(const P& p, const Ids& all_ids, int t, int slot) {
   if constexpr (requires { p.rails; })
@@ -181,7 +181,7 @@ SWITCHYARD_FN const std::byte* returned_row(const P& p, const Ids& all_ids, int 
   return p.call.heap.local(p.layout.return_row(p.call.epoch, t, slot));
 }
 
-/// Columns [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
+/// Sums columns [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
   const auto& l = p.layout;
@@ -199,7 +199,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
         w, p, sum, p.call.world(), false, [&](int r) -> const void* { return ranks >> r & 1 ? slot(r) : nullptr; },
         [](int) { return 1.0f; }, [](int r) { return r; });
   }
-  /// The first of the token's choices that is the same expert: its slot has the row.
+  /// The first choice of the token with the same expert: its slot has the row.
   const auto first = [&](int k) {
     int j = 0;
     SWITCHYARD_ROLLED
@@ -211,11 +211,11 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
       [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; }, [&](int k) { return l.owner(id(k)); });
 }
 
-/// Parts of a piece that are summed on their own, so that few tokens keep many warps busy.
+/// Parts of a piece that are summed separately, so that few tokens keep many warps busy.
 struct SumParts {
   static constexpr int kFewestColumns = 256;
   int columns;
-  uint32_t count;  ///< in a piece; the last ones may be empty
+  uint32_t count;  ///< per piece; the last ones may be empty
 };
 template <class Warp, class P>
 SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
@@ -229,7 +229,7 @@ SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
   return {static_cast<int>(columns), (whole + columns - 1) / columns};
 }
 
-/// This warp's share of the tokens' pieces. False: the fault is recorded.
+/// Sums this warp's share of the tokens' pieces. False after a fault (recorded).
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int tokens) {
   const auto& l = p.layout;
@@ -247,7 +247,7 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
   return true;
 }
 
-/// Receiving half. False: the fault is recorded.
+/// Receiving half. False after a fault (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
   const auto tokens = static_cast<int>(p.own->tokens);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch: rows go out as messages, and the receiver packs them per expert as they arrive.
+// Low-latency dispatch: rows are sent as messages, and the receiver packs them per expert as they arrive.
 //
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | expert_count | each rank         | the expert's rank  | none            | system | epoch; two sets by parity of the call |
 //
-// Messages and their flags: low_latency/messages.hpp. Progress: all warps send before they wait, and what they wait for are
-// remote sends; no barrier follows a wait.
+// Messages and their flags: low_latency/messages.hpp. Progress: all warps send before they wait, they wait only for remote
+// sends, and no barrier follows a wait.
 #pragma once
 
 #include "protocol/low_latency/messages.hpp"
 
 namespace switchyard::detail {
 
-/// Keeps what combine will need of this rank's own routes, for a share of the tokens.
+/// Stores what combine needs of this rank's own routes, for a share of the tokens.
 template <class A, class P>
 SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share) {
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
@@ -25,7 +25,7 @@ SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share)
   if (share.index == 0) A::for_lanes(w, 1, [&](int) { *p.own = {p.tokens, p.call.epoch}; });
 }
 
-/// Tells the ranks of a share of the experts how many rows come from here.
+/// Sends the number of this rank's rows to the ranks of a share of the experts.
 template <class A, class P>
 SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   const auto& l = p.layout;
@@ -40,14 +40,14 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   }
 }
 
-/// The header value of a dispatch of T tokens.
+/// Header value of a dispatch of T tokens.
 SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
   return header_value(low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16),
                       static_cast<uint64_t>(tokens));
 }
 
-/// Sending half; waits for nobody. Helpers that have no entries to send, or all if every one has, count before they help;
-/// without helpers, all warps count after they have sent.
+/// Sending half; waits for nothing. The helpers that have no entries to send count first; if every helper has entries, all
+/// helpers count before they send them. Without helpers, all warps count after they have sent.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;
@@ -69,7 +69,7 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Waits for the counts of all sources before `source` (W: of all) for n local experts expert(j), j in [0, n); -1: none.
+/// Waits for the counts of all sources before `source` (W: all) for n local experts expert(j), j in [0, n); -1: none.
 template <class A, class P, class Expert>
 SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int source, int n, const Expert& expert) {
   const auto& l = p.layout;
@@ -83,13 +83,13 @@ SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int sourc
       p.call.word(), Site::expert_count, [=](int i) { return i % source; }, span);
 }
 
-/// Writes where the rows of a message's entries lie into the warp's scratch: -1 for entries that are not for this rank, -2 -
-/// row for entries that repeat an earlier one. Waits for counts.
+/// Writes the rows of a message's entries to the warp's scratch: -1 for entries that are not for this rank, -2 - row for
+/// entries that repeat an earlier one. Waits for counts.
 template <class A, class P>
 SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEntry* entries, int source, int64_t* row_of) {
   const auto& l = p.layout;
   const int first = l.first_expert(p.call.rank()), here = l.experts_of(p.call.rank());
-  const auto counts_late = [&] {  // one look, which finds rows and what has not come
+  const auto counts_late = [&] {  // one pass finds the rows and any missing counts
     return A::lanes_where(w, l.entries, [&](int j) {
       const LowLatencyEntry entry = entries[j];
       const int e = entry.expert - first;
@@ -120,12 +120,12 @@ SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEn
   return true;
 }
 
-/// True if the scales of a row are words side by side, like the row itself.
+/// True if the scales of a row are contiguous words, like the row itself.
 template <class P>
 SWITCHYARD_FN bool scales_in_rows(const P& p) {
   return !p.scale_place.column_major && p.scale_element_bytes == 4;
 }
-/// Bytes of a row's scales that its last piece ends with, padding included.
+/// One past the last scale byte of a piece; for the last piece of a row padding is included.
 template <class P>
 SWITCHYARD_FN int64_t end_of_scales(const P& p, int piece, const ColumnRange& range) {
   return piece + 1 == p.layout.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
@@ -150,7 +150,7 @@ SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetch
   });
 }
 
-/// place_scales for scales that are single bytes or lie in columns: a lane has a scale, for one row after another. Clobbers
+/// Like place_scale_rows, for scales that are single bytes or column-major: each lane handles one scale, row by row. Clobbers
 /// `row_of`.
 template <class A, class P>
 SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
@@ -175,7 +175,7 @@ SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byt
   }
 }
 
-/// One piece of a message that has come: to the row of each of its experts here.
+/// Copies one piece of an arrived message to the row of each of its local experts.
 template <class A, class P>
 SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int unit, int piece, LastWait<A>& last) {
   const auto& l = p.layout;
@@ -210,7 +210,8 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int 
   return true;
 }
 
-/// Counts and ranges of this rank's experts, and T of all sources: by the warps that have the fewest pieces to place.
+/// Reports counts and ranges of this rank's experts, and T of all sources. Done by the warps that have the fewest pieces to
+/// place.
 template <class A, class P>
 SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;
@@ -233,7 +234,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// Receiving half. False: the fault is recorded.
+/// Receiving half. False after a fault (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;

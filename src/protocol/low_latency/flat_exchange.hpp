@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange in one launch: rows go out once per (token, rank), every expert's result goes back to its token as soon as
-// its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
+// The whole exchange in one launch: rows are sent once per (token, rank), each expert's result is returned to its token as soon
+// as its row has arrived, and tokens are summed as results arrive. Rows are not packed per expert, so no counts are exchanged.
 //
-// Flags: call_header and message, and sentinel rows, as in dispatch and combine of low-latency mode, of one call. Buffers:
-// messages and returned rows of one set, see low_latency/call.hpp. Progress: all warps send before they wait; they answer
-// remote sends before they wait for answers; so answers wait for sends only, and sums for answers.
+// Flags: call_header and message, and sentinel rows, as in dispatch and combine of low-latency mode, all in one call. Buffers:
+// messages and returned rows of one set, see low_latency/call.hpp. Progress: all warps send before they wait, and answer remote
+// sends before they wait for answers. So answers wait only for sends, and sums only for answers.
 #pragma once
 
 #include <type_traits>
@@ -15,27 +15,27 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. `d.call` and `c.call`, and the layouts, are the same.
+/// Trivially copyable. `d` and `c` have the same call and the same layout.
 struct FlatParams {
-  LowLatencyDispatchParams d;  ///< what is sent; nothing else
-  LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
+  LowLatencyDispatchParams d;  ///< what is sent; its other members are unused
+  LowLatencyCombineParams c;   ///< used: weights, expert_scale, out, type
 };
 
-/// The header value of a flat exchange.
+/// Header value of a flat exchange.
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
                       static_cast<uint64_t>(p.d.tokens));
 }
 
-/// What experts make of a row unless the caller gives a function: the row itself, or times a number of the expert's.
+/// Result of an expert if the caller passes no function: the row itself, or the row times the expert's scale.
 struct ScaledRows {};
 
-/// Entries of a message for experts of this rank, and where it lies.
+/// A message and its entries for experts of this rank.
 struct Message {
   const std::byte* payload;
   const LowLatencyEntry* entries;
-  uint64_t mine;  ///< bit j: entry j is for an expert here
+  uint64_t mine;  ///< bit j: entry j is for an expert on this rank
 };
 template <class A, class Layout>
 SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit) {
@@ -47,7 +47,7 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
   return m;
 }
 
-/// Sends to the token's owner what the experts in `answered` (of the message's entries) make of a piece. Pending.
+/// Sends the results of a piece to the token's owner, for the entries of the message that satisfy `answered`. Pending.
 template <class A, class P, class Answered>
 SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int t, int piece,
                                  const ColumnRange& range, Answered&& answered) {
@@ -68,8 +68,8 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
       return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
 }
 
-/// Answers with a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in
-/// place.
+/// Computes answers with a function of the caller: make(x, n, row, column) transforms in place x[0 .. n), elements of `row`
+/// starting at `column`.
 template <class A, class P, class Make, class Answered>
 SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,
                                 const ColumnRange& range, Answered&& answered) {
@@ -85,7 +85,7 @@ SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& mak
   }
 }
 
-/// A piece of a message that has come: what each of its experts here makes of it goes back.
+/// Returns the results of all local experts of an arrived message, for one piece.
 template <class A, class P, class Make>
 SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& make, int source, int unit, int piece,
                                 LastWait<A>& last, MoveCounter& moved) {
@@ -111,7 +111,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   return true;
 }
 
-/// `make`: ScaledRows, or a function as make_answers says. False: the fault is recorded.
+/// `make`: ScaledRows, or a function as described at make_answers. False after a fault (recorded).
 template <class A, class P, class Make>
 SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& make) {
   const CallContext& call = p.d.call;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of low-latency mode: a row, the scales and what a receiver needs to place it, in a slot fixed by (source, unit).
+// Messages of low-latency mode: a row, its scales and the data that a receiver needs to place it, in a slot fixed by (source,
+// unit).
 //
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | message      | a source's block  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
 //
-// A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another; behind a
-// block barrier one of them announces it: one fence a message. A receiver works on it in pieces, by warps on different
-// multiprocessors. A message of a set is read in the call that it was written in only, so it may be overwritten two calls later
-// (low_latency/call.hpp). Sending waits for nobody.
+// A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another warp. After a
+// block barrier one of these warps announces the message, so a message costs one fence. A receiver works on it in pieces, by
+// warps on different multiprocessors. A message of a set is read only in the call in which it was written, so it may be
+// overwritten two calls later (low_latency/call.hpp). Sending waits for nothing.
 #pragma once
 
 #include "protocol/low_latency/call.hpp"
@@ -19,9 +20,9 @@ struct LowLatencyDispatchParams {
   CallContext call;
   LowLatencyLayout layout;
 
-  // What is sent.
+  // Sent data.
   const std::byte* x = nullptr;       ///< [T] rows of src_row_bytes
-  const std::byte* scales = nullptr;  ///< [T] rows of src_scale_bytes, of fp8 rows
+  const std::byte* scales = nullptr;  ///< [T] rows of src_scale_bytes, for fp8 rows
   int tokens = 0;
   int src_row_bytes = 0;
   int src_scale_bytes = 0;
@@ -29,20 +30,20 @@ struct LowLatencyDispatchParams {
   ScaleKind quantize = ScaleKind::none;
   int scale_group = kScaleGroup;
   int scale_element_bytes = 4;
-  bool with_places = true;  ///< messages say where rows go; false: only to which experts
+  bool with_places = true;  ///< messages contain the places of their rows; false: only the experts
   IdReader ids;
-  TokenSets sets;                  ///< of those ids, or none
-  const float* weights = nullptr;  ///< [T * K] or null: 1
+  TokenSets sets;                  ///< for those ids, or none
+  const float* weights = nullptr;  ///< [T * K] or null: all 1
   int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: blocks need no barrier
-  int part_columns = 0;            ///< columns of each, whole scale groups
+  int part_columns = 0;            ///< columns of each part, whole scale groups
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 
-  // What the owner keeps for combine.
+  // Stored by the owner for combine.
   int32_t* own_ids = nullptr;    ///< [max_tokens * K], -1: no expert
   float* own_weights = nullptr;  ///< [max_tokens * K]
   OwnDispatch* own = nullptr;    ///< [1]
 
-  // What arrives.
+  // Received data.
   std::byte* rows = nullptr;
   std::byte* out_scales = nullptr;
   ScalePlace scale_place;
@@ -53,18 +54,18 @@ struct LowLatencyDispatchParams {
   int64_t* source_tokens = nullptr;  ///< [W]
 };
 
-/// T of a call of at most `bound` tokens: what `stated` says now, if it is given.
+/// T of a call of at most `bound` tokens: the current value of `stated`, if it is not null.
 SWITCHYARD_FN inline int tokens_now(int bound, const int32_t* stated) {
   if (stated == nullptr) return bound;
   const int tokens = *stated;
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
-/// Some columns of a row, and where they lie in a message.
+/// Some columns of a row, and their place in a message.
 struct ColumnRange {
   int column, columns, payload_at, payload_bytes, scale_at, scale_bytes;
 };
-/// The `index`-th range of `width` columns, whole scale groups; empty behind the end of the row.
+/// The `index`-th range of `width` columns (whole scale groups); empty past the end of the row.
 template <class P>
 SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int width) {
   const auto& l = p.layout;
@@ -87,7 +88,7 @@ SWITCHYARD_FN ColumnRange piece_range(const P& p, int piece) {
   return column_range(p, piece, p.layout.piece_columns);
 }
 
-/// How many of the first `tokens` tokens choose the expert: each counts once.
+/// Number of the first `tokens` tokens that choose the expert; each counts once.
 template <class A, class P>
 SWITCHYARD_FN int32_t tokens_choosing(typename A::Warp& w, const P& p, int tokens, int32_t expert) {
   if (p.sets.ready()) return p.sets.count(expert, tokens);
@@ -111,8 +112,8 @@ SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   });
 }
 
-/// What a message says of choice k of a token whose choices begin at `begin`. `place(expert)`: tokens before it that choose the
-/// expert.
+/// The message entry for choice k of a token whose choices begin at `begin`. `place(expert)`: number of earlier tokens that
+/// choose the expert.
 template <class P, class Place>
 SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Place& place) {
   const int32_t expert = p.ids(begin + k);
@@ -127,7 +128,8 @@ SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Pla
   return entry;
 }
 
-/// Writes the entries of a message, what the receivers need to place the token's routes, at all ranks that it goes to. Settled.
+/// Writes the entries of a message, which the receivers need to place the token's routes, at all its destination ranks.
+/// Settled.
 template <class A, class P>
 SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
   const auto& l = p.layout;
@@ -157,7 +159,7 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
   A::settle(w);
 }
 
-/// False of a route that travels alone and repeats an earlier one of its token.
+/// False for a route that travels alone and repeats an earlier expert of its token: its message carries no row.
 template <class P>
 SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   const auto& l = p.layout;
@@ -169,7 +171,7 @@ SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Counts what goes to the ranks of `places`, also those of other hosts, to which it goes another way.
+/// Counts the payload for the ranks of `places`, including those of other hosts, which get it by another path.
 template <class P>
 SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part, uint64_t places, MoveCounter& moved) {
   const int part_bytes = range.payload_bytes + range.scale_bytes;
@@ -225,7 +227,7 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
   count_payload(p, range, part, places, moved);
 }
 
-/// This warp's part of a message's row, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
+/// Sends this warp's part of a message's row to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
 template <class A, class P>
 SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int part, MoveCounter& moved) {
   WarpSpan<A> span(w, p.call, Event::send_rows, 1);
@@ -237,7 +239,7 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int 
   return places;
 }
 
-/// Tells the ranks in `places` that the message is there, and the others that nothing comes.
+/// Announces to the ranks in `places` that the message has arrived, and to the others that none will.
 template <class A, class P>
 SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
@@ -249,19 +251,19 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, u
       Site::message);
 }
 
-/// Messages that a block of `warps` warps sends at a time, each by `parts` of them: as many as leave a warp, but one at least;
-/// if every warp sends for itself, all.
+/// Number of messages that a block of `warps` warps sends at a time, each by `parts` warps: as many as leave one warp free, but
+/// at least one. If every warp sends by itself: all warps.
 SWITCHYARD_FN inline int sending_teams(int warps, int parts) {
   if (parts == 1) return warps;
   return warps > 2 * parts ? (warps - 1) / parts : 1;
 }
 
-/// What a warp does for the messages of its block. The warps behind its teams, the helpers, send entries; without any, a
-/// team's first warp does so after its part of the row.
+/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are none, a
+/// team's first warp sends them after its part of the row.
 struct Sender {
   int team = 0, part = 0;
-  int helpers = 0;                       ///< of the block
-  int entries_of = 0, entries_step = 1;  ///< the first team whose entries this warp sends, and how far it is to the next
+  int helpers = 0;                       ///< number in the block
+  int entries_of = 0, entries_step = 1;  ///< first team whose entries this warp sends, and step to the next one
   template <class Warp, class P>
   SWITCHYARD_FN Sender(const Warp& w, const P& p) : part(w.warp()), helpers(w.warps_per_block() - p.teams * p.parts) {
     if (p.parts == 1) {
@@ -269,7 +271,7 @@ struct Sender {
       part = 0;
     } else {
       SWITCHYARD_ROLLED
-      for (; part >= p.parts; part -= p.parts) ++team;  // there are few
+      for (; part >= p.parts; part -= p.parts) ++team;  // few iterations
     }
     entries_step = helpers > 0 ? helpers : p.teams;
     const int helper = w.warp() - p.teams * p.parts;
@@ -277,12 +279,12 @@ struct Sender {
   }
 };
 
-/// All messages of this rank, neighbours from different blocks. All warps of all blocks.
+/// Sends all messages of this rank; consecutive messages go to different blocks. Called by all warps of all blocks.
 template <class A, class P>
 SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const Sender me(w, p);
   const int units = p.tokens * p.layout.units_per_token(), blocks = w.num_blocks(), teams = p.teams;
-  int announcer = 0;  // takes turns: the others go on while it waits for the fence
+  int announcer = 0;  // takes turns: the others continue while it waits for the fence
   for (int first = w.block(); first < units; first += blocks * teams) {
     const int unit = first + me.team * blocks;
     const bool mine = me.team < teams && unit < units;
@@ -300,7 +302,7 @@ SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& m
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit, bool& here,
                                 LastWait<A>& last) {
-  WarpSpan<A> span(w, call);  // of a wait only
+  WarpSpan<A> span(w, call);  // opened only for a wait
   const uint64_t* flag = call.heap.local(l.arrival(call.epoch, source, unit));
   uint64_t word = A::template load_acquire<Scope::system>(flag, Site::message);
   if (!flag_reached(word, call.word())) {
@@ -316,8 +318,8 @@ SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, co
   return true;
 }
 
-/// After wait_entered: f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly whatever their
-/// T. Stops at the first false and returns it.
+/// After wait_entered: calls f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly for any T.
+/// Stops at the first false and returns it.
 template <class A, class Layout, class F>
 SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const Layout& l, F&& f) {
   for (int64_t i = receiving_index(w);; i += w.total()) {

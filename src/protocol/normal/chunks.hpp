@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In how many steps expert-major calls tell of their rows, and which tokens belong to each. Chosen by measurement; both sides
-// of a call must agree.
+// Number of chunks in which rows are announced, and the tokens of each chunk. Chosen by measurement; both sides of a call must
+// agree.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace switchyard::detail {
 
-/// Steps in which expert-major dispatch tells its receivers what has come, so that they can place repeated routes meanwhile.
-/// Chunks become shorter, because nothing else goes on while the last one is placed.
+/// Chunks in which expert-major dispatch announces rows, so that receivers can place repeated routes meanwhile. Chunks become
+/// shorter, because nothing overlaps the placement of the last one.
 inline constexpr int kRowChunks = 6;
-/// Chunks that a rank-major dispatch tells of together: to tell takes microseconds in which a full link is idle, and rows are
-/// copied to the caller's memory much faster than they come.
+/// Number of chunks that a rank-major dispatch announces together. An announcement takes microseconds in which a full link is
+/// idle, and copies to the caller's memory are much faster than the arrival of rows.
 inline constexpr int kCopiedTogether = 3;
 static_assert(kRowChunks % kCopiedTogether == 0);
 /// One past the last token of chunk c.
@@ -27,23 +27,23 @@ SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) {
 }
 
 /// Chunks of the owners' tokens in which expert-major combine per_rank announces its sums, so that owners can pull them
-/// meanwhile. Chunks become longer, because nothing else goes on while the first one is made.
+/// meanwhile. Chunks become longer, because nothing overlaps the making of the first one.
 inline constexpr int kSumChunks = 8;
 /// One past the last token of chunk c.
 SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
   return tokens * ((c + 1) * (c + 2) / 2) / (kSumChunks * (kSumChunks + 1) / 2);
 }
-/// One past the last token of chunk c of per_route, which pushes rows in chunks that become shorter, because nothing goes on
-/// while the last one is summed.
+/// One past the last token of chunk c of per_route, which pushes rows in chunks that become shorter, because nothing overlaps
+/// the summing of the last one.
 SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
   return tokens - (c + 1 < kSumChunks ? sum_chunk_end(tokens, kSumChunks - 2 - c) : 0);
 }
-/// Parts in which a row of chunk c is assigned to warps: the last chunks have fewer rows than a GPU has warps.
+/// Number of parts in which a row of chunk c is assigned to warps: the last chunks have fewer rows than a GPU has warps.
 SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
 
 static_assert(kRowChunks <= ControlLayout::kMostChunks && kSumChunks <= ControlLayout::kMostChunks);
 
-/// [kRowChunks * W] records of this rank's tokens at each rank, up to the end of each chunk.
+/// [kRowChunks * W] records of this rank's tokens at each rank, cumulative to the end of each chunk.
 inline std::vector<int32_t> records_by_chunk(const HandleData& h) {
   const auto world = static_cast<size_t>(h.counts.world);
   std::vector<int32_t> out, count(world, 0);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of rank-major rows that lie in ordinary memory: the rank that holds them copies what other ranks read to symmetric
-// memory, and the owners pull from there (combine_pull.hpp). Both go on at once: copies are announced in chunks of their
-// owners' tokens. Some blocks copy first, the others pull from the beginning.
+// Combine of rank-major rows in ordinary memory: the rank that holds them copies the rows that other ranks read to symmetric
+// memory, and the owners pull them from there (combine_pull.hpp). Both overlap: copies are announced in chunks of their owners'
+// tokens. Some blocks copy first, the others pull from the beginning.
 //
 // | flag      | written by                        | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once          | all owners      | release/acquire | system | epoch, never reset |
 // | outputs   | last of the warps that copy, a chunk | owner's warps | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp                 | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// Buffers: the copies of a rank are read by peers between its `outputs` and their `pulled`, so their memory may be used again
-// when the call returns. Progress: copies wait for nothing; a warp pulls chunk c after `outputs` of the ranks that copy, and
-// `pulled` is the end.
+// Buffers: peers read a rank's copies between its `outputs` and their `pulled`, so the memory may be reused when the call
+// returns. Progress: copies wait for nothing; a warp pulls chunk c after `outputs` of the ranks that copy, and `pulled` is
+// waited for last.
 #pragma once
 
 #include "protocol/normal/combine_sums.hpp"
@@ -29,7 +29,7 @@ SWITCHYARD_FN void copy_route_rows(typename A::Warp& w, const CombineParams& p, 
   moved.copied_bytes += static_cast<uint64_t>(bits(kept) * p.shape.row_bytes);
 }
 
-/// Expert side: copies row and weights of `record`, as far as they are staged, to symmetric memory. Pending.
+/// Expert side: copies row and weights of `record` to symmetric memory, as far as they are staged. Pending.
 template <class A>
 SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, MoveCounter& moved) {
   const bool copies = p.staging.staged && !(p.staging.own_in_place && owner == p.call.rank());
@@ -50,8 +50,9 @@ SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int 
   }
 }
 
-/// Expert side: the copies of all chunks that are assigned to this warp, of `warps` that copy. Whoever completes a chunk tells
-/// all ranks. No more records than warps are one step, after which all chunks are told: then steps take longer than copies.
+/// Expert side: makes the copies of all chunks that this warp takes; `warps` warps copy. The warp that completes a chunk
+/// announces it to all ranks. If there are no more records than warps, the copies are one step, after which all chunks are
+/// announced: more steps would take longer than the copies.
 template <class A>
 SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
   const int world = p.call.world();
@@ -60,7 +61,7 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
   const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
   const bool own_too = !p.staging.own_in_place || p.staging.weights_staged != nullptr;
   WorkQueue<A> records(p.work.sums_next);
-  int64_t base = 0, made = 0;  // records of earlier chunks
+  int64_t base = 0, made = 0;  // `base`: records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
     const auto records_of = [&](int s) { return own_too || s != p.call.rank() ? int64_t{end[s]} - begin[s] : 0; };
@@ -82,8 +83,8 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
   span.set_arg(made);
 }
 
-/// Owner side: this warp's share of all tokens, chunk by chunk, of what ranks copy. False after a fault (recorded). Settled on
-/// return; call.moved has what the warp moved here, and `moved` before.
+/// Owner side: sums this warp's share of all tokens chunk by chunk, waiting for the rows that ranks copy. False after a fault
+/// (recorded). Settled on return. call.moved then holds `moved` plus what the warp moved here.
 template <class A>
 SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
@@ -104,7 +105,7 @@ SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, Move
   return true;
 }
 
-/// Kernel body: as combine_pull, of a rank that stages rows or weights. All warps of a rank must be able to run at the same
+/// Kernel body: as combine_pull, for a rank that stages rows or weights. All warps of a rank must be able to run at the same
 /// time.
 template <class A>
 SWITCHYARD_FN bool combine_copies(typename A::Warp& w, const CombineParams& p) {

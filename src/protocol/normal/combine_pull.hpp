@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine by pulling, of rank-major rows: each token's owner reads the rows of its experts where they lie and sums them. A rank
-// whose rows do not lie where peers can read them runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
+// Combine by pulling rank-major rows: each token's owner reads the rows of its experts in place and sums them. A rank whose
+// rows are not where peers can read them runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
 // (per_rank) and combine_routes.hpp (per_route).
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
@@ -8,9 +8,9 @@
 // | outputs   | ranks that copy, each chunk | all owners   | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp        | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// Buffers: rows of a rank are read by peers until their `pulled`, so they may change again when the call returns. Progress: a
-// rank that runs this waits for `outputs` of others, who wait for nothing before they publish them, and for `pulled` at the
-// end.
+// Buffers: peers read a rank's rows until they set `pulled`, so the rows may change again when the call returns. Progress: a
+// rank that runs this code waits for `outputs` of other ranks, which wait for nothing before they publish it, and for `pulled`
+// at the end.
 #pragma once
 
 #include "plan/plan.hpp"
@@ -20,16 +20,16 @@
 
 namespace switchyard::detail {
 
-/// A call as it begins. The host sets the context; the rest on a GPU the kernel, because only the device knows it.
+/// Start of a call. The host sets the context; on a GPU the kernel sets the rest, because only the device knows it.
 struct SumStart {
   CallContext call;
   int64_t tokens = 0;
   int64_t num_records = 0;
   const float* record_weight = nullptr;  ///< [records * K] or null: expert-major per_rank, if the dispatch carried weights
-  const float* weights = nullptr;        ///< [T * K] or null: expert-major per_route, as given or as the dispatch had them
+  const float* weights = nullptr;        ///< [T * K] or null: expert-major per_route, from the caller or from the dispatch
 };
 
-/// What was given to the call: NormalImpl::sum_shape.
+/// The caller's arguments, set by NormalImpl::sum_shape.
 struct SumShape {
   ControlLayout control;
   Layout layout = Layout::rank_major;
@@ -46,7 +46,7 @@ struct SumShape {
   float* out_weights = nullptr;
 };
 
-/// Where the plan's tables lie: each backend's sum_tables.
+/// Pointers to the plan's tables, set by each backend's sum_tables.
 struct SumTables {
   // Expert side.
   const int64_t* record_begin = nullptr;  ///< [W + 1] records by owner
@@ -59,25 +59,25 @@ struct SumTables {
   const int32_t* route_row = nullptr;  ///< [T * K]
 };
 
-/// What is read where it lies, what is staged, and what this rank says of it: NormalImpl::stage.
+/// Rows that are read in place, rows that are staged, and what this rank publishes about them. Set by NormalImpl::stage.
 struct SumStaging {
   std::byte* staged = nullptr;          ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
   float* weights_staged = nullptr;      ///< symmetric copy of weights_in
   const std::byte* inbox = nullptr;     ///< expert-major per_route: [T * K] rows that other ranks push, in symmetric memory
-  const uint64_t* distances = nullptr;  ///< rows in registered memory: see publish_placement
+  const uint64_t* distances = nullptr;  ///< for rows in registered memory: see publish_placement
   Placement place{};                    ///< GPU: the kernel completes its signature
   bool reduce_here = false;             ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
-  /// Rank-major, staged: this rank reads rows of its own tokens in `y`, which is at own_rows as `offered` sees it, and they are
-  /// not staged.
+  /// Rank-major, staged: rows of this rank's own tokens are not staged. This rank reads them in `y`, whose offset for `offered`
+  /// is own_rows.
   bool own_in_place = false;
   uint64_t own_rows = 0;
 };
 
-/// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's sum.
+/// How this rank's warps share the work. The counters are private to the rank and 0 between calls. Set by each backend's sum.
 struct SumWork {
-  int sum_blocks = 0;              ///< the first blocks make the sums, push or copy rows; 0: all, before anything else
-  uint64_t* sums_done = nullptr;   ///< [kSumChunks] blocks, or warps
-  uint64_t* pulls_done = nullptr;  ///< the same
+  int sum_blocks = 0;              ///< the first blocks make sums, push or copy rows; 0: all blocks, before anything else
+  uint64_t* sums_done = nullptr;   ///< [kSumChunks] counts of blocks, or warps
+  uint64_t* pulls_done = nullptr;  ///< counts of blocks, or warps
   uint64_t* sums_next = nullptr;   ///< next record to be summed, pushed or copied
   uint64_t* pulls_next = nullptr;  ///< next token to be summed
   BlockCounters of_block;          ///< [kSumChunks + 1]: sums, then pulls
@@ -91,7 +91,7 @@ struct CombineParams : SumStart {
   SumWork work;
 };
 
-/// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
+/// First record of `owner` whose token is at least `token`. The records of one owner have ascending tokens.
 SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, int64_t token) {
   int64_t low = p.tables.record_begin[owner], high = p.tables.record_begin[owner + 1];
   while (low < high) {
@@ -104,12 +104,12 @@ SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, 
   return low;
 }
 
-/// What rank `r` offers at `offset`: within its segment, or beyond (registered memory: modulo 2^64).
+/// Address that rank `r` offers at `offset`: within its segment, or beyond it (registered memory: modulo 2^64).
 SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint64_t offset) {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uint64_t>(heap.base[r]) + offset);
 }
 
-/// Expert side: sums the rows of one record, k ascending, into its staged row. False if it has no row.
+/// Expert side: sums the rows of one record, k ascending, into its staged row. False if the record has no row.
 template <class A>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
   const int32_t* route = p.tables.record_route + record * p.shape.topk;
@@ -122,15 +122,15 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
   return true;
 }
 
-/// Where the rows of one token come from, in the order of the sum.
+/// Sources of the rows of one token, in the order of the sum.
 struct TokenRows {
   const CombineParams* c;
   int64_t first_route;  ///< of the token
   const SendEntry* entries;
-  int places;     ///< routes (by_route) or ranks: at most K
+  int places;     ///< number of routes (by_route) or ranks: at most K
   bool by_route;  ///< a row per route, else one per rank
 
-  /// -1: place i has no row.
+  /// Rank that holds the row of place i; -1: no row.
   SWITCHYARD_FN int rank(int i) const {
     if (!by_route) return entries[i].rank >= 0 && entries[i].row >= 0 ? entries[i].rank : -1;
     const int64_t f = first_route + i;
@@ -153,8 +153,8 @@ SWITCHYARD_FN inline RowPart part_of_row(int64_t row_bytes, int part, int parts)
   return {begin, left < size ? (left < 0 ? 0 : left) : size};
 }
 
-/// Owner side: sums a part of token t out of the rows row_of(i), which begin there, and the token's weights out of
-/// weights_of(i) if asked for. Pending.
+/// Owner side: sums a part of token t from the rows row_of(i), which point to the part's first column, and the token's weights
+/// from weights_of(i) if requested. Pending.
 template <class A, class Row, class Weights>
 SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
                             Weights&& weights_of, MoveCounter& moved, const RowPart& part) {
@@ -176,7 +176,7 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
 
-/// Owner side: sums a part of token t where its rows lie. Pending.
+/// Owner side: sums a part of token t, reading its rows in place. Pending.
 template <class A>
 SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part,
                                 MoveCounter& moved) {
@@ -198,19 +198,19 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
 
-/// Owner side: sums the tokens below `end` that are assigned to this warp. Pending.
+/// Owner side: sums the tokens below `end` that this warp takes. Pending.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, WorkQueue<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.shape.row_bytes}, moved);
 }
 
-/// How the warps of a rank share its tokens: as many whole tokens as give each warp equally many; then the others, which
-/// would leave warps idle, in as many parts as there are such warps. One warp's way to a peer and back takes longer than its
-/// bytes.
+/// How the warps of a rank share its tokens. Whole tokens are taken as long as each warp gets equally many. The remaining
+/// tokens, which would leave warps idle, are split into parts for these warps. The round trip of one warp to a peer takes
+/// longer than its bytes.
 struct PullItems {
   int64_t whole;
-  int parts;  ///< of each of the others
+  int parts;  ///< of each remaining token
 };
 SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t row_bytes) {
   constexpr int kMost = 8, kLeastBytes = 1024;
@@ -220,9 +220,9 @@ SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t
   return {parts > 1 ? whole : tokens, parts};
 }
 
-/// Owner side: sums the parts that are assigned to this warp, from part `item` on, and adds to call.moved what it moved.
-/// `left`: how many parts this warp has taken, the first of which is `item`; 0: it has this one, and takes no other. Called out
-/// of line: whole tokens keep more in registers without it. Settled on return.
+/// Owner side: sums the parts that this warp takes, from part `item` on, and adds the moved rows and bytes to call.moved.
+/// `left`: number of parts that this warp has taken, the first of which is `item`; 0: it has only `item` and takes no other.
+/// Called out of line, because whole tokens then keep more in registers. Settled on return.
 template <class A>
 struct PullParts {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CombineParams* params, int64_t item, int left) const {
@@ -244,22 +244,22 @@ struct PullParts {
   }
 };
 
-/// Owner side: sums this warp's share of the tokens that are taken in parts, of which `items` hands out the first after the
-/// whole ones. Settled on return; call.moved has what the warp moved here, and `moved` before.
+/// Owner side: sums this warp's share of the tokens that are taken in parts; `items` hands out the first of them after the
+/// whole tokens. Settled on return. call.moved then holds `moved` plus what the warp moved here.
 template <class A>
 SWITCHYARD_FN void pull_rest(typename A::Warp& w, const CombineParams& p, const PullItems& share, WorkQueue<A>& items,
                              const MoveCounter& moved) {
   p.call.moved[w.index()] = moved;
   if (share.parts > 1) {
-    const bool queued = share.whole > 0;  // else no warp has more than one part, which it need not ask for
+    const bool queued = share.whole > 0;  // else each warp has at most one part, which it need not take
     const int64_t first = queued ? items.item(w) : w.index();
     A::out_of_line(w, PullParts<A>{}, &p, first, queued ? items.left() : 0);
   }
   A::settle(w);
 }
 
-/// Owner side: sums this warp's share of all tokens. Settled on return; call.moved has what the warp moved here, and `moved`
-/// before.
+/// Owner side: sums this warp's share of all tokens. Settled on return. call.moved then holds `moved` plus what the warp moved
+/// here.
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
@@ -268,9 +268,10 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
   pull_rest<A>(w, p, share, items, moved);
 }
 
-/// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
-/// such a rank waits until all have. A rank in `ranks_without_readers`, of whom others read nothing, is told nothing, because
-/// it may be gone, and its warp 0 waits for its own warps only. The caller has set call.moved.
+/// The last step of every warp: announces to the ranks whose rows others read in place that this rank has pulled all it needs;
+/// warp 0 of such a rank waits until all ranks have. No other rank reads from the ranks in `ranks_without_readers`. Nothing is
+/// announced to such a rank, because it may be gone, and its warp 0 waits only for the warps of its own rank. The caller has
+/// set call.moved.
 template <class A>
 SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64_t ranks_without_readers = 0) {
   const CallContext& call = p.call;
@@ -295,7 +296,8 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
       Site::pulled, reader, span);
 }
 
-/// Owner side, after all placements have come: waits for chunk c, and all before it, of the rows that did not lie ready.
+/// Owner side, after all placements have arrived: waits for chunk c, and all before it, of the rows that were not ready in
+/// place.
 template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -310,9 +312,9 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int
       Site::outputs, writer, span);
 }
 
-/// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
-/// nothing is summed but the call still ends in step, and the host raises the error. The call is complete when all warps have
-/// returned; when warp 0 has, all warps of this rank have begun, and have finished with what peers read.
+/// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree), nothing is
+/// summed, but the call still ends in step on all ranks and the host raises the error. The call is complete when all warps have
+/// returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory that peers read.
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine through rings: each expert rank streams its rows (or partial sums) to the tokens' owners in token order; an owner
-// sums a token as soon as all its rows have arrived. Same order of the sum, hence the same bits, as combine_pull. Flags, reuse,
-// progress: protocol/normal/ring.hpp.
+// Combine through rings: each expert rank streams its rows (or partial sums) to the tokens' owners in token order. An owner
+// sums a token as soon as all its rows have arrived. The order of the sum, and hence the bits, are the same as in combine_pull.
+// Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
 #include "protocol/normal/combine_pull.hpp"
@@ -11,21 +11,21 @@ namespace switchyard::detail {
 
 /// Trivially copyable.
 struct RingCombineParams {
-  CombineParams c;  ///< staging and placement are not used
+  CombineParams c;  ///< staging and placement are unused
   RingLayout rings;
-  /// [2 * num_rings + num_channels] producers (of this rank's rows to the tokens of one channel of one owner), consumers (by
-  /// channel, then rank), and the state of each channel of this rank's tokens. Need not be initialised.
+  /// [2 * num_rings + num_channels] producers (of this rank's rows for the tokens of one channel of one owner), consumers (by
+  /// channel, then rank), and the state of each channel of this rank's tokens. Need not be initialized.
   RingStream* streams = nullptr;
   int send_chunk = 1;
 
-  /// Streams into a channel of this rank's tokens: [W].
+  /// [W] streams into a channel of this rank's tokens.
   SWITCHYARD_FN RingStream* readers(int channel) const {
     return streams + rings.num_rings() + static_cast<int64_t>(channel) * rings.world;
   }
   SWITCHYARD_FN RingStream& channel(int index) const { return streams[2 * rings.num_rings() + index]; }
 };
 
-/// Appends what record ring.s.next sends next. Returns false if that is nothing (all its rows were dropped, or all routes are
+/// Appends the next row of record ring.s.next. Returns false if there is none (all its rows were dropped, or all routes are
 /// sent).
 template <class A>
 SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring) {
@@ -53,7 +53,7 @@ SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p
   return any && reduce_record<A>(w, c, s.next, ring.next_slot());
 }
 
-/// Appends up to one chunk. Returns whether anything was announced.
+/// Appends up to one chunk. Returns true if anything was announced.
 template <class A>
 SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring, RingStream& kept) {
   WarpSpan<A> span(w, p.c.call, Event::ring_send);
@@ -77,7 +77,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, Ring
   return true;
 }
 
-/// True once no producer will store to a tail of this channel any more: this rank may then leave the call and destroy the
+/// True once no producer will store to a tail of this channel again, so that this rank may leave the call and destroy the
 /// object.
 template <class A>
 SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, int channel, RingStall& stall) {
@@ -91,14 +91,14 @@ SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, int channel, RingSt
   return true;
 }
 
-/// Sums token `t` and consumes its rows if all are there. Otherwise names the missing one in `stall` and returns false.
+/// Sums token `t` and consumes its rows if all have arrived. Otherwise sets `stall` to the missing row and returns false.
 template <class A>
 SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, int channel, int64_t t, RingStall& stall,
                              MoveCounter& moved) {
   const CombineParams& c = p.c;
   const TokenRows rows = rows_of(c, t);
   RingStream* const readers = p.readers(channel);
-  // Rows of one rank come in the order of k.
+  // Rows of one rank arrive in the order of k.
   const auto ahead = [&](int i) {
     int64_t n = 0;
     for (int j = 0; rows.by_route && j < i; ++j) n += rows.rank(j) == rows.rank(i) ? 1 : 0;
@@ -137,7 +137,7 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
   return true;
 }
 
-/// Sums up to one chunk of tokens of a channel. Returns whether any was summed.
+/// Sums up to one chunk of tokens of a channel. Returns true if any was summed.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int channel, RingStall& stall, MoveCounter& moved) {
   WarpSpan<A> span(w, p.c.call, Event::ring_receive);
@@ -163,7 +163,7 @@ SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int 
   return true;
 }
 
-/// Initial states of the streams and channels of this warp, which is the only one that uses them.
+/// Initializes the streams and channels of this warp. No other warp uses them.
 template <class A>
 SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p) {
   const int world = p.c.call.world(), channels = p.rings.num_channels;
@@ -184,7 +184,7 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are assigned to the warps in turn. False
+/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are dealt out to the warps in turn. False
 /// after a fault (recorded). The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine per_route of expert-major rows: a row of each route goes to the token's owner, which sums them in the order of the
-// routes. A rank pushes its rows to a place in the owner's memory that the token and the route decide, in chunks of their
-// owners' tokens, while owners sum the chunks that have come; or it leaves them where they lie, if owners can read them there.
-// Some blocks push first, the others sum from the beginning; records and tokens are assigned to the warps (work_queue.hpp).
+// Combine per_route of expert-major rows: the row of each route goes to the token's owner, which sums the rows in the order of
+// the routes. A rank either pushes its rows to places in the owner's memory that token and route determine, or leaves them in
+// place if owners can read them there. It pushes in chunks of the owners' tokens, while owners sum the chunks that have
+// arrived. Some blocks push first, the others sum from the beginning. Warps take records and tokens dynamically
+// (work_queue.hpp).
 //
 // | flag      | written by                           | read by         | order           | scope  | reuse              |
 // | placement | each rank's warp 0, at once          | all ranks       | release/acquire | system | epoch, never reset |
 // | outputs   | last of the warps that push, a chunk | owner's warps   | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp                    | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// `pulled` goes to ranks that leave their rows in place (and to the rank itself); the others do not wait for it.
+// `pulled` is announced to ranks that leave their rows in place, and by each rank to itself; other ranks do not wait for it.
 //
-// Buffers: an owner's inbox is written between its `placement` and the writers' last `outputs`, all of which it waits for, so
-// its memory may be used again when the call returns. Rows left in place are read until `pulled`. Progress: pushing waits for
-// placements only; a warp sums chunk c after `outputs` of all ranks that push.
+// Buffers: an owner's inbox is written between its `placement` and the writers' last `outputs`. The owner waits for all of
+// these, so the memory may be reused when the call returns. Rows left in place are read until `pulled`. Progress: pushing waits
+// only for placements; a warp sums chunk c after `outputs` of all ranks that push.
 #pragma once
 
 #include "protocol/normal/combine_copies.hpp"
 
 namespace switchyard::detail {
 
-/// Ranks that push their rows.
+/// Bit mask of the ranks that push their rows.
 template <class A>
 SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
@@ -45,15 +46,15 @@ SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, i
   return bits(kept) * part.bytes;
 }
 
-/// Expert side: pushes the rows of all records of other owners that are assigned to this warp, of `warps` that push. Owners
-/// take turns, so that no link is asked for more than its share. Whoever completes a chunk tells all ranks.
+/// Expert side: pushes the rows of all records of other owners that this warp takes; `warps` warps push. Owners are served in
+/// turn, so that no link carries more than its share. The warp that completes a chunk announces it to all ranks.
 template <class A>
 SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const int32_t* begins, int warps) {
   const CallContext& call = p.call;
   const int world = call.world(), others = world - 1;
   WarpSpan<A> span(w, call, Event::return_rows);
   WorkQueue<A> turns(p.work.sums_next);
-  int64_t base = 0, pushed = 0, bytes = 0;  // turns of earlier chunks
+  int64_t base = 0, pushed = 0, bytes = 0;  // `base`: turns of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
     const int parts = route_chunk_parts(c);
@@ -80,7 +81,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
   span.set_bytes(static_cast<uint64_t>(bytes));
 }
 
-/// Owner side: sums a part of token t out of its routes' rows. Pending.
+/// Owner side: sums a part of token t from the rows of its routes. Pending.
 template <class A>
 SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -98,12 +99,12 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
       w, p, t, rows, row_of, [](int) -> const void* { return nullptr; }, moved, part);
 }
 
-/// Owner side: the tokens that are assigned to this warp, out of what the ranks in `pushing` push and what the others hold.
-/// False after a fault (recorded).
+/// Owner side: sums the tokens that this warp takes, from rows pushed by the ranks in `pushing` and rows in place at the
+/// others. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;
-  const uint64_t awaited = pushing & ~(uint64_t{1} << call.rank());  // this rank's own rows are read where they are
+  const uint64_t awaited = pushing & ~(uint64_t{1} << call.rank());  // this rank's own rows are read in place
   WorkQueue<A> tokens(p.work.pulls_next);
   int64_t base = 0;  // items of earlier chunks
   const auto writer = [&](int i) { return nth_bit(awaited, i); };
@@ -124,7 +125,7 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
     }
     base += items;
     span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
-    if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // else they have come
+    if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // pushed rows have arrived already
   }
   A::settle(w);
   return true;

@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows, the token's owner pulls these
-// sums and adds them. Both go on at once: sums are made and announced in chunks of their owners' tokens. Some blocks make sums
-// first, the others pull from the beginning; records and tokens are assigned to the warps (work_queue.hpp).
+// Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows; the token's owner pulls these
+// sums and adds them. Both overlap: sums are made and announced in chunks of their owners' tokens. Some blocks make sums first,
+// the others pull from the beginning. Warps take records and tokens dynamically (work_queue.hpp).
 //
 // | flag      | written by                          | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
 // | outputs   | last of the warps that sum, a chunk | owner's warps   | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp                   | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// Buffers: the sums of a rank are read by peers between its `outputs` and their `pulled`, so their memory may be used again
-// when the call returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks, and `pulled` is
-// the end.
+// Buffers: peers read a rank's sums between its `outputs` and their `pulled`, so the memory may be reused when the call
+// returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks, and `pulled` is waited for last.
 #pragma once
 
 #include "protocol/normal/combine_pull.hpp"
 
 namespace switchyard::detail {
 
-/// Bytes of what find_chunks writes, which every warp needs in its scratch.
+/// Scratch bytes that find_chunks requires in every warp.
 SWITCHYARD_FN constexpr int64_t sum_scratch_bytes(int world) { return int64_t{4} * (kSumChunks + 1) * world; }
 
-/// Writes to the warp's scratch where the records of each chunk begin: [kSumChunks + 1, W] by chunk and owner. `chunk_end(T,
-/// c)` is one past the last token of chunk c.
+/// Writes the first record of each chunk to the warp's scratch: [kSumChunks + 1, W] by chunk and owner. `chunk_end(T, c)` is
+/// one past the last token of chunk c.
 template <class A, class ChunkEnd>
 SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParams& p, ChunkEnd&& chunk_end) {
   const int world = p.call.world();
@@ -34,7 +33,7 @@ SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParam
   return begins;
 }
 
-/// Expert side: tells all ranks that chunk c is complete, with everything settled before.
+/// Expert side: announces to all ranks that chunk c is complete. Releases everything settled before.
 template <class A>
 SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -46,8 +45,8 @@ SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, in
       Site::outputs);
 }
 
-/// Expert side: the sums of all chunks that are assigned to this warp, of `warps` that make sums. Whoever completes a chunk
-/// tells all ranks.
+/// Expert side: makes the sums of all chunks that this warp takes; `warps` warps make sums. The warp that completes a chunk
+/// announces it to all ranks.
 template <class A>
 SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -55,7 +54,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
   WarpSpan<A> span(w, call, Event::reduce_local);
   const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
   WorkQueue<A> records(p.work.sums_next);
-  int64_t base = 0, made = 0;  // records of earlier chunks
+  int64_t base = 0, made = 0;  // `base`: records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
     for (;; records.done()) {
@@ -86,7 +85,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, span);
 }
 
-/// Owner side: the tokens that are assigned to this warp. False after a fault (recorded).
+/// Owner side: sums the tokens that this warp takes. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.pulls_next);
@@ -102,7 +101,7 @@ SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCo
   return true;
 }
 
-/// Kernel body: as combine_pull, which calls it. All warps of a rank must be able to run at the same time.
+/// Kernel body: as combine_pull. All warps of a rank must be able to run at the same time.
 template <class A>
 SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

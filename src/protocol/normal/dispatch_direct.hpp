@@ -5,14 +5,16 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens (tells_in_chunks: kRowChunks, or rank-major every third of them, else
-// one); of several its value is the number of the source's records here up to the end of the chunk.
+// `rows` is one word per source and chunk of its tokens. If tells_in_chunks there are kRowChunks words per source, of which
+// rank-major uses every third; the value of a word is the number of the source's records at this receiver up to the end of the
+// chunk. Otherwise there is one word per source.
 //
-// Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
-// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed or whose rows
-// are to be copied, are assigned to the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only
-// after it has sent its own chunk c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only
-// for placements, which wait for nothing in this kernel.
+// Buffers: a receiver publishes a placement only for a block that is not in use, so sources may write as soon as they acquire
+// it. A receiver reads its block after `rows` of the source. Warps take tokens dynamically (work_queue.hpp), and also the
+// records whose repeated routes must be placed or whose rows must be copied.
+// Progress: a sending warp waits for chunk c of the rows only after it has sent its own chunk c + 1, or all chunks, and
+// arrived. A warp that does not send waits for remote sends. Sends wait only for placements, which wait for nothing in this
+// kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -23,18 +25,19 @@
 
 namespace switchyard::detail {
 
-/// A call as it begins. The host sets the context; on a GPU the kernel adds what only the device knows: the epoch and T.
+/// Start of a call. The host sets the context; on a GPU the kernel fills in the values that only the device knows: the epoch
+/// and T.
 struct MoveStart {
   CallContext call;
   int64_t tokens = 0;
 };
 
-/// What was given to the call: NormalImpl::move_shape.
+/// The caller's arguments, set by NormalImpl::move_shape.
 struct MoveShape {
   ControlLayout control;
   const std::byte* x = nullptr;       ///< [T] rows of src_row_bytes
   const std::byte* scales = nullptr;  ///< [T] rows of scale_bytes, or null
-  const float* weights = nullptr;     ///< [T * K] or null: records carry none
+  const float* weights = nullptr;     ///< [T * K] or null: records carry no weights
   int64_t hidden = 0;
   int64_t src_row_bytes = 0;
   int64_t row_bytes = 0;    ///< of a sent row
@@ -47,38 +50,38 @@ struct MoveShape {
   int topk = 0;
 };
 
-/// Where the plan's tables lie: each backend's move_tables.
+/// Pointers to the plan's tables, set by each backend's move_tables.
 struct MoveTables {
   SendTable sends;
   const int32_t* ids = nullptr;            ///< [T * K]
   const int32_t* route_row = nullptr;      ///< [T * K]
   const int64_t* record_begin = nullptr;   ///< [W + 1] records by source
   const int32_t* record_route = nullptr;   ///< cached dispatch: [records * K] from the handle; else null: read from the block
-  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; needed if tells_in_chunks
+  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; required if tells_in_chunks
   const int64_t* padding = nullptr;        ///< [num_padding, 2] row ranges to zero
   int num_padding = 0;
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
   float* row_weight = nullptr;    ///< expert-major: [rows] weight of each row, or null like row_source
 };
 
-/// Rank-major rows for memory of the caller: they come to symmetric memory and are copied from there as they come.
+/// Rank-major rows for the caller's memory: they arrive in symmetric memory and are copied from there as they arrive.
 struct MoveCopies {
-  const std::byte* rows = nullptr;  ///< where they come, [rows] as the placement says to others; null: they stay there
+  const std::byte* rows = nullptr;  ///< where rows arrive: [rows], as published in the placement; null: they stay there
   std::byte* to_rows = nullptr;
   std::byte* to_scales = nullptr;
-  bool own_too = true;  ///< false: this rank's own rows come to to_rows at once
+  bool own_too = true;  ///< false: this rank's own rows go directly to to_rows
 };
 
-/// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's move.
+/// How this rank's warps share the work. The counters are private to the rank and 0 between calls. Set by each backend's move.
 struct MoveWork {
-  int send_blocks = 0;  ///< the first blocks send, the others place or copy what comes meanwhile; 0: all do both in turn
+  int send_blocks = 0;  ///< the first blocks send, the others place or copy rows meanwhile; 0: all blocks do both in turn
   uint64_t* sends_done = nullptr;   ///< [kRowChunks] blocks, or warps, that have sent a chunk
   uint64_t* sends_next = nullptr;   ///< tokens assigned
   uint64_t* places_next = nullptr;  ///< records assigned
   BlockCounters sends_of_block;     ///< [kRowChunks]
 };
 
-/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless they say
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless noted
 /// otherwise.
 struct DispatchParams : MoveStart {
   MoveShape shape;
@@ -87,8 +90,8 @@ struct DispatchParams : MoveStart {
   MoveWork work;
 };
 
-/// Whether the sources tell of their rows in chunks, because receivers have work with them. Known when all placements have
-/// come.
+/// True if sources announce their rows in chunks because receivers process them on arrival. Valid once all placements have
+/// arrived.
 template <class A>
 SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p) {
   const auto copies = [&](int r) {
@@ -97,12 +100,12 @@ SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p)
   return p.shape.layout == Layout::expert_major || A::lanes_where(w, p.call.world(), copies) != 0;
 }
 
-/// How many of them are told of together: every so many, the last one has a flag.
+/// Number of chunks that one flag announces: the flag of the last of them is set.
 SWITCHYARD_FN inline int told_together(const DispatchParams& p) {
   return p.shape.layout == Layout::expert_major ? 1 : kCopiedTogether;
 }
 
-/// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
+/// Where rank `r` receives this call's rows and records. Valid after the wait for `placement`.
 struct Destination {
   std::byte* block;
   OutputLayout layout;
@@ -121,7 +124,7 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.dispatch.records_allocated, p.shape.topk}};
 }
 
-/// What route k of token t means at `rank`, and its weight: -1 and 0 where it goes elsewhere or was dropped.
+/// Writes what route k of token t means at `rank`, and its weight: -1 and 0 if it goes elsewhere or was dropped.
 SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k, int rank, int32_t* route, float* weight) {
   const int first = p.shape.map.first(rank), last = first + p.shape.map.count(rank);
   const int64_t f = t * p.shape.topk + k;
@@ -131,7 +134,7 @@ SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k,
   if (p.shape.weights) *weight = here ? p.shape.weights[f] : 0.0f;
 }
 
-/// Writes the records of token t, which its source calls `token`, at all its receivers on this host.
+/// Writes the records of token t, whose number at its source is `token`, at all its receivers on this host.
 template <class A>
 SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t token,
                                 const SendEntry* entries, int places) {
@@ -146,10 +149,10 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
   });
 }
 
-/// Whether a row goes there at all, and from this rank.
+/// True if a row is sent for this entry, and by this rank.
 SWITCHYARD_FN inline bool has_row(const SendEntry& e) { return e.rank >= 0 && e.row >= 0; }
 
-/// Sends a row, and its scales if it has any, to the places of its token on this host. Pending.
+/// Sends a row, and its scales if it has any, to its token's places on this host. Pending.
 template <class A>
 SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const SendEntry* entries, int places,
                             const std::byte* row, const std::byte* scale) {
@@ -170,7 +173,7 @@ SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const 
   A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.shape.scale_bytes));
 }
 
-/// Sends the tokens below `end` that are assigned to this warp. All copies are settled on return.
+/// Sends the tokens below `end` that this warp takes. All copies are settled on return.
 template <class A>
 SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQueue<A>& tokens, int64_t end,
                              MoveCounter& moved) {
@@ -194,7 +197,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
     const std::byte* row = p.shape.x + t * p.shape.src_row_bytes;
     const std::byte* scale = p.shape.scales ? p.shape.scales + t * p.shape.scale_bytes : nullptr;
     if (p.shape.quantize != ScaleKind::none) {
-      A::drain_sources(w);  // the staged row of the token before may still be read
+      A::drain_sources(w);  // the staged row of the previous token may still be read
       auto* staged = w.scratch();
       scale = staged + round_up(p.shape.row_bytes, 128);
       A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.shape.src_type,
@@ -210,7 +213,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
 template <class A>
 SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine, const Share& share) {
   for (int e = 0; e < p.tables.num_padding; ++e) {
-    const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // another first warp for each expert
+    const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // each expert starts with another warp
     for (int64_t row = p.tables.padding[2 * e] + turn; row < p.tables.padding[2 * e + 1]; row += share.step) {
       A::fill_zero(w, mine.block + row * p.shape.row_bytes, static_cast<size_t>(p.shape.row_bytes));
       if (p.shape.scale_bytes)
@@ -220,7 +223,7 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
   }
 }
 
-/// Expert-major: copies the row of record r, which came from `source`, to the rows of its further routes on this rank.
+/// Expert-major: copies the row of record r, which arrived from `source`, to the rows of its other routes on this rank.
 template <class A>
 SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
                                  MoveCounter& moved) {
@@ -248,8 +251,8 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
 }
 
-/// Tells all receivers that this rank's rows up to the end of chunk c have come and, `in_chunks`, how many records these are;
-/// else all rows are chunk 0, and nobody asks how many they are.
+/// Announces to all receivers that this rank's rows up to the end of chunk c have arrived. If `in_chunks`, the flags also carry
+/// the number of these records; otherwise all rows are chunk 0 and the number is not used.
 template <class A>
 SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c, bool in_chunks) {
   const CallContext& call = p.call;
@@ -262,7 +265,7 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
       Site::rows);
 }
 
-/// Waits until chunk c of all sources has come.
+/// Waits until chunk c of all sources has arrived.
 template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
@@ -270,15 +273,15 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, span);
 }
 
-/// Records that a warp has to do with when they have come, in the order in which they come: by chunk, then source.
+/// Arrived records that need further work, in order of arrival: by chunk, then source.
 template <class A>
 struct PlaceQueue {
-  static constexpr int kBatch = 4;  ///< expert-major: at a time, because most have nothing to copy
+  static constexpr int kBatch = 4;  ///< expert-major: records taken at a time, because most have nothing to copy
   WorkQueue<A> records;
   int64_t base = 0;  ///< records of earlier chunks
 };
 
-/// Rank-major: copies row and scales of record r, which came from `source`, to the caller's memory.
+/// Rank-major: copies row and scales of record r, which arrived from `source`, to the caller's memory.
 template <class A>
 SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
                                    MoveCounter& moved) {
@@ -291,9 +294,8 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
   if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
 }
 
-/// What is to be done with the records of chunk c of all sources, and of those before it that are told of together, of those
-/// assigned to this warp: expert-major, their repeated routes are placed; rank-major, their rows are copied to the caller's
-/// memory. False after a fault.
+/// Processes this warp's part of the records of all sources in chunk c and in the earlier chunks that the same flag announces.
+/// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. False after a fault.
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
@@ -303,7 +305,7 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   const int earlier = c - told_together(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;
-  // The flags were acquired: a plain load will do.
+  // The flags were acquired, so a plain load suffices.
   const auto come = [&](int source, int chunk) {
     const auto sent = static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
     if (!copies) return sent;
@@ -327,9 +329,9 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   }
 }
 
-/// Kernel body: run by all warps of a rank, after all placements have come (wait_placements) and agree. False after a fault
-/// (recorded). On return without fault all rows for this warp's share of the receiver work are complete; the call is complete
-/// when all warps have returned. Without send_blocks, when warp 0 has returned, all warps of this rank have begun.
+/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. False after a fault
+/// (recorded). On return without a fault all rows for this warp's share of the receiver work are complete; the call is complete
+/// when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0 returns.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
@@ -337,7 +339,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const int last = tells_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
   const int senders = split_roles ? p.work.send_blocks : blocks;
-  // Steps would take longer than copies.
+  // With this few tokens, steps would take longer than copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
   const int told = last > 0 ? told_together(p) : 1, step = one_step ? kRowChunks : told;
   const Destination mine = destination(p, call.rank());
@@ -360,7 +362,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       }
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before `rows`
+        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // from the previous call; no warp takes any before `rows`
         for (int flag = c - step + told; flag <= c; flag += told) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;
@@ -377,7 +379,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   A::settle(w);
   call.moved[w.index()] = moved;
   if (receives || w.index() != 0) return true;
-  return wait_rows<A>(w, p, last);  // nothing to do with what arrives: one warp waits for it
+  return wait_rows<A>(w, p, last);  // no work on arrival: one warp waits for all rows
 }
 
 }  // namespace switchyard::detail

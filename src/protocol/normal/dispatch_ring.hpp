@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, at the same rows
+// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, in the same rows
 // as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
@@ -10,14 +10,14 @@ namespace switchyard::detail {
 
 /// Trivially copyable.
 struct RingDispatchParams {
-  DispatchParams d;  ///< placements are not used; the block is `mine`
+  DispatchParams d;  ///< placements are unused; the block is `mine`
   RingLayout rings;
   Destination mine;               ///< private memory
-  RingStream* streams = nullptr;  ///< [2 * num_rings] producers, then consumers; need not be initialised
+  RingStream* streams = nullptr;  ///< [2 * num_rings] producers, then consumers; need not be initialized
   int send_chunk = 1;
 };
 
-/// Puts token t's row, scales and record into the next slot.
+/// Writes token t's row, scales and record to the next slot.
 template <class A>
 SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, int64_t t,
                                 const SendEntry& e, MoveCounter& moved) {
@@ -44,7 +44,7 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
   ++moved.payload_rows;
 }
 
-/// Appends up to one chunk. Returns whether anything was announced.
+/// Appends up to one chunk. Returns true if anything was announced.
 template <class A>
 SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, RingStream& kept,
                            MoveCounter& moved) {
@@ -78,7 +78,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
   return true;
 }
 
-/// Places the row in `slot` at its rows of the output and files its record.
+/// Copies the row in `slot` to its rows of the output and stores its record.
 template <class A>
 SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, int source, const std::byte* slot,
                              MoveCounter& moved) {
@@ -105,7 +105,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   float* weight_out = p.mine.weight() + record * d.shape.topk;
   A::for_lanes(w, d.shape.topk, [&](int k) {
     route_out[k] = route[k];
-    weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives others
+    weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives those of other ranks
     if (k == 0) *token_out = head->token;
     if (d.tables.row_source && route[k] >= 0) {
       d.tables.row_source[route[k]] = pack_source(source, k, head->token);
@@ -114,7 +114,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   });
 }
 
-/// Takes what is there, at most one chunk. Returns whether any row was taken or the stream ended.
+/// Consumes available rows, at most one chunk. Returns true if any row was consumed or the stream ended.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& ring, RingStream& kept,
                            MoveCounter& moved) {

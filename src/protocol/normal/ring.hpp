@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ring streams and the cooperative loop that drives them.
+// Ring streams and the polling loop that drives them.
 //
 // | flag      | written by | read by  | order           | scope  | reuse              |
 // | ring_tail | producer   | consumer | release/acquire | system | epoch, never reset |
 // | ring_head | consumer   | producer | release/acquire | system | epoch, never reset |
 //
-// A ring is empty when a call starts: a producer's stream ends when the consumer has given back all its slots.
-// Progress: a warp owns several streams, as producer or consumer, and never blocks on one of them; it polls all in turn. So any
-// number of warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream,
-// and all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
+// A ring is empty when a call starts: a producer's stream ends only when the consumer has released all its slots.
+// Progress: a warp owns several streams, as producer or consumer. It never blocks on one of them but polls all in turn. So any
+// number of warps per rank, even one, is free of deadlock, provided that a ring holds all rows of one token in one stream and
+// that all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
 #pragma once
 
 #include "layout/ring_layout.hpp"
@@ -16,30 +16,30 @@
 
 namespace switchyard::detail {
 
-/// Streams of a rank in one role.
+/// Maximum number of streams of a rank in one role.
 inline constexpr int kMaxStreams = 1024;
 
 /// One side of a stream between two steps. It lies in memory that only the stream's warp uses, because a warp may own more
-/// streams than registers hold. A step loads it once, works on its copy, and puts it back (keep) before the settle that ends
-/// the step.
+/// streams than fit in registers. A step loads it once, works on its copy, and stores it back (keep) before the settle that
+/// ends the step.
 struct RingStream {
   int64_t moved = 0;          ///< rows appended, or consumed
-  int64_t available = 0;      ///< consumer: rows as last polled
-  int64_t released = 0;       ///< consumer: rows given back
+  int64_t available = 0;      ///< consumer: rows available at the last poll
+  int64_t released = 0;       ///< consumer: rows released
   int64_t next = 0, end = 0;  ///< producer: tokens or records to append; consumer of a channel: tokens to sum
   int32_t k = 0;              ///< producer of routes: next route of record `next`
   bool open = true;           ///< producer: something is left to append
-  bool ended = false;         ///< consumer: the producer will append no more
-  bool done = false;          ///< nothing is left to do, here or at the peer
+  bool ended = false;         ///< consumer: the producer will append no more rows
+  bool done = false;          ///< nothing is left to do on either side
 };
 
-/// Pending.
+/// Stores a stream's state. Pending.
 template <class A>
 SWITCHYARD_FN void keep(typename A::Warp& w, RingStream& to, const RingStream& from) {
   A::for_lanes(w, 1, [&](int) { to = from; });
 }
 
-/// The stream's last step.
+/// Ends a stream.
 template <class A>
 SWITCHYARD_FN void finish(typename A::Warp& w, RingStream& kept, RingStream s) {
   s.done = true;
@@ -55,19 +55,19 @@ struct RingWriter {
   int channel, consumer;
   RingStream s;
 
-  /// Slots that may be written now, counted from `appended`.
+  /// Number of slots that may be written now, counted from `s.moved`.
   SWITCHYARD_FN int64_t room() const {
     const uint64_t word = A::template load_acquire<Scope::system>(head_flag(), Site::ring_head);
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (s.moved - consumed);
   }
-  /// True once the consumer has given back every appended slot. A stream ends only then: its head flag is in this rank's
-  /// segment, and the consumer's last store to it must not come after this rank has left the call and perhaps destroyed the
-  /// object.
+  /// True once the consumer has released every appended slot. A stream ends only then: its head flag lies in this rank's
+  /// segment, and the consumer's last store to it must not follow this rank's return from the call, after which the object may
+  /// be destroyed.
   SWITCHYARD_FN bool drained() const { return room() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), s.moved++)); }
-  /// Announces all appended rows; their copies must be settled.
+  /// Announces all appended rows. Their copies must be settled.
   SWITCHYARD_FN void announce(typename A::Warp& w, bool end) {
     const uint64_t value = static_cast<uint64_t>(s.moved) | (end ? kRingEnd : 0);
     A::template store_release<Scope::system>(w, call->heap.at(consumer, rings->tail(channel, call->rank())),
@@ -93,22 +93,23 @@ struct RingReader {
   SWITCHYARD_FN const std::byte* slot(int64_t ahead) const {
     return call->heap.local(rings->slot(channel, producer, s.moved + ahead));
   }
-  /// Gives all consumed slots back; everything read from them must be settled.
+  /// Releases all consumed slots. All reads from them must be settled.
   SWITCHYARD_FN void release(typename A::Warp& w) const {
     A::template store_release<Scope::system>(w, call->heap.at(producer, rings->head(channel, call->rank())),
                                              flag_word(call->epoch, static_cast<uint64_t>(s.moved)), Site::ring_head);
   }
 };
 
-/// What a warp waits for when none of its streams can move.
+/// The flag that a warp waits for when none of its streams can proceed.
 struct RingStall {
   Site site = Site::none;
   int peer = 0;
   const uint64_t* flag = nullptr;
 };
 
-/// Calls `step(stall)` until it returns 0 streams left. `step` polls every stream of this warp once and sets `progress` if any
-/// moved, or else `stall` to one that could not. False after a fault: the deadline counts from the last progress.
+/// Calls `step(stall, progress)` until it returns 0 streams left. `step` polls every stream of this warp once. It sets
+/// `progress` if any stream moved; otherwise it sets `stall` to one that could not. False after a fault; the deadline counts
+/// from the last progress.
 template <class A, class Step>
 SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, Step&& step) {
   while (true) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels between rounds begin.
+// Prologue of the kernels between rounds.
 #pragma once
 
 #include "exchange/gpu/frame.cuh"
@@ -7,15 +7,15 @@
 
 namespace switchyard::detail {
 
-/// One thread of a kernel of a round or behind one: why the group has failed, or 0. Asks the host's abort word, too. Who ends a
-/// round that is under way sets that before, and what such a round brought is no data.
+/// The abort word if the group has failed, or 0. Called by one thread of a kernel of a round or after one. Also reads the
+/// host's abort word: it is set before a round in flight is ended, whose contents are then invalid.
 __device__ inline uint64_t load_abort_words(const CallContext& call) {
   const uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
   if (abort != 0 || call.host_abort_word == nullptr) return abort;
   return ptx::load_acquire<Scope::system>(call.host_abort_word);
 }
 
-/// load_call_words for a kernel behind a round.
+/// load_call_words() for a kernel after a round.
 __device__ inline CallWords load_hosts_call_words(const CallContext& given, const EpochState* state) {
   CallWords words;
   if (threadIdx.x != 0) return words;
@@ -24,7 +24,7 @@ __device__ inline CallWords load_hosts_call_words(const CallContext& given, cons
   return words;
 }
 
-/// One warp: writes a word of RoundWatch.
+/// Writes a word of RoundWatch. Called by one warp.
 __device__ inline void tell_round(uint64_t* word, const CallContext& call) {
   if (word == nullptr || threadIdx.x % kLanes != 0) return;
   ptx::store_release<Scope::system>(word, call.epoch << kRoundOperationBits | static_cast<uint64_t>(call.operation));

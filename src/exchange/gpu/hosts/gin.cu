@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts and signals of a round between hosts, by a kernel. The only file that sees a header of NCCL; the library calls no
-// function of it that is not in that header.
+// Puts and signals of a round between hosts, by a kernel. The only file that includes a header of NCCL; the library calls no
+// NCCL function that is not defined in that header.
 #include <nccl_device.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 static_assert(NCCL_VERSION_CODE >= kLeastGinVersion,
               "CMake looks for a header of this version, and the compiler finds another one");
 
-// The host describes these structs itself, because builds without the header have the same host code.
+// The host describes these structs itself, because builds without the header share the host code.
 static_assert(offsetof(ncclCommProperties, ginType) == offsetof(NcclProperties, gin_type) &&
               offsetof(ncclCommProperties, deviceApiSupport) == offsetof(NcclProperties, device_api) &&
               offsetof(ncclCommProperties, nLsaTeams) == offsetof(NcclProperties, lsa_teams) &&
@@ -36,10 +36,10 @@ static_assert(offsetof(ncclDevCommRequirements, ginContextCount) == offsetof(Ncc
 static_assert(NCCL_GIN_CONNECTION_FULL == kNcclGinFull && NCCL_GIN_CONNECTION_RAIL == kNcclGinRail &&
               NCCL_API_MAGIC == kNcclMagic && NCCL_CONFIG_UNDEF_INT == INT_MIN);
 
-/// Of one carrier, in the GPU's memory.
+/// Words of one carrier, in GPU memory.
 struct GinWords {
-  uint64_t ended;  ///< not 0: rounds have been ended, and nobody reads what they bring
-  uint64_t seen;   ///< by the wait that goes on, for its fault: signals may lie anywhere
+  uint64_t ended;  ///< not 0: rounds have been ended, and what they bring is not read
+  uint64_t seen;   ///< by the current wait, for its fault: signals may lie anywhere
 };
 
 struct GinParams {
@@ -53,20 +53,20 @@ struct GinParams {
 };
 void set_idle(GinParams& p, const IdleCall& idle) { p.call = idle.call; }
 
-/// One warp.
+/// Called by one warp.
 __device__ bool has_ended(const GinParams& p) {
   return __shfl_sync(kAllLanes, ptx::load_acquire<Scope::system>(&p.words->ended), 0) != 0;
 }
 
-/// Parts of one lane, at most.
+/// Maximum parts of one lane.
 constexpr int kPartsOfLane = (kMaxRanks + kLanes - 1) / kLanes;
 
-/// What a part waits for.
+/// The signal that a part waits for.
 struct Missing {
   bool waits = false;
   uint64_t expected = 0, seen = 0;
 };
-/// One lane. Puts what the peer is ready for, once: `put` says whether it has.
+/// Puts once, as soon as the peer is ready; `put` records whether it has. Called by one lane.
 __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPart& part, bool& put) {
   if (part.send_bytes != 0 && !put) {
     const uint64_t ready = gin.readSignal(gin_ready(part.place));
@@ -91,7 +91,7 @@ __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPa
 
 namespace gin {
 
-/// One warp, a lane for each peer. What arrives is complete before the kernel ends, so whatever comes behind it may read it.
+/// One warp, one lane for each peer. Arriving data is complete before the kernel ends, so whatever follows it may read it.
 __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_constant__ GinParams p) {
   __shared__ CallContext call;
   copy_to_shared(p.call, call);
@@ -142,9 +142,9 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
   if (awaited >= 0) clock.charge(w, call, awaited);
 }
 
-/// One block. Signals of a communicator that is new; nobody sends any.
+/// Resets the signals of a new communicator, to which nobody sends yet. One block.
 __global__ void __launch_bounds__(kLanes) reset_hosts_kernel(const __grid_constant__ GinParams p) {
-  if (p.ranks == 0) return;  // warming up
+  if (p.ranks == 0) return;  // warm-up
   const ncclGin gin(p.comm, 0);
   for (int i = static_cast<int>(threadIdx.x); i < gin_signals(p.ranks); i += kLanes)
     gin.resetSignal(static_cast<ncclGinSignal_t>(i));
@@ -163,7 +163,7 @@ const Kernel<const GinParams> reset_signals("gin reset kernel", gin::reset_hosts
 class KernelsOfGin final : public GpuGin {
  public:
   explicit KernelsOfGin(CudaRank& gpu) : gpu_(gpu), words_(sizeof(GinWords), gpu.copy_stream()) {}
-  ~KernelsOfGin() override { words_.end_after(gpu_.until_end()); }  // a kernel may be left behind
+  ~KernelsOfGin() override { words_.end_after(gpu_.until_end()); }  // a kernel may still run
 
   int header_version() const override { return NCCL_VERSION_CODE; }
   size_t device_comm_bytes() const override { return sizeof(ncclDevComm); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of device-initiated networking, in a build that found NCCL's header.
+// Kernels of device-initiated networking, in builds that found NCCL's header.
 #pragma once
 
 #include <chrono>
@@ -12,11 +12,11 @@ namespace switchyard::detail {
 
 class GpuGin : public GinDevice {
  public:
-  /// Of the rounds that are enqueued from now on: the call that they are part of, for faults, and how long a kernel waits.
+  /// Sets, for the rounds that are enqueued from now on, the call that they belong to (for faults) and the timeout of a kernel.
   virtual void set_call(Operation operation, std::chrono::nanoseconds timeout) = 0;
 };
 
-/// With the rank's GPU current, which outlives it. Null: this build has no kernels for it.
+/// The rank's GPU must be current and must outlive the result. Null: this build has no such kernels.
 std::shared_ptr<GpuGin> make_gpu_gin(CudaRank& gpu);
 
 }  // namespace switchyard::detail

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the host knows where replays of a graph are that has rounds: no event of a capture can be asked for.
+// How the host tracks replays of a graph that contains rounds: events of a capture cannot be queried.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::detail {
 
-/// Words of host memory that kernels before and behind a round write, as the GPU sees them; null: nobody asks. The round is
-/// under way while they differ.
+/// Words of host memory, as addressed by the GPU, that kernels before and after a round write; null: not watched. The round is
+/// in flight while they differ.
 struct RoundWatch {
   uint64_t* begun = nullptr;
   uint64_t* ended = nullptr;
 };
-/// What is written: {epoch: 40, operation: 8}.
+/// Format of the words: {epoch: 40, operation: 8}.
 inline constexpr int kRoundOperationBits = 8;
 
 }  // namespace switchyard::detail

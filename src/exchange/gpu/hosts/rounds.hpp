@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts of a rank on a GPU: in the order of the caller's streams, by NCCL's calls or, where all ranks can have
-// it, by kernels (carrier/nccl), and a thread that watches them, because nobody else can end a kernel that waits for the
+// Rounds between hosts of a rank on a GPU. They run in the order of the caller's streams, by NCCL calls or, where all ranks
+// support it, by kernels (carrier/nccl). A thread watches them, because nothing else can end a kernel that waits for the
 // network.
 //
-// All objects of a group share them, because communicators take long to make and keep memory. All ranks make the same calls in
-// the same order, so their rounds are posted in one order; rounds of calls on different streams wait for each other in it.
+// All objects of a group share the rounds, because communicators take long to create and occupy memory. All ranks make the same
+// calls in the same order, so their rounds are posted in one order, and rounds of calls on different streams wait for each
+// other in that order.
 #pragma once
 
 #include <atomic>
@@ -26,30 +27,31 @@
 
 namespace switchyard::detail {
 
-/// Of one rank, whose thread makes the calls. Ends with the group (Group::Impl).
+/// Rounds of one rank, whose thread makes the calls. Ends with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// Those of the rank. Collective, in Group::Impl::collectively(), with the GPU current: the first object of a group looks
-  /// NCCL up, makes the communicators and sends a first round. \throws on all ranks alike Error(unsupported), Error(mismatch)
-  /// if ranks have NCCL of different versions or different values of SWITCHYARD_NCCL_GIN, and what a rank throws that cannot
-  /// have its communicators.
+  /// The rounds of the rank. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
+  /// loads NCCL, creates the communicators and sends a first round. \throws on all ranks alike: Error(unsupported);
+  /// Error(mismatch) if ranks have different NCCL versions or different values of SWITCHYARD_NCCL_GIN; and the error of a rank
+  /// that cannot create its communicators.
   static std::shared_ptr<GpuRounds> of(Group::Impl& group, CudaRank& gpu);
-  /// For of().
+  /// Used by of().
   GpuRounds(Group::Impl& group, CudaRank& gpu);
   ~GpuRounds();
   GpuRounds(const GpuRounds&) = delete;
   GpuRounds& operator=(const GpuRounds&) = delete;
 
-  /// Enqueues a round, as Carrier::post; what is enqueued next comes after it. If it lasts longer than `timeout` from when the
-  /// stream has come to it, or the group fails meanwhile, the communicators are ended: kernels behind it find the abort word.
+  /// Enqueues a round, like Carrier::post; what is enqueued next follows it. If it takes longer than `timeout` from when the
+  /// stream has reached it, or the group fails meanwhile, the communicators are ended, and kernels after it find the abort
+  /// word.
   void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
-  /// For an object whose calls are captured. Rounds are watched while somebody holds it; it may outlive this. \throws
+  /// For an object whose calls are captured. Rounds are watched while a reference exists; it may outlive this object. \throws
   /// Error(unsupported) where rounds cannot be captured.
   class Replays;
   std::shared_ptr<Replays> watch_replays();
   static RoundWatch words_of(const Replays& replays);
-  /// post() on a stream that is captured. Kernels of the call before and behind the round write the words of `replays`, which
-  /// is all that the host knows of replays: they are ended as above, within a moment more.
+  /// post() on a stream that is captured. Kernels of the call before and after the round write the words of `replays`, which is
+  /// all that the host learns of replays. They are ended as in post(), within slightly more time.
   void post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
                      std::chrono::nanoseconds timeout);
   /// A stream for rounds beside the caller's. Nothing else is enqueued on it, and it is never captured.
@@ -61,17 +63,17 @@ class GpuRounds {
     uint64_t round;
     Operation operation;
     std::chrono::nanoseconds timeout;
-    int peer;  ///< one of those that have a leg in it
+    int peer;  ///< one of those that have a leg in the round
     std::shared_ptr<const void> before;
-    std::optional<Clock::time_point> since = {};  ///< when the stream had come to it
+    std::optional<Clock::time_point> since = {};  ///< when the stream had reached it
   };
   std::unique_ptr<Carrier> connect(Milliseconds deadline);
   NcclCarrierSpec spec_of(const std::vector<NcclId>& ids, Milliseconds budget);
   void send_first_round(Milliseconds deadline);
-  /// A round that NCCL did not enqueue: kernels behind it must not run as if it had. Waits for whoever knows why.
+  /// Handles a round that NCCL did not enqueue: kernels after it must not run as if it had. Waits until the cause is known.
   void give_up(const Pending& round);
   void watch();
-  /// One look of the watching thread.
+  /// One check of the watching thread.
   void look();
   void look_at(const Pending& front, const RoundLook& look);
   void look_at_replays();
@@ -83,11 +85,11 @@ class GpuRounds {
   CudaRank& gpu_;
   const std::shared_ptr<StreamMarks> marks_;
   gpu::Stream first_stream_ = nullptr;
-  std::shared_ptr<GpuGin> gin_;  ///< null: rounds are NCCL's
+  std::shared_ptr<GpuGin> gin_;  ///< null: rounds are done by NCCL
   std::unique_ptr<Carrier> carrier_;
   uint64_t next_round_ = 1;
   std::atomic<bool> over_ = false;
-  std::optional<Clock::time_point> broken_since_;  ///< of the watching thread
+  std::optional<Clock::time_point> broken_since_;  ///< used by the watching thread
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;                            // guarded by mutex_

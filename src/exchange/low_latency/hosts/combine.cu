@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine of low-latency mode over several hosts as kernels: protocol/hosts/low_latency_phases.hpp.
 //
-// Progress: as in exchange/low_latency/combine.cu, of the ranks of one host. All warps give before they collect, and what they
-// collect are ranks of this host giving; summing waits for what these ranks give, and tell behind their rounds.
+// Progress: as in exchange/low_latency/combine.cu, for the ranks of one host. All warps return rows before they collect, and
+// they collect only what ranks of this host return. Summing waits for what these ranks return, and announce after their rounds.
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"
@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Parameters in shared memory. All threads; false: the group has failed.
+/// Copies the parameters to shared memory. Called by all threads; false: the group has failed.
 __device__ bool begin_combine(const CudaHostsCombine& given, const CudaWarp& w, bool ends_call, PhasedCombineParams& p) {
   const CallWords words = load_hosts_call_words(given.c.call, given.state);
   const uint64_t combined = load_combined(given.c);

@@ -8,7 +8,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The ranks of other hosts that `rank` stands for, ascending.
+/// The ranks of other hosts that `rank` is the proxy of, ascending.
 std::vector<int> stood_for(const HostMap& map, int rank) {
   std::vector<int> ranks;
   for (int r = 0; r < map.world(); ++r)
@@ -72,7 +72,7 @@ std::vector<Leg> combine_legs(const FarPlan& plan, const FarRails& far, const Lo
   for (size_t i = 0; i < plan.rails.size(); ++i) {
     const FarRail& rail = plan.rails[i];
     const bool stands = rail.stands_for_me != 0, i_stand = rail.i_stand != 0;
-    const int64_t out = stands ? 0 : kRailHeadBytes, in = i_stand ? 0 : kRailHeadBytes;  // a head goes to who stands for me
+    const int64_t out = stands ? 0 : kRailHeadBytes, in = i_stand ? 0 : kRailHeadBytes;  // a head goes to my proxy
     const auto at = static_cast<int>(i);
     legs.push_back({rail.rank,
                     {far.out(at) + out, idx(end(i_stand, plan.own_ranks) - out)},

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank's low-latency exchange on a GPU has of other hosts: rounds by NCCL, whom it stands for, and the phases of its
-// calls. No host waits for anything: all sizes are those of the configuration.
+// One rank's low-latency exchange with other hosts on a GPU: rounds by NCCL, the ranks it is the proxy of, and the phases of
+// its calls. The host waits for nothing: all sizes are those of the configuration.
 //
-// A whole call is two kernels of the caller's stream with a round between them. Of a call in halves, what lies between what
-// this rank sends and what it receives runs on a stream of its own: other ranks wait for some of it, and this rank may call
-// what it likes meanwhile.
+// A whole call is two kernels on the caller's stream with a round between them. For a call in halves, everything between this
+// rank's sending and receiving runs on a separate stream, because other ranks wait for some of it while this rank may make any
+// other calls.
 #pragma once
 
 #include <memory>
@@ -22,11 +22,11 @@ class GpuLowLatencyLinks {
  public:
   /// Collective, in Group::Impl::collectively(), with the GPU current.
   GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout);
-  /// Waits for what a split call has enqueued that was not received.
+  /// Waits for what split calls have enqueued and not received.
   ~GpuLowLatencyLinks();
   GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
   GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
-  /// Before the end: what its memory ends after.
+  /// Called before the end: sets the uses that must be over before its memory ends.
   void set_uses(MemoryUses uses) { uses_ = std::move(uses); }
 
   const std::vector<int>& host_of() const { return plan_.host_of; }
@@ -50,7 +50,7 @@ class GpuLowLatencyLinks {
   void take_far_rows();
   RoundWatch watch(const Launch& launch);
   void post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream);
-  /// Calls between(stream) on this object's own stream behind what `stream` has; what joins it comes behind that.
+  /// Calls between(stream) with this object's own stream, ordered after `stream`; what follows join() is ordered after that.
   template <class Between>
   void fork(gpu::Stream stream, const Between& between);
   void join(gpu::Stream stream);
@@ -61,12 +61,12 @@ class GpuLowLatencyLinks {
   const FarPlan plan_;
   FarRails far_;
   FarReturns returns_;
-  DeviceMemory memory_;  ///< tables, then what rounds send and bring
+  DeviceMemory memory_;  ///< tables, then what rounds send and receive
   MemoryUses uses_;
   std::unique_ptr<CudaHeap> far_rows_;
   std::shared_ptr<GpuRounds> rounds_;
   std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
-  /// Of split calls: what their halves do between each other. Its own, because a capture may take it in.
+  /// For split calls: the work between their halves. A separate stream, because a capture may include it.
   gpu::Stream beside_ = nullptr;
   Point split_;  ///< the end of what a split call enqueued there
 };

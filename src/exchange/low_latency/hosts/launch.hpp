@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of low-latency mode over several hosts, as the host sees them: the phases of a call, between which NCCL's kernels
-// run. Functions as in exchange/low_latency/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once
-// the group has failed: then what a round brought is not to be read.
+// Host interface of the kernels of low-latency mode over several hosts: the phases of a call, between which NCCL's kernels run.
+// Functions as in exchange/low_latency/launch.hpp. A kernel waits only for ranks of its own host, and does nothing once the
+// group has failed, because what a round brought must then not be read.
 #pragma once
 
 #include "exchange/gpu/hosts/round_watch.hpp"
@@ -11,7 +11,7 @@
 namespace switchyard::detail {
 
 struct CudaHostsDispatch {
-  LowLatencyDispatchParams d;  ///< all but the epoch
+  LowLatencyDispatchParams d;  ///< without the epoch
   FarRails far;
   CrossedIds crossed;
   RoundWatch watch;
@@ -20,27 +20,27 @@ struct CudaHostsDispatch {
   int warps = kLowLatencyWarps;  ///< of each launch
 };
 struct CudaHostsCombine {
-  PhasedCombineParams c;  ///< all but the epoch
+  PhasedCombineParams c;  ///< without the epoch
   RoundWatch watch;
   LowLatencyState* state = nullptr;
   int warps = kLowLatencyWarps;  ///< of each launch
 };
 
-/// Which phases a launch does, of the two that lie on one side of the round.
+/// Selects from the two phases on one side of the round those that a launch does.
 struct LaunchedPhases {
   bool first = true, second = true;
 };
 inline void set_idle(LaunchedPhases& phases, const IdleCall&) { phases = {true, false}; }
 
-/// Before the round: the messages for this host, and those that cross.
+/// Before the round: sends the messages for this host, and packs those that cross.
 void launch_send(const CudaHostsDispatch& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
-/// Behind it. First: sends on what came. Second: waits for all messages, places them, and ends the call.
+/// After the round. First: sends on what arrived. Second: waits for all messages, places them, and ends the call.
 void launch_deliver(const CudaHostsDispatch& params, LaunchedPhases phases, int blocks, gpu::Stream stream);
 
-/// Before the round. First: gives rows back, to owners of this host and to those who stand for others. Second: collects what is
-/// given for ranks that this one stands for.
+/// Before the round. First: returns rows to owners on this host and to proxies of other owners. Second: collects what is
+/// returned for ranks that this one is the proxy of.
 void launch_give(const CudaHostsCombine& params, LaunchedPhases phases, int blocks, gpu::Stream stream);
-/// Behind it. First: tells who has entered the call. Second: sums what has come back, and ends the call.
+/// After the round. First: announces the ranks that have entered the call. Second: sums what was returned, and ends the call.
 void launch_sum(const CudaHostsCombine& params, LaunchedPhases phases, int blocks, gpu::Stream stream);
 
 }  // namespace switchyard::detail

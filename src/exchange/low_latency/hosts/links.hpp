@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts on the CPU: what crosses, and what the rounds of a call are.
+// Low-latency mode over several hosts on the CPU: what crosses, and the rounds of a call.
 #pragma once
 
 #include <cstring>
@@ -14,34 +14,34 @@
 
 namespace switchyard::detail {
 
-/// What a dispatch into an output leaves for its combine on several hosts.
+/// Data that a dispatch into an output stores for its combine on several hosts.
 struct CrossedOutput {
   std::vector<int> host_of;            ///< [W] of the group that dispatched
-  std::vector<CrossedTokens> crossed;  ///< of each rank that this one stands for, ascending
+  std::vector<CrossedTokens> crossed;  ///< of each rank that this one is the proxy of, ascending
 };
 
 class LowLatencyLinks : public HostRails {
  public:
   LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags,
                   const LowLatencyLayout& layout);
-  /// Bytes of a rank's memory for rows that come back to ranks of other hosts; the same on all ranks.
+  /// Bytes of a rank's memory for rows that are returned to ranks of other hosts; equal on all ranks.
   int64_t returned_bytes() const { return far_.bytes(); }
   void set_returned(std::unique_ptr<SymmetricHeap> memory);
 
-  /// Sending half of a dispatch: says which tokens cross, tells other hosts of the call, and makes room for its rounds. What is
-  /// returned holds until the call ends.
+  /// Sending half of a dispatch: determines which tokens cross, announces the call to other hosts, and makes room for its
+  /// rounds. The result is valid until the call ends.
   const MessageRails& begin(const LowLatencyDispatchParams& p);
-  /// Receiving half, when headers have come: rooms for what comes, and posts its rounds.
+  /// Receiving half, after headers have arrived: makes room for what arrives, and posts its rounds.
   const MessageRails& receive(const LowLatencyDispatchParams& p, CrossedOutput& output);
-  /// Tells other hosts of a combine.
+  /// Announces a combine to other hosts.
   void begin(const LowLatencyCombineParams& p);
   /// `p` with the slots of other hosts' ranks.
   FarCombineParams far(const LowLatencyCombineParams& p) const { return {p, far_}; }
-  /// Receiving half of a combine, when headers have come.
+  /// Receiving half of a combine, after headers have arrived.
   const ReturnRails& receive(const FarCombineParams& p, const CrossedOutput& output);
 
-  /// Waits for the headers of the ranks that this one stands for, and tells this host of them. Solo; false: the fault is
-  /// recorded.
+  /// Waits for the headers of the ranks that this one is the proxy of, and announces them to this host. One warp. False after a
+  /// fault (recorded).
   template <class A>
   bool meet(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l) {
     return take_relay<A>(w, call, carrier(), relay_, peers_, [&](int source, int64_t crossing, const std::byte* message) {
@@ -57,7 +57,7 @@ class LowLatencyLinks : public HostRails {
 
  private:
   void list_leaving(const LowLatencyDispatchParams& p);
-  /// `count` tokens of one source, in so few rounds that there is a slot for each.
+  /// `count` tokens of one source, in few enough rounds that each has a slot.
   ItemsInRounds in_rounds(int64_t count, Ring& ring) const;
   ReturnedRows rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const;
   CrossedTokens& crossed_of(CrossedOutput& output, int source) const;
@@ -65,15 +65,15 @@ class LowLatencyLinks : public HostRails {
 
   const LowLatencyLayout layout_;
   const FarPlan plan_;
-  std::vector<std::vector<int32_t>> experts_;  ///< [hosts] of its ranks, ascending
+  std::vector<std::vector<int32_t>> experts_;  ///< [hosts] experts of its ranks, ascending
   std::vector<int> host_of_rail_;
   FarReturns far_;
   std::unique_ptr<SymmetricHeap> returned_;
-  // Of a call.
+  // State of the current call.
   uint64_t relay_ = 0;
   std::vector<int32_t> counts_;                ///< [E] rows that go to each expert
   std::vector<std::vector<int32_t>> leaving_;  ///< [hosts]
-  std::vector<int64_t> crossing_;              ///< [W] tokens that come of each rank that this one stands for
+  std::vector<int64_t> crossing_;              ///< [W] tokens from each rank that this one is the proxy of
   std::vector<MessageRail> message_rails_;
   std::vector<ReturnRail> return_rails_;
   std::vector<std::vector<int64_t>> rows_out_, rows_in_;  ///< by peer

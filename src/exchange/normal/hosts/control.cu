@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts and placements over several hosts, on GPUs: what the relay of protocol/hosts/relay.hpp does, in kernels before and
-// after a round.
+// Counts and placements over several hosts, on GPUs: does what protocol/hosts/relay.hpp does, in kernels before and after a
+// round.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
   __syncthreads();
   if (!begin_hosts_block(p.call, p.state, call)) return;
   CudaWarp w(CudaWarp::Bare{});
-  // A trace counts this kernel to the plan: the kernels that move rows between hosts do not record.
+  // A trace attributes this kernel to the plan: the kernels that move rows between hosts do not record.
   const KernelTrace<A> trace(w, call.device_trace, Event::plan, pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
   const uint64_t signature = p.handle != nullptr ? mix_hash(p.place.signature, p.handle->identity) : p.place.signature;
@@ -183,7 +183,7 @@ void launch_announce(const AnnounceParams& p, gpu::Stream stream) {
 void launch_deliver(const DeliverParams& p, gpu::Stream stream) { deliver.launch({1, kLanes, 0}, stream, p); }
 void launch_offer(const OfferParams& p, gpu::Stream stream) { offer.launch({1, kLanes, 0}, stream, p); }
 void launch_judge(const OfferParams& p, gpu::Stream stream) {
-  // The kernel that records, if the call is traced.
+  // If the call is traced: the recording kernel.
   const auto& kernel = p.call.device_trace.records != nullptr ? judge<TracedArch<CudaHosts>> : judge<CudaHosts>;
   kernel.launch({1, kLanes, 0}, stream, p);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts on GPUs, after placements agree: own rows; for each round pack, NCCL, forward; finish. What they
-// do is protocol/hosts/forward.hpp, cut where a kernel would wait for the network.
+// Dispatch over several hosts on GPUs, after placements agree: own rows; for each round pack, NCCL, forward; finish. The steps
+// are those of protocol/hosts/forward.hpp, cut where a kernel would wait for the network.
 //
 // | flag | written by                                | read by          | order           | scope  | reuse              |
 // | rows | source's, or its proxy's, last warp       | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// Progress: only finish waits, for `rows` of all sources, which kernels before it in the stream order of each rank of this host
-// set; those wait for no kernel, and for no rank but by rounds.
+// Progress: only finish waits, for `rows` of all sources. On each rank of this host earlier kernels in stream order set these
+// flags, and those wait for no kernel, and for other ranks only through rounds.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 
@@ -14,7 +14,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Parameters in shared memory, with what the host does not know. All threads; false: the group has failed.
+/// Copies the parameters to shared memory and adds what the host does not know. Called by all threads; false: the group has
+/// failed.
 __device__ bool begin_move(const CudaDispatchParams& given, CudaDispatchParams& p) {
   copy_to_shared(given, p);
   __syncthreads();
@@ -24,7 +25,7 @@ __device__ bool begin_move(const CudaDispatchParams& given, CudaDispatchParams& 
   return true;
 }
 
-/// Source side: the head of crossing row `slot` of token t. All lanes.
+/// Source side: writes the head of crossing row `slot` of token t. Called by all lanes.
 __device__ void pack_head(const DispatchParams& p, const RailRound& r, int64_t t, std::byte* slot) {
   const CrossingLayout& at = r.layout;
   const int lane = threadIdx.x % kLanes;
@@ -43,7 +44,7 @@ __device__ void pack_head(const DispatchParams& p, const RailRound& r, int64_t t
   if (at.weights) reinterpret_cast<float*>(slot + at.weights_at())[lane] = p.shape.weights[f];
 }
 
-/// Proxy side: keeps what the head of crossing row `slot` says of token number n. All lanes.
+/// Proxy side: stores the head of crossing row `slot` for token number n. Called by all lanes.
 __device__ void keep_head(const RailRound& r, int64_t n, const std::byte* slot) {
   const CrossingLayout& at = r.layout;
   const CrossedTables& to = r.crossed;
@@ -59,7 +60,7 @@ __device__ void keep_head(const RailRound& r, int64_t n, const std::byte* slot) 
   __syncwarp();
 }
 
-/// The source's call as its proxy makes it: its tokens are those that crossed, by their numbers.
+/// Turns `p` into the source's call as made by its proxy: its tokens are those that crossed, by number.
 __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
   p.tokens = r.count;
   p.shape.weights = r.layout.weights ? r.crossed.weights : nullptr;
@@ -68,8 +69,8 @@ __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
   p.tables.route_row = r.crossed.route_row;
 }
 
-/// Proxy side, one warp: all rows of the source have been sent on. Receivers take them as the source's first chunk, and find
-/// nothing in the others.
+/// Proxy side: sets the source's flags when all its rows have been sent on. Receivers treat them as the source's first chunk,
+/// and find nothing in the other chunks. Called by one warp.
 template <class A>
 __device__ void tell_rows(CudaWarp& w, const DispatchParams& p, const RailRound& r) {
   const CallContext& call = p.call;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels of calls over several hosts begin and end. No object is ever halted there: the host waits for all placements, so
-// it knows at once what a call came to.
+// Prologue and epilogue of kernels of calls over several hosts. Objects are never halted there: the host waits for all
+// placements, so it learns the outcome of a call at once.
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"
@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// All threads of a block, first thing: completes `call`, in shared memory, with the epoch. False if the group has failed, by
-/// load_abort_words.
+/// Completes `call`, in shared memory, with the epoch. Called first, by all threads of a block. False if the group has failed,
+/// according to load_abort_words().
 __device__ inline bool begin_hosts_block(const CallContext& given, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -25,12 +25,12 @@ __device__ inline bool begin_hosts_block(const CallContext& given, const ObjectS
   return !failed;
 }
 
-/// One warp, last thing in a call's last kernel.
+/// Last step of a call's last kernel. Called by one warp.
 __device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;
 }
 
-/// Adds to what this warp has counted in earlier kernels of the call.
+/// Adds to this warp's counts from earlier kernels of the call.
 __device__ inline void add_moved(const CudaWarp& w, const CallContext& call, const MoveCounter& moved) {
   if (threadIdx.x % kLanes != 0) return;
   MoveCounter& to = call.moved[w.index()];

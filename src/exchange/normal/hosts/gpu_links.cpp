@@ -22,7 +22,7 @@ Part part_of(int64_t count, int64_t per_round, int64_t k) {
 }
 int64_t rounds_of(int64_t count, int64_t per_round) { return (count + per_round - 1) / per_round; }
 
-/// Slots of a rail each way: while one is packed or read, the others are under way.
+/// Slots of a rail in each direction: while one is packed or read, the others are in flight.
 constexpr int64_t kSlots = 3;
 
 }  // namespace
@@ -70,7 +70,7 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
 }
 
 GpuHostLinks::~GpuHostLinks() {
-  if (group_.abort_word() == 0) return;  // all calls have ended, and rounds with them
+  if (group_.abort_word() == 0) return;  // all calls have ended, and with them their rounds
   for (Peer& peer : peers_) {
     peer.slot_out.end_after(gpu_.until_end());
     peer.slot_in.end_after(gpu_.until_end());
@@ -226,10 +226,10 @@ void GpuHostLinks::end_call(const CallContext& call, ObjectState* state, gpu::St
 // ---- rows ----
 
 std::byte* GpuHostLinks::grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies) {
-  // Earlier calls have ended: the host has waited for the placements of this one, behind them.
+  // Earlier calls have ended: the host has waited for the placements of this call, which follow them.
   if (idx(bytes) > has) {
     memory = DeviceMemory();
-    memory = DeviceMemory(idx(bytes), copies);  // zero: what is between rows goes over the network, too
+    memory = DeviceMemory(idx(bytes), copies);  // zeroed: the bytes between rows are sent over the network, too
     has = idx(bytes);
   }
   return memory.as<std::byte>();
@@ -286,7 +286,7 @@ void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& t
                         const LaunchShape& launch, gpu::Stream stream) {
   const DeviceLimits& limits = gpu_.limits();
   std::vector<MovedRail> rails;
-  int64_t rounds = 1;  // sources none of whose tokens cross are told of as well
+  int64_t rounds = 1;  // sources without crossing tokens are announced, too
   for (size_t i = 0; i < peers_.size(); ++i) {
     const MovedRail& rail = rails.emplace_back(prepare_move(i, params, tables.peers[i], weights, counts));
     rounds = std::max(rounds, rail.rounds);
@@ -404,11 +404,11 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   RailRound back;
   back.rows_back = rows_back_of(shape);
   back.weighted = weighted;
-  // All ranks give weights, or none does (the signature says it).
+  // All ranks pass weights, or none does (the signature ensures it).
   back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
   back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
   std::vector<BackRail> rails;
-  int64_t rounds = 1;  // owners none of whose tokens cross are told, too, that nothing is read any more
+  int64_t rounds = 1;  // also informs owners without crossing tokens that nothing is read any more
   for (size_t i = 0; i < peers_.size(); ++i)
     rounds = std::max(rounds, rails.emplace_back(prepare_back(i, tables.peers[i], back)).rounds);
   ReturnedRowsOfHosts in = prepare_sum(rails, back, launch);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank's exchange on a GPU has of other hosts: rounds by NCCL, whom it stands for, and the phases of its calls.
+// One rank's exchange with other hosts on a GPU: rounds by NCCL, the ranks it is the proxy of, and the phases of its calls.
 //
-// Kernels are enqueued on the call's stream, and rounds that bring rows beside it, so that one round is under way while rows of
-// another are packed, sent on or summed. The host waits for two things: the counts of a dispatch, which say how many tokens
-// cross, and the placements of every call. So all ranks know at once, and alike, what a call came to, and both ends of a round
-// know its bytes.
+// Kernels are enqueued on the call's stream, and rounds that transfer rows beside it, so that one round is in flight while rows
+// of another are packed, sent on or summed. The host waits for two things: the counts of a dispatch, which determine how many
+// tokens cross, and the placements of every call. So all ranks learn the outcome of a call at once, and alike, and both ends of
+// a round know its bytes.
 #pragma once
 
 #include <memory>
@@ -18,16 +18,16 @@
 
 namespace switchyard::detail {
 
-/// The part of a handle for groups of several hosts, in the memory of the GPU. Room for NormalConfig::max_tokens.
+/// The part of a handle for groups of several hosts, in GPU memory. Has room for NormalConfig::max_tokens.
 struct GpuHostTables {
   struct OfPeer {
-    int32_t* leaving = nullptr;                    ///< the peer stands for this rank
-    CrossedTables crossed;                         ///< this rank stands for the peer
-    int64_t leaving_count = 0, crossed_count = 0;  ///< once the dispatch has come to its rows
+    int32_t* leaving = nullptr;                    ///< the peer is this rank's proxy
+    CrossedTables crossed;                         ///< this rank is the peer's proxy
+    int64_t leaving_count = 0, crossed_count = 0;  ///< once the dispatch has reached its rows
   };
   std::vector<OfPeer> peers;
   DeviceMemory memory;
-  Point used;  ///< the last call by the handle
+  Point used;  ///< the last call with the handle
 };
 
 class GpuHostLinks {
@@ -39,19 +39,19 @@ class GpuHostLinks {
   GpuHostLinks(const GpuHostLinks&) = delete;
   GpuHostLinks& operator=(const GpuHostLinks&) = delete;
 
-  /// Tables for a fresh dispatch, which are used again when the last holder has let go.
+  /// Tables for a fresh dispatch. They are reused when the last holder has released them.
   std::shared_ptr<GpuHostTables> take_tables();
 
-  /// The counts of a fresh dispatch, before its plan: enqueues announcements, a round, and what proxies do with it.
+  /// Exchanges the counts of a fresh dispatch, before its plan: enqueues announcements, a round, and the proxies' part.
   void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
-  /// After `stream` has been waited for, behind the plan: how many tokens cross.
+  /// Reads how many tokens cross. Call after waiting for `stream`, after the plan.
   void read_counts(GpuHostTables& tables) const;
   /// Exchanges placements and waits for them. A fault is recorded, for Group::Impl::check_alive.
   PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);
   /// Enqueues the end of a call that moves nothing.
   void end_call(const CallContext& call, ObjectState* state, gpu::Stream stream) const;
 
-  /// After placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
+  /// Call after placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
   void move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
             const LaunchShape& launch, gpu::Stream stream);
   /// `weighted`: proxies multiply by the weights that the dispatch carried.
@@ -77,13 +77,13 @@ class GpuHostLinks {
   static void await(const Point& round, gpu::Stream stream);
   static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
   CrossingLayout crossing(const CudaDispatchParams& p, int host, bool weights) const;
-  /// Both ways of one rail in a dispatch.
+  /// Both directions of one rail in a dispatch.
   struct MovedRail {
     struct Way {
       RailRound round;
       int64_t per_round = 1, slot_bytes = 0;
       std::byte* slots = nullptr;
-      /// Makes `round` round k. \returns how many tokens it has
+      /// Makes `round` round k. \returns its number of tokens
       int64_t begin(int64_t k);
     };
     Way out, in;
@@ -92,9 +92,9 @@ class GpuHostLinks {
   MovedRail prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
                          const std::byte* counts);
   RowsBack rows_back_of(const SumShape& shape) const;
-  /// Rows that come back for a token from `host`, at most.
+  /// Maximum rows that come back for a token from `host`.
   int most_back(RowsBack rows, int host) const;
-  /// Both ways of one rail in a combine.
+  /// Both directions of one rail in a combine.
   struct BackRail {
     RailRound out;
     int64_t per_out = 1, slot_bytes = 0;
@@ -105,9 +105,9 @@ class GpuHostLinks {
   };
   /// `shape`: what all rails of the combine have in common.
   BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
-  /// Tells the GPU where rows come back. The host waits for that copy.
+  /// Copies the places of returned rows to the GPU. The host waits for that copy.
   ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
-  /// Enqueues what goes back in round k, and the round. \returns its end
+  /// Enqueues what is returned in round k, and the round. \returns its end
   Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
                   gpu::Stream stream);
 
@@ -124,7 +124,7 @@ class GpuHostLinks {
   size_t counts_at_ = 0, verdict_at_ = 0, host_of_at_ = 0, returned_at_ = 0;
   DeviceMemory scratch_;
   size_t scratch_bytes_ = 0;
-  /// Tables that nobody holds. Outlived by handles.
+  /// Tables that are not held. Handles may outlive it.
   struct Idle;
   std::shared_ptr<Idle> idle_;
   std::shared_ptr<GpuRounds> rounds_;

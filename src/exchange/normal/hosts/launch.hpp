@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of normal mode over several hosts, as the host sees them: the phases of a call between which NCCL's kernels run.
-// Functions as in exchange/normal/launch.hpp. A kernel waits for ranks of its own host only, and does nothing once the group
-// has failed: then what a round brought is not to be read.
-// They add to CallContext::moved, which is 0 before the first of them.
+// Host interface of the kernels of normal mode over several hosts: the phases of a call, between which NCCL's kernels run.
+// Functions as in exchange/normal/launch.hpp. A kernel waits only for ranks of its own host, and does nothing once the group
+// has failed, because what a round brought must then not be read. The kernels add to CallContext::moved, which is 0 before the
+// first of them.
 #pragma once
 
 #include "exchange/normal/launch.hpp"
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// CrossedTokens in a GPU's memory.
+/// CrossedTokens in GPU memory.
 struct CrossedTables {
   int32_t* token = nullptr;
   int32_t* ids = nullptr;
@@ -22,19 +22,19 @@ struct CrossedTables {
   int stride = 1;
 };
 
-/// Source: lists the tokens that touch a host, and writes the message that tells its rank of the source's counts. One block.
+/// Source: lists the tokens that touch a host, and writes the message with the source's counts for its rank there. One block.
 struct AnnounceParams {
   PlanParams plan;  ///< of the call; call_in() finds its call
   CallContext call;
   ObjectState* state = nullptr;
   uint64_t host_ranks = 0;     ///< of the host, as bits
   int32_t* leaving = nullptr;  ///< tokens, ascending
-  int64_t* count = nullptr;    ///< how many they are
+  int64_t* count = nullptr;    ///< their number
   std::byte* message = nullptr;
 };
 void launch_announce(const AnnounceParams& params, gpu::Stream stream);
 
-/// Proxy: writes what came of a rank of another host to the ranks of this one. One warp.
+/// Proxy: writes what arrived from a rank of another host to the ranks of this one. One warp.
 struct DeliverParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -42,22 +42,22 @@ struct DeliverParams {
   Site site = Site::counts;  ///< or placement
   int source = -1;
   const std::byte* message = nullptr;
-  int64_t* number = nullptr;  ///< gets that of the message
+  int64_t* number = nullptr;  ///< receives the number of the message
 };
 void launch_deliver(const DeliverParams& params, gpu::Stream stream);
 
-/// What all ranks of a host find when their placements have come.
+/// Common result of all ranks of a host when their placements have arrived.
 struct PlacementVerdict {
-  int32_t failed_rank;  ///< the first that cannot take part, or -1
+  int32_t failed_rank;  ///< the first rank that cannot take part, or -1
   int32_t status;       ///< ErrorCode
 };
-/// Writes this rank's placement to the ranks of its host, and the messages for those of others. One warp.
+/// Writes this rank's placement to the ranks of its host, and the messages for those of other hosts. One warp.
 struct OfferParams {
   CallContext call;
   ObjectState* state = nullptr;
   ControlLayout control;
   Placement place{};
-  const TablesHeader* handle = nullptr;  ///< whose identity the signature gets; null: none
+  const TablesHeader* handle = nullptr;  ///< its identity is mixed into the signature; null: none
   const TablesHeader* header = nullptr;  ///< of the call: its tokens, for the trace
   int topk = 0;                          ///< of the object, for the trace
   bool own_rows_differ = false;
@@ -68,63 +68,63 @@ struct OfferParams {
   PlacementVerdict* verdict = nullptr;
 };
 void launch_offer(const OfferParams& params, gpu::Stream stream);
-/// Waits for all placements, and writes the verdict. Ranks that made another call are a fault. One warp.
+/// Waits for all placements, and writes the verdict. Ranks that made a different call are a fault. One warp.
 void launch_judge(const OfferParams& params, gpu::Stream stream);
 /// Ends a call that moves nothing: counts it. One warp.
 void launch_end(const OfferParams& params, gpu::Stream stream);
 
-/// A round of one rail in one direction: numbers [first, end) of the tokens that cross, in `slot`.
+/// A round of one rail in one direction: numbers [first, end) of the crossing tokens, in `slot`.
 struct RailRound {
   int64_t first = 0, end = 0;
   bool last = false;
   std::byte* slot = nullptr;
   CrossingLayout layout;              ///< dispatch
-  int64_t token_bytes = 0;            ///< combine: of what comes back for a token
+  int64_t token_bytes = 0;            ///< combine: of what is returned for a token
   int64_t row_stride = 0;             ///< of a row, with its weights
   uint64_t host_ranks = 0;            ///< source: of the other host
   const int32_t* leaving = nullptr;   ///< source
-  int source = -1;                    ///< proxy: whose tokens they are
-  int64_t count = 0;                  ///< proxy: of all that cross
+  int source = -1;                    ///< proxy: owner of the tokens
+  int64_t count = 0;                  ///< proxy: number of all crossing tokens
   CrossedTables crossed;              ///< proxy
   const std::byte* counts = nullptr;  ///< proxy, dispatch: counts row of the source
   RowsBack rows_back = RowsBack::per_rank;
   bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
   bool weights = false;   ///< rows come back with weights
 };
-/// This rank's rows for the ranks of its host.
+/// Sends this rank's rows for the ranks of its host.
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);
-/// Sends on what came, as if they were tokens of its own, and after the last round sets the source's flags.
+/// Sends on what arrived, like tokens of this rank, and after the last round sets the source's flags.
 void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                     const DeviceLimits& limits, gpu::Stream stream);
 /// Waits for all rows, completes what arrived and ends the call.
 void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 
-/// Copies or sums rows that others cannot read where they lie.
+/// Copies or sums rows that others cannot read in place.
 void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Proxy: what comes back for tokens of a source.
+/// Proxy: writes what is returned for tokens of a source.
 void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
 
-/// What came back from one other host.
+/// Rows that one other host returned.
 struct ReturnedHost {
   const int32_t* leaving = nullptr;
   int64_t count = 0;
-  int64_t per_round = 1;  ///< of them in a round
+  int64_t per_round = 1;  ///< tokens per round
   const std::byte* rows = nullptr;
   int64_t token_bytes = 0;
 };
-/// Owner: sums what is complete when round `round` has come, and was not before. `hosts`: [num_hosts], in the memory of the
-/// GPU; own_host has none.
+/// Owner: sums the tokens that are complete after round `round` and were not before. `hosts`: [num_hosts], in GPU memory;
+/// own_host is unused.
 struct ReturnedRowsOfHosts {
   const ReturnedHost* hosts = nullptr;
   const int32_t* host_of = nullptr;  ///< [W]
   int num_hosts = 1, own_host = 0;
   int64_t row_stride = 0;
   RowsBack rows_back = RowsBack::per_rank;
-  std::byte* scratch = nullptr;  ///< row_stride bytes of each warp: per_host
+  std::byte* scratch = nullptr;  ///< row_stride bytes per warp: per_host
   int64_t round = 0;
-  bool last = false;  ///< all rounds have come: sums the rest, and ends the call
+  bool last = false;  ///< all rounds have arrived: sums the rest, and ends the call
 };
 void launch_sum(const CudaCombineParams& params, const ReturnedRowsOfHosts& returned, const LaunchShape& launch,
                 gpu::Stream stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of a plan on the CPU: what ranks tell each other of their routing. Normal mode and the fused layer.
+// The first half of a plan on the CPU: the exchange of routing counts. Used by normal mode and the fused layer.
 #pragma once
 
 #include <cstring>
@@ -14,8 +14,8 @@
 
 namespace switchyard::detail {
 
-/// Tells all ranks the counts of `local`, gathers theirs, and fills `counts`. One warp of each rank, which knows the epoch.
-/// `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature is another one, or -1. False after a fault
+/// Sends the counts of `local` to all ranks, gathers theirs, and fills `counts`. Called by one warp of each rank, with the
+/// epoch in `call`. `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature differs, or -1. False after a fault
 /// (recorded). `relay`: as in exchange_counts.
 template <class A, class Relay = NoRelay>
 bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
@@ -48,8 +48,8 @@ bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayo
   return true;
 }
 
-/// Overflow::fail: throws on all ranks alike if one would get more rows than its capacity. `call` and the `member` that bounds
-/// them: for the text.
+/// Overflow::fail: throws on all ranks alike if one would get more rows than its capacity. `call` and `member`, the option that
+/// sets the capacity, are for the text.
 inline void check_capacity(const GatheredCounts& counts, Layout layout, int alignment, const std::string& call,
                            const char* member) {
   for (int r = 0; r < counts.world; ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan kernel, as the host sees it: normal mode's, and that of the fused layer.
+// Host interface of the plan kernel, for normal mode and the fused layer.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,14 @@
 
 namespace switchyard::detail {
 
-/// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
+/// Expert limit of the plan kernel: it counts in shared memory, for expert-major rows separately in each warp.
 inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 
-/// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
+/// Parameters of the plan: counts, their exchange, addresses, i.e. everything that depends on routing. Set by
+/// CudaNormal::plan_params.
 struct PlanParams {
-  CallContext call;  ///< all but the epoch
+  CallContext call;  ///< without the epoch
   RankWords words;
   ControlLayout control;
   ObjectState* state = nullptr;
@@ -41,15 +42,15 @@ struct PlanParams {
   bool fail_on_overflow = false;
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
-  uint64_t object = 0;        ///< equal on all ranks, of this object only
-  bool offers_place = false;  ///< `place` is known already and goes out with the counts
+  uint64_t object = 0;        ///< identity of this object, equal on all ranks
+  bool offers_place = false;  ///< `place` is known already and is sent with the counts
   Placement place{};
   uint64_t own_rows = 0;  ///< place.rows for this rank itself
   Tables tables;
   SoftFault* soft = nullptr;
 };
 
-/// The idle state is that of the object and, behind it, the header of its tables.
+/// The idle state is that of the object, followed by the header of its tables.
 inline void set_idle(PlanParams& p, const IdleCall& idle) {
   static_assert(kObjectStateBytes + sizeof(TablesHeader) <= IdleCall::kStateBytes);
   p.call = idle.call;
@@ -57,7 +58,7 @@ inline void set_idle(PlanParams& p, const IdleCall& idle) {
   p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
 }
 
-/// Blocks of a plan of `tokens` tokens, at most `most`: each sums the counts of those before it.
+/// Blocks of a plan of `tokens` tokens, at most `most`: each block sums the counts of the blocks before it.
 inline int plan_blocks(int64_t tokens, int most) {
   constexpr int64_t kUsualTokens = 64, kUsualMost = 64;
   const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
@@ -65,8 +66,8 @@ inline int plan_blocks(int64_t tokens, int most) {
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
 }
 
-/// Enqueues on `stream` of the current device and returns without waiting; a failure of the launch throws Error(system).
-/// `spans_hosts`: counts go to ranks of this host only; those of others come by their proxies.
+/// Enqueues on `stream` of the current device and returns without waiting. A launch failure throws Error(system).
+/// `spans_hosts`: counts go only to ranks of this host; those of other hosts get them through their proxies.
 void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
 
 }  // namespace switchyard::detail

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan on the device: each block counts a range of tokens, the last one to finish sends the rank's counts to all ranks, and
-// every block then turns the gathered counts into addresses for its tokens. What is decided is in plan/decisions.hpp, for the
-// host's plan too; the results are equal.
+// The plan on the device. Each block counts a range of tokens, the last block to finish sends the rank's counts to all ranks,
+// and every block then turns the gathered counts into addresses for its tokens. The decisions are in plan/decisions.hpp, shared
+// with the host's plan; the results are equal.
 //
-// Progress: every block waits for the counts of all ranks, its own included, and those are sent by the last block to arrive. So
-// all blocks must be able to run at the same time; the launcher keeps the grid to one block per multiprocessor. Other kernels
-// may delay a block, as long as they end.
+// Progress: every block waits for the counts of all ranks, including its own, and those are sent by the last block to arrive.
+// So all blocks must be able to run at the same time; the launcher limits the grid to one block per multiprocessor. Other
+// kernels may delay a block, as long as they end.
 //
-// Within a block, warps hold consecutive ranges of tokens; "before" always means: by earlier ranks, then blocks, then warps,
+// Within a block, warps hold consecutive ranges of tokens. "Before" always means: by earlier ranks, then blocks, then warps,
 // then lanes.
 #include <algorithm>
 
@@ -23,7 +23,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Pass 1 over this warp's routes: clean ids and weights to the tables, counts per expert, ranks per token, tokens per rank.
+/// Pass 1 over this warp's routes: writes clean ids and weights to the tables; counts routes per expert, ranks per token and
+/// tokens per rank.
 __device__ void count_routes(PlanView& v) {
   const Tables& t = v.p.tables;
   const int world = v.p.map.world, experts = v.p.map.experts;
@@ -60,7 +61,7 @@ __device__ void count_routes(PlanView& v) {
   }
 }
 
-/// Pass 1: this block's counts, published to the rank; the last block sends the rank's.
+/// Pass 1: adds this block's counts to the rank's, and determines whether this is the last block.
 __device__ void count_and_send(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts;
   const int hist_size = v.expert_major() ? kPlanWarps * experts : experts;
@@ -87,7 +88,8 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
-/// The last block, one warp per peer at a time: the counts row and, if it is known, the placement, behind one fence.
+/// Sends the counts row and, if it is known, the placement, with one fence per peer. Called by the last block; one warp per
+/// peer at a time.
 template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
   const PlanParams& p = v.p;
@@ -122,7 +124,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
   __syncthreads();
 }
 
-/// One warp: waits for all counts and compares what the ranks called. False: the call ends here.
+/// Waits for all counts and compares the calls of the ranks. Called by one warp. False: the call ends here.
 template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
@@ -144,7 +146,7 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   return record_mismatch<A>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
 }
 
-/// Sums of earlier blocks into start (experts) and record_base (ranks); earlier warps into hist and touching.
+/// Adds sums of earlier blocks to start (experts) and record_base (ranks), and of earlier warps to hist and touching.
 __device__ void add_earlier_blocks(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts, rank = v.b.call.rank();
   for (int c = threadIdx.x; c < (v.expert_major() ? v.columns() : world); c += kPlanThreads) {
@@ -171,8 +173,8 @@ __device__ void add_earlier_blocks(PlanView& v) {
   }
 }
 
-/// Expert-major, one warp per destination at a time: first row of this rank's segment of every expert, and rows needed there.
-/// For this rank as destination the first block also writes what the receiver must know of its experts.
+/// Expert-major, one warp per destination at a time: computes the first row of this rank's segment of every expert, and the
+/// rows needed there. For this rank as destination the first block also writes what the receiver must know about its experts.
 __device__ void place_experts(PlanView& v) {
   const PlanParams& p = v.p;
   const int world = p.map.world, rank = v.b.call.rank();
@@ -218,7 +220,7 @@ __device__ void place_experts(PlanView& v) {
   }
 }
 
-/// Rank-major without drops: what the receiver must know of its experts.
+/// Rank-major without drops: writes what the receiver must know about its experts.
 __device__ void count_experts_here(const PlanView& v) {
   const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
   for (int el = threadIdx.x; el < here; el += kPlanThreads) {
@@ -232,7 +234,7 @@ __device__ void count_experts_here(const PlanView& v) {
   }
 }
 
-/// The first block, one thread: the header.
+/// Writes the header. Called by one thread of the first block.
 __device__ void write_header(const PlanView& v) {
   TablesHeader& h = *v.p.tables.header;
   const int world = v.p.map.world, rank = v.b.call.rank();
@@ -264,7 +266,7 @@ __device__ void write_header(const PlanView& v) {
                                           v.b.capacity[v.b.overflow], 0, 0});
 }
 
-/// Pass 2, expert-major: the row of every route of this warp's tokens. Dropped routes get -1.
+/// Pass 2, expert-major: writes the row of every route of this warp's tokens; -1 for dropped routes.
 __device__ void write_route_rows(PlanView& v) {
   const int experts = v.p.map.experts;
   for_routes(
@@ -272,7 +274,7 @@ __device__ void write_route_rows(PlanView& v) {
       [&](int64_t r, int32_t id, unsigned same) {
         int32_t row = -1;
         if (id >= 0) row = v.hist[v.warp * experts + id] + __popc(same & ((1u << v.lane) - 1u));
-        __syncwarp();  // all have read before the last one counts on
+        __syncwarp();  // all lanes must have read before the last one updates the count
         if (id >= 0 && (same >> v.lane) == 1u) v.hist[v.warp * experts + id] = row + 1;
         if (id < -1) return;
         if (id >= 0 && !keeps(row, v.b.capacity[v.p.map.owner(id)])) {
@@ -284,7 +286,7 @@ __device__ void write_route_rows(PlanView& v) {
       });
 }
 
-/// Expert-major: the first kept route of token t to each rank is its primary: its row goes into the entry of that rank.
+/// Expert-major: the first kept route of token t to each rank is its primary route; writes its row to the entry of that rank.
 __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, SendEntry* out) {
   uint64_t done = 0;
 #pragma unroll 1
@@ -297,7 +299,7 @@ __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, Sen
   }
 }
 
-/// Rank-major: the routes of token t to the ranks in `refused` are dropped.
+/// Rank-major: drops the routes of token t to the ranks in `refused`.
 __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
 #pragma unroll 1
   for (int64_t f = t * v.p.topk; f < (t + 1) * v.p.topk; ++f) {
@@ -308,7 +310,7 @@ __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
   }
 }
 
-/// `record`: the first record at rank d of the tokens that follow the chunks in `ends`.
+/// `record`: the first record at rank d of the tokens after the chunks in `ends`.
 __device__ void write_chunk_records(const PlanView& v, unsigned ends, int d, int32_t record) {
   const int world = v.p.map.world;
   for (int s = 0; s < v.b.call.rank(); ++s) record -= v.gathered[s * world + d];
@@ -316,7 +318,7 @@ __device__ void write_chunk_records(const PlanView& v, unsigned ends, int d, int
     if ((ends >> c & 1u) != 0) v.p.tables.header->chunk_records[c * world + d] = record;
 }
 
-/// Pass 2: the send entries of this warp's tokens, ranks ascending.
+/// Pass 2: writes the send entries of this warp's tokens, ranks ascending.
 __device__ void write_sends(PlanView& v) {
   const int world = v.p.map.world;
   const int64_t end = v.end();
@@ -354,7 +356,7 @@ __device__ void write_sends(PlanView& v) {
   }
 }
 
-/// Rows needed per rank against its capacity; all ranks find the same.
+/// Compares the rows needed by each rank with its capacity; all ranks get the same result.
 __device__ void check_capacities(PlanView& v) {
   const int world = v.p.map.world;
   for (int d = threadIdx.x; d < world; d += kPlanThreads) {
@@ -378,7 +380,7 @@ __device__ void keep_counts(const PlanView& v) {
   for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
-/// The first thread of a plan that is left out: the tables say so.
+/// Marks the tables of a plan that is left out. Called by its first thread.
 __device__ void leave_out(const PlanParams& p, const CallContext& call) {
   TablesHeader& h = *p.tables.header;
   h.tokens = h.rows = h.num_records = h.invalid_ids = 0;
@@ -481,7 +483,7 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 }  // namespace
 
 void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts) {
-  // The kernel that records, if the call is traced.
+  // If the call is traced: the recording kernel.
   const bool traced = p.call.device_trace.records != nullptr;
   const auto& kernel = spans_hosts ? traced ? plan<TracedArch<CudaHosts>> : plan<CudaHosts>
                        : traced ? plan<CudaTraced>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the plan kernel sees: its share of the tokens, its shared memory, the counts that have been gathered.
+// A plan-kernel block's view: its share of the tokens, its shared memory, the gathered counts.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ struct PlanView {
     const int64_t block_end = least(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
     return least(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
   }
-  /// The expert of route f, or -1; adds 1 to `invalid` if its id is neither.
+  /// The expert of route f, or -1. Adds 1 to `invalid` if its id is neither an expert nor -1.
   __device__ int32_t id(int64_t f, int& invalid) const {
     const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
     const bool expert = raw >= 0 && raw < p.map.experts;
@@ -74,14 +74,14 @@ struct PlanView {
   __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
   __device__ bool expert_major() const { return p.layout == Layout::expert_major; }
   __device__ int columns() const { return p.map.world + p.map.experts; }
-  /// All threads, after the counts have come: D into shared memory.
+  /// Copies D to shared memory. Call from all threads, after the counts have arrived.
   __device__ void load_touching() const {
     const int world = p.map.world;
     for (int i = threadIdx.x; i < world * world; i += kPlanThreads) gathered[i] = touching_of(i / world)[i % world];
   }
 };
 
-/// The last block, one thread, after all blocks have counted: what the call's ids came to.
+/// Accounts for the call's invalid ids. Call from one thread of the last block, after all blocks have counted.
 __device__ inline void take_invalid_ids(const PlanView& v) {
   InvalidIdCounts* const counts = v.invalid_ids();
   const uint64_t invalid = counts != nullptr ? __ldcg(&counts->of_call) : 0;
@@ -92,7 +92,7 @@ __device__ inline void take_invalid_ids(const PlanView& v) {
 }
 
 /// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
-/// only asked for routes that exist; without one a lane has an id of its own below -1.
+/// called only for existing routes; a lane without a route gets a unique id below -1.
 template <class Id, class F>
 __device__ void for_routes(const PlanView& v, Id&& id_of, F&& f) {
   const int64_t end = v.end() * v.p.topk;

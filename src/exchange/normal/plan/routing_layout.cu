@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What routing asks for, counted on a GPU into memory of the caller. One cluster of blocks counts in shared memory and sums
-// what its blocks have counted, so that nothing needs to be zero before, no scratch memory is needed, and the result does not
-// depend on timing. GPUs before compute capability 9.0 have no clusters: there it is one block.
+// Counts the demand of a routing on a GPU into memory of the caller. One cluster of blocks counts in shared memory and sums the
+// counts of its blocks, so nothing needs to be zeroed first, no scratch memory is needed, and the result does not depend on
+// timing. GPUs below compute capability 9.0 have no clusters: there it is one block.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,17 +28,17 @@ struct RoutingLayoutParams {
   uint8_t* where = nullptr;
 };
 
-/// Blocks of the cluster: the most that every GPU with clusters takes.
+/// Blocks of the cluster: the maximum that every GPU with clusters supports.
 constexpr int kCountBlocks = 8;
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kWarpLanes = 32;
-/// Tokens that a warp counts at a time, a lane's each.
+/// Tokens that a warp counts at a time, one per lane.
 constexpr int kTileTokens = kWarpLanes;
-/// Ids that a lane has on their way at a time.
+/// Ids that a lane has in flight at a time.
 constexpr int kIdsAhead = 8;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 static_assert(kMaxRanks <= 64, "ranks of a token are the bits of a word");
 
-/// Expert of a route, -1 if it has none.
+/// Expert of a route; -1 if it has none.
 __device__ int32_t expert_of(const RoutingLayoutParams& p, int64_t route) {
   if (!p.ids64) {
     const int32_t id = static_cast<const int32_t*>(p.ids)[route];
@@ -48,7 +48,8 @@ __device__ int32_t expert_of(const RoutingLayoutParams& p, int64_t route) {
   return id >= 0 && id < p.map.experts ? static_cast<int32_t>(id) : -1;
 }
 
-/// One warp: counts routes of `tokens` tokens from `first` on, and sets the bits of their ranks in `masks`, which are 0.
+/// Counts the routes of `tokens` tokens from `first` on and sets the bits of their ranks in `masks`, which are 0 before. One
+/// warp.
 __device__ void count_routes_of_tile(const RoutingLayoutParams& p, int64_t first, int tokens, uint32_t* per_expert,
                                      unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, routes = tokens * p.topk;
@@ -69,7 +70,7 @@ __device__ void count_routes_of_tile(const RoutingLayoutParams& p, int64_t first
   }
 }
 
-/// One warp: rows of is_token_in_rank, four bytes at a time.
+/// Writes rows of is_token_in_rank, four bytes at a time. One warp.
 __device__ void write_rows_of_tile(const RoutingLayoutParams& p, int64_t first, int tokens, const unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, world = p.map.world, bytes = tokens * world;
   uint8_t* const to = p.where + first * world;
@@ -87,7 +88,7 @@ __device__ void write_rows_of_tile(const RoutingLayoutParams& p, int64_t first, 
   }
 }
 
-/// One warp: its share of the tokens. `counts`: [W + E] of the block.
+/// Counts one warp's share of the tokens. `counts`: [W + E] of the block.
 __device__ void count_tiles(const RoutingLayoutParams& p, uint32_t* counts, unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, world = p.map.world;
   for (int64_t tile = int64_t{blockIdx.x} * kCountWarps + warp; tile * kTileTokens < p.tokens;
@@ -128,14 +129,14 @@ __global__ void __launch_bounds__(kCountThreads) SWITCHYARD_ONE_CLUSTER(kCountBl
     for (uint32_t block = 0; block < gridDim.x; ++block) sum += ptx::load_of_one_cluster(counted + c, block);
     (c < p.map.world ? p.per_rank[c] : p.per_expert[c - p.map.world]) = static_cast<int32_t>(sum);
   }
-  ptx::one_cluster_barrier();  // no block ends while others read what it has counted
+  ptx::one_cluster_barrier();  // no block may end while others read its counts
 }
 
 }  // namespace normal
 
 namespace {
 
-/// Blocks of the kernel on a GPU. Its properties are asked for once: that takes longer than the kernel.
+/// Blocks of the kernel on a GPU. The device properties are queried only once, because the query takes longer than the kernel.
 int blocks_on(int device) {
   static std::array<std::atomic<int>, 64> known = {};
   std::atomic<int>* const here = device < static_cast<int>(known.size()) ? &known[static_cast<size_t>(device)] : nullptr;
@@ -149,7 +150,7 @@ int blocks_on(int device) {
 }
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
-/// Up to here a kernel needs no permission: 48 KiB, with what the kernel has besides.
+/// Up to this size a kernel needs no opt-in: with its static shared memory it stays within 48 KiB.
 constexpr int kSharedUnasked = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
@@ -157,7 +158,7 @@ const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", norm
                                                             return shared_bytes_of(kMostCountedExperts + kMaxRanks);
                                                           });
 
-/// The GPU that has the memory at `p`. Throws Error(invalid_argument) naming the argument.
+/// The GPU that owns the memory at `p`. Throws Error(invalid_argument), naming the argument.
 int device_of(const char* name, const void* p, size_t alignment) {
   gpu::MemoryPlace place;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
@@ -197,7 +198,7 @@ void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayo
   p.per_expert = out.num_tokens_per_expert;
   p.where = out.is_token_in_rank;
   const int shared = shared_bytes_of(map.world + map.experts);
-  if (shared > kSharedUnasked) routing_layout_of.prepare({});  // groups have done so on their devices
+  if (shared > kSharedUnasked) routing_layout_of.prepare({});  // groups have done this on their devices
   routing_layout_of.launch({blocks_on(device), kCountThreads, static_cast<uint32_t>(shared)}, static_cast<gpu::Stream>(stream),
                            p);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What normal mode keeps in a GPU's memory: per object its state, per handle its tables. Described once for host and device.
+// GPU memory of normal mode: the state of an object and the tables of a handle. Shared by host and device code.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +12,28 @@
 
 namespace switchyard::detail {
 
-/// The state of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel
-/// stores it. Counters are 0 between launches.
+/// State of one exchange object. The kernels of a call use the successor of `epoch` as the call's epoch; the last warp of its
+/// last kernel stores it. Counters are 0 between launches.
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
   uint64_t sends_done[kRowChunks], sums_done[kSumChunks], pulls_done, exits;
   uint64_t sends_next, places_next, sums_next, pulls_next;  ///< counters of protocol/work_queue.hpp
-  uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
-  // Another rank had no room in a call, which its host heard of at once. Until this rank's host has, calls do nothing here:
-  // that rank may make none of them.
+  uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: begin of its first block, end of its last block
+  // Another rank had no room in a call, which its own host learned at once. Until the host of this rank has learned it too,
+  // calls do nothing on this rank, because that rank may make none of them.
   uint64_t halted_by;  ///< number of that fault on this rank, from 1; 0: none
   uint64_t halted_epoch;
   int32_t halted_code, halted_rank;
-  uint64_t verdict, leavers;  ///< of the call under way, while halted: whether it goes on; blocks that have left
+  uint64_t verdict, leavers;  ///< of the current call, while halted: whether it goes on; number of blocks that have left
 };
 enum class Verdict : uint64_t { none, goes_on, does_nothing };
-/// What a block of a call finds when it begins: it takes part; so it does, and the object is halted no longer; or the call does
-/// nothing because the object is halted, or because the dispatch that made its handle moved nothing.
+/// State that a block of a call finds when it begins. takes_part: the call runs. resumes: it runs, and the object is no longer
+/// halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch that
+/// made its handle moved nothing.
 enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
 
-inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
+inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 
 struct TablesHeader {
@@ -40,25 +41,25 @@ struct TablesHeader {
   int64_t rows;         ///< delivered here, padding included
   int64_t num_records;  ///< received here
   uint64_t epoch;       ///< of the dispatch that made the tables
-  uint64_t identity;    ///< of that dispatch, equal on all ranks: calls by handles compare it
+  uint64_t identity;    ///< of that dispatch, equal on all ranks; calls with handles compare it
   int32_t status;       ///< ErrorCode that ended it on all ranks alike, or ok
-  int32_t failed_rank;  ///< the first rank that could not take part, if it is not ok
-  int32_t moved;        ///< 1 once its rows and records have come
+  int32_t failed_rank;  ///< the first rank that could not take part, if not ok
+  int32_t moved;        ///< 1 once its rows and records have arrived
   int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
   int32_t any_weights;  ///< records carry weights
-  int64_t invalid_ids;  ///< of this rank's routes, neither -1 nor an expert
+  int64_t invalid_ids;  ///< ids of this rank's routes that are neither -1 nor an expert
   int64_t record_begin[kMaxRanks + 1];
   int64_t tokens_of[kMaxRanks];                   ///< T of every rank
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
 };
 
-/// Shape of a handle's tables: all that their sizes depend on.
+/// Shape of a handle's tables: everything that their sizes depend on.
 struct TablesShape {
   int world = 1;
   int experts = 0;
   int experts_here = 0;
   int topk = 0;
-  int64_t tokens = 0;  ///< tokens that there is room for
+  int64_t tokens = 0;  ///< capacity in tokens
   bool expert_major = false;
 
   SWITCHYARD_FN int stride() const { return topk < world ? topk : world; }
@@ -82,7 +83,7 @@ struct Tables {
   int64_t bytes = 0;
 };
 
-/// Lays the tables out at `base`; null: only `bytes` counts.
+/// Lays out the tables at `base`; null: only `bytes` counts.
 inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   Tables t;
   Carver carver(base);
@@ -104,7 +105,7 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   return t;
 }
 
-/// What a dispatch leaves at its receiver besides rows: records and, expert-major, where each row came from.
+/// Data that a dispatch stores at its receiver besides rows: records and, for expert-major, the source of each row.
 struct Received {
   std::byte* records = nullptr;
   RecordLayout layout;
