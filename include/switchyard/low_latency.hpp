@@ -109,7 +109,7 @@ struct LowLatencyCombineOptions {
   CombineOrder order = CombineOrder::per_route;
   /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed unweighted).
   const float* weights = nullptr;
-  /// float32 [experts here], per_route only, or null: each row returns as round(y * scale of its expert), computed in
+  /// float32 [local experts], per_route only, or null: each row returns as round(y * scale of its expert), computed in
   /// registers.
   const float* expert_scale = nullptr;
   void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
@@ -120,7 +120,7 @@ struct LowLatencyCombineOptions {
 /// Options of moe_all_to_all.
 struct AllToAllOptions {
   const float* weights = nullptr;       ///< float32 [T, K]; null: 1
-  const float* expert_scale = nullptr;  ///< float32 [experts here]: expert e returns round(x * scale); null: the row unchanged
+  const float* expert_scale = nullptr;  ///< float32 [local experts]: expert e returns round(x * scale); null: the row unchanged
   /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be for the group's backend; null:
   /// none. Ranks may pass different functions, or none.
   const RowFunction* row_function = nullptr;
@@ -137,20 +137,20 @@ struct LowLatencyBlock;
 /// Result of dispatches, and the input that combine needs. Memory of fixed shape, made once by make_output(), overwritten by
 /// each dispatch into it, private to the rank. Movable. Must not outlive its group, nor be destroyed while a call uses it.
 struct LowLatencyOutput {
-  Rows x;                       ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
+  Rows x;                       ///< [local experts * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;  ///< R
   int64_t scale_rows = 0;       ///< Rs: distance in words between columns of scales; row-major: R
   ScaleOrder scale_order = ScaleOrder::row_major;  ///< as configured; so is scale_group
   int scale_group = kScaleGroup;
-  int32_t* rows_of_expert = nullptr;  ///< [experts here]; valid as input of a "masked" grouped GEMM
-  int64_t* source_range = nullptr;    ///< [experts here, W] rows of a source: first << 32 | count; sources ascending
-  /// [experts here, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
+  int32_t* rows_of_expert = nullptr;  ///< [local experts]; valid as input of a "masked" grouped GEMM
+  int64_t* source_range = nullptr;    ///< [local experts, W] rows of a source: first << 32 | count; sources ascending
+  /// [local experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
   /// Unspecified beyond rows_of_expert, like the rows themselves.
   int64_t* row_source = nullptr;
   std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory; must be held as long as calls or graphs use it
 };
 
-/// Rows for the expert outputs, [experts here * R, H]: the result for row i of LowLatencyOutput::x is row i. Expert kernels
+/// Rows for the expert outputs, [local experts * R, H]: the result for row i of LowLatencyOutput::x is row i. Expert kernels
 /// write there and combine reads it in place. Made once by make_rows(), private to the rank, aligned to 256 bytes; copies share
 /// it. The last copy must not be destroyed while a call or a graph uses it, nor outlive the group.
 struct LowLatencyRows : Rows {

@@ -188,9 +188,9 @@ class NormalImpl;
 /// Host-side counts of the rows that a dispatch delivered.
 struct DispatchCounts {
   int64_t rows = 0;                         ///< M
-  std::vector<int64_t> tokens_per_expert;   ///< [experts here]
-  std::vector<int64_t> aligned_per_expert;  ///< [experts here]
-  std::vector<int64_t> expert_first_row;    ///< [experts here], expert-major; else empty
+  std::vector<int64_t> tokens_per_expert;   ///< [local experts]
+  std::vector<int64_t> aligned_per_expert;  ///< [local experts]
+  std::vector<int64_t> expert_first_row;    ///< [local experts], expert-major; else empty
 };
 
 /// The routing of one dispatch, for both senders and receivers; required by combine and cached dispatch. Cheap to copy,
@@ -251,10 +251,10 @@ struct Dispatched {
   // Expert-major.
   std::span<const int64_t> row_source;        ///< [allocated rows] source rank << 48 | k << 32 | token; -1 for padding
   std::span<const float> row_weights;         ///< [allocated rows]; empty if dispatch got no weights
-  std::span<const int64_t> expert_first_row;  ///< [experts here]
+  std::span<const int64_t> expert_first_row;  ///< [local experts]
 
-  std::span<const int64_t> tokens_per_expert;   ///< [experts here] kept routes of all sources to each local expert
-  std::span<const int64_t> aligned_per_expert;  ///< [experts here] the same, rounded up to expert_alignment
+  std::span<const int64_t> tokens_per_expert;   ///< [local experts] kept routes of all sources to each local expert
+  std::span<const int64_t> aligned_per_expert;  ///< [local experts] the same, rounded up to expert_alignment
 
   // Overflow::drop_and_report: full length, all zero if nothing was dropped. Overflow::fail: empty. Cached dispatch: equal to
   // those of the dispatch that made the handle.
