@@ -85,8 +85,8 @@ struct ExpertMemory {
 ///
 /// CUDA: a call is two GroupedGemm calls, with the bits that GroupedGemm documents. H and I are multiples of 8; fp8: of 16. The
 /// fp8 intermediate row is rounded to bf16 and then quantized, one float32 scale per 128 columns. Calls are enqueued, allocate
-/// nothing and do not wait; they can be captured. Calls of one object, graphs included, must not overlap: they share the
-/// intermediate rows.
+/// nothing and do not wait; they can be captured. Calls of one object, graphs included, must be ordered one after another: they
+/// share the intermediate rows.
 ///
 /// Threads: one thread at a time per object; objects are independent.
 class ExpertMlp {
@@ -109,8 +109,8 @@ class ExpertMlp {
   ~ExpertMlp();
 
   /// Experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they share this
-  /// object's intermediate rows, so calls of all of them, graphs included, must not overlap. CPU: they have their own scratch,
-  /// and WeightStorage as here. \throws as the constructor.
+  /// object's intermediate rows, so calls of all of them, graphs included, must be ordered one after another. CPU: they have
+  /// their own scratch, and WeightStorage as here. \throws as the constructor.
   ExpertMlp with_weights(const MoeWeights& weights) const;
 
   /// Memory of an object of this shape on this machine. Allocates nothing permanently.

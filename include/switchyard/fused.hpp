@@ -108,7 +108,7 @@ class FusedImpl;
 /// call ends with PeerTimeout within GroupOptions::timeout.
 ///
 /// CUDA: pointers are memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host, so
-/// they can be captured and replayed. Calls of one object, graphs included, must not overlap.
+/// they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
 ///
 /// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
 /// exceeding the capacity is Error(capacity_exceeded) on all ranks; the object stays usable.

@@ -114,8 +114,8 @@ struct GroupedGemmOptions {
 };
 
 /// One matrix product per expert, on the GPU that is current at construction. Calls are enqueued and do not wait; they can be
-/// captured. Calls of one object, graphs included, must not overlap (they share a counter); objects are independent. One thread
-/// at a time.
+/// captured. Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are
+/// independent. One thread at a time.
 class GroupedGemm {
  public:
   /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; it stays the caller's and is read by every

@@ -49,7 +49,7 @@ struct WeightGradientConfig {
 /// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. Memory beyond
 /// the rows of an expert has no influence, whatever its contents.
 ///
-/// Calls of one object, graphs included, must not overlap (they share a counter); objects are independent.
+/// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
 class WeightGradient {
  public:
   /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or

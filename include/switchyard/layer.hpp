@@ -127,7 +127,8 @@ struct MoeLayerMemory {
 /// CPU: forward is synchronous on the calling thread (the exchange, and all of a fused layer, use the group's workers). CUDA:
 /// pointers are memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes. Calls are
 /// enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other tokens,
-/// routing and weights, and with another T by device_tokens. Calls of one layer, graphs included, must not overlap.
+/// routing and weights, and with another T by device_tokens. Calls of one layer, graphs included, must be ordered one after
+/// another.
 ///
 /// Threads: one thread at a time for all objects of a group.
 ///
@@ -145,9 +146,9 @@ class MoeLayer {
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// Local. Makes another layer of the model, which differs from this one only in its weights and shares all other memory with
   /// it (docs/layer.md gives the cost of a layer then). Either may be destroyed first. The weights are as in the constructor,
-  /// with MoeLayerConfig::storage. Calls of layers that share memory, graphs included, must not overlap and must be in the same
-  /// order of layers on all ranks; the fused form detects violations (mismatch). All ranks make the same layers in the same
-  /// order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient.
+  /// with MoeLayerConfig::storage. Calls of layers that share memory, graphs included, must be ordered one after another and
+  /// must be in the same order of layers on all ranks; the fused form detects violations (mismatch). All ranks make the same
+  /// layers in the same order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient.
   MoeLayer with_weights(const MoeWeights& weights) const;
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;

@@ -48,8 +48,8 @@ switchyard_code_t sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 ///
 /// Enqueues this sum. `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of both belongs to one
 /// token. `dw` is [E, N, K], aligned to 16 bytes, and must not overlap them. An expert without rows gets zeros, or stays
-/// unchanged with `add`. Calls of one object, graphs included, must not overlap. `options` NULL: defaults. Errors:
-/// invalid_argument naming the argument; system.
+/// unchanged with `add`. Calls of one object, graphs included, must be ordered one after another. `options` NULL: defaults.
+/// Errors: invalid_argument naming the argument; system.
 switchyard_code_t sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
                                          const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options);
 

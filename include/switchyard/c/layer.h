@@ -92,9 +92,9 @@ switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config
 switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                          void* stream, sy_moe_layer** layer);
 /// Local. Makes another layer of the model, which differs from `layer` only in its weights and shares all other memory with it;
-/// either may be destroyed first. Calls of layers that share memory, graphs included, must not overlap and must be in the same
-/// order of layers on all ranks; all ranks make the same layers in the same order. The scales are those of fp8, else NULL.
-/// Errors: invalid_argument naming the argument; system.
+/// either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
+/// must be in the same order of layers on all ranks; all ranks make the same layers in the same order. The scales are those of
+/// fp8, else NULL. Errors: invalid_argument naming the argument; system.
 switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                             const void* w2_scales, sy_moe_layer** other);
 /// sy_moe_layer_with_weights() on `stream`, as sy_moe_layer_create_on.
