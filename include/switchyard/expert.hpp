@@ -44,7 +44,7 @@ struct NamesOf<WeightStorage> {
 struct ExpertOptions {
   Backend backend = Backend::cpu;  ///< cuda: weights, rows and ranges are in memory of the GPU that is current at construction
   DType type = DType::bf16;        ///< of rows and weights: bf16; cuda: also f16 or fp8_e4m3, with bf16 outputs
-  WeightStorage storage = WeightStorage::packed;  ///< cuda: always view, because the weights stay in the caller's memory
+  WeightStorage storage = WeightStorage::packed;  ///< cuda: must be view, because the weights stay in the caller's memory
   /// CPU, forward_rank_major: memory for the float32 outputs of single routes, H * 4 bytes each (at least 256 routes are kept).
   /// Rows whose routes do not fit are processed in blocks, and each block reads the weights once: larger is faster. Pages are
   /// touched only when used.

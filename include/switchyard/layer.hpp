@@ -79,7 +79,7 @@ struct MoeLayerConfig {
   /// GPUs, normal mode: calls are captured in graphs. All graphs of the layer share one set of rows, separate from that of
   /// other calls.
   bool captured = true;
-  WeightStorage storage = WeightStorage::packed;  ///< GPUs: always view, because the weights stay in the caller's memory
+  WeightStorage storage = WeightStorage::packed;  ///< GPUs: must be view, because the weights stay in the caller's memory
   ScaleKind row_scales = ScaleKind::f32;     ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
   ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: kind of w13_scales and w2_scales, whose shapes are those of ExpertOptions
   const void* w13_scales = nullptr;

@@ -37,7 +37,7 @@ struct LedgerConfig {
   int64_t hidden = 0;           ///< H >= 1
   int num_experts = 0;          ///< E >= 1; need not divide by W
   int topk = 0;                 ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;       ///< maximum M on any rank, >= 0; return buffers hold max_tokens * K rows, two or three times
+  int64_t max_tokens = 0;       ///< maximum M on any rank, >= 0; two or three return buffers of max_tokens * K rows
   DType row_type = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int64_t max_rows = 0;         ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
   int max_ledgers = 4;          ///< CUDA: maximum number of PreparedLedgers alive at once, those of graphs included, >= 1

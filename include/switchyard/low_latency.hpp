@@ -187,7 +187,7 @@ class LowLatencyExchange {
   /// memory of the rank (CUDA: of its GPU); dispatches place rows there directly, as in the library's own. \throws
   /// Error(invalid_argument).
   LowLatencyOutput make_output(const Rows& memory);
-  /// Allocates rows for expert outputs. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
+  /// Rows for expert outputs. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
   /// LowLatencyConfig::row_type. \throws Error(invalid_argument), Error(unsupported) for fp8.
   LowLatencyRows make_rows(DType type = DType::bf16);
 

@@ -197,7 +197,7 @@ struct DispatchCounts {
 /// immutable, usable any number of times and in any order, with any object of the same group size, rank and shape. The handles
 /// that the ranks pass to one call must come from one dispatch: handles of several dispatches, also of other groups, are
 /// Error(mismatch) on all ranks. CPU: holds no symmetric memory. CUDA: its tables are in the pool of the object that made it,
-/// so it must not outlive that object. All members below wait for the dispatch (Error(unsupported) while its stream is
+/// so it must not outlive that object. On CUDA all members below wait for the dispatch (Error(unsupported) while its stream is
 /// captured).
 class Handle {
  public:

@@ -112,10 +112,10 @@ struct GeneratorSpec {
   int world = 1;                  ///< W in [1, kMaxRanks]; used only by all_to_one to a rank
   double zipf_exponent = 1.2;     ///< in [0, 16]
   bool target_is_expert = false;  ///< all_to_one: `target` is an expert instead of a rank
-  int target = 0;       ///< all_to_one: rank whose experts get everything (uniformly), or the single expert. A single expert
-                        ///< is chosen once per token, other routes are dropped; with `duplicates` it is chosen K times
-  int num_groups = 8;   ///< group_limited; divides E
-  int topk_groups = 4;  ///< group_limited; in [1, num_groups]
+  int target = 0;  ///< all_to_one: rank whose experts get everything (uniformly), or the one expert that does. A single expert
+                   ///< is chosen once per token, other routes are dropped; with `duplicates` it is chosen K times
+  int num_groups = 8;        ///< group_limited; divides E
+  int topk_groups = 4;       ///< group_limited; in [1, num_groups]
   double drop_fraction = 0;  ///< probability, in [0, 1], that a route is dropped (id -1); does not change the other ids
   bool duplicates = false;   ///< draw the K choices of a token independently, so that an expert may occur twice
   uint64_t seed = 1;

@@ -37,7 +37,7 @@ inline void forget_error() { (void)cudaGetLastError(); }
 using Stream = cudaStream_t;
 using Event = cudaEvent_t;
 
-/// The default stream, which orders itself with all blocking streams; null also denotes it.
+/// The default stream, which orders itself after all blocking streams; null also denotes it.
 inline Stream legacy_stream() { return cudaStreamLegacy; }
 inline bool is_legacy(Stream stream) { return stream == nullptr || stream == cudaStreamLegacy; }
 /// A different stream in each thread, under one handle.

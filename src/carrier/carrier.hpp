@@ -23,7 +23,7 @@ enum class RoundState : uint8_t {
   under_way,
   done,    ///< all bytes of the round, and of those before it, have been sent and received
   broken,  ///< a peer has closed its end or is unreachable, or abort() was called
-  unlike,  ///< a peer sends data of other sizes than expected: the ends make different calls
+  unlike,  ///< a peer sends other data than expected: the ends make different calls
 };
 struct RoundLook {
   RoundState state = RoundState::done;

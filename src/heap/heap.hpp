@@ -44,9 +44,9 @@ class SymmetricHeap {
 
   /// Allocates `bytes` at `alignment` (a power of two up to kHeapSegmentAlignment) from this rank's segment and returns the
   /// offset. If all ranks make the same calls in the same order the offsets are equal; callers exchange and verify them. The
-  /// memory is zero when first allocated and keeps its bytes when reallocated. First fit; sizes are rounded up to
-  /// OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block survive sleep, by default
-  /// all of it. Throws Error(heap_exhausted) naming requested, free, largest free and total sizes. Any thread.
+  /// memory is zero when first allocated and keeps its bytes when it is allocated again after a release. First fit; sizes are
+  /// rounded up to OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block survive sleep,
+  /// by default all of it. Throws Error(heap_exhausted) naming requested, free, largest free and total sizes. Any thread.
   size_t allocate(size_t bytes, size_t alignment, size_t kept = std::numeric_limits<size_t>::max());
   /// Declares that `pool` subdivides the block at `offset`, in offsets of the heap: the pool's kept ranges survive sleep too.
   /// Any thread.

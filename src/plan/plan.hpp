@@ -135,7 +135,7 @@ inline const HandleData& host_data(const HandleData& h) { return h.device ? h.de
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
 /// applying each destination's capacity. O(W * E + T * K). The caller must set `rows_allocated` and `records_allocated`, and
-/// before that `reports_drops`, without which no route may exceed a capacity.
+/// before this call `reports_drops`, without which no route may exceed a capacity.
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
 /// The receiver's part of build_owner_side(): `rows`, `num_records` and `first_row`, from the counts.

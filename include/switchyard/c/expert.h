@@ -24,7 +24,7 @@ typedef struct sy_expert_mlp sy_expert_mlp;  ///< one rank's experts; sy_expert_
 typedef int32_t sy_weight_storage;
 enum {
   SWITCHYARD_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may be freed after creation
-  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: always
+  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: required
 };
 
 /// Size of one rank's experts; all experts have the same size.

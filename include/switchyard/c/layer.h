@@ -49,7 +49,7 @@ typedef struct sy_moe_layer_config {
   sy_moe_form form;
   sy_overflow overflow;         ///< for routes beyond a rank's capacity; see sy_moe_layer_dropped
   int32_t captured;             ///< 0 or 1; GPUs, normal mode: calls are captured in graphs, which have their own rows
-  sy_weight_storage storage;    ///< GPUs: always view
+  sy_weight_storage storage;    ///< GPUs: must be view
   sy_scale_kind row_scales;     ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
   sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0, kind of the scales below, whose shapes are in switchyard/expert.hpp
   sy_invalid_ids invalid_ids;   ///< may differ by rank

@@ -164,8 +164,7 @@ switchyard_code_t sy_group_check(const sy_group* group);
 /// Ends every wait of every rank with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other than
 /// SWITCHYARD_OK, or a caller-defined number up to 255. Idempotent: the first failure counts.
 switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
-/// The rank leaves now, although its objects stay alive; its later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the
-/// GPU.
+/// The rank leaves now, but its objects stay alive; later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
 switchyard_code_t sy_group_leave(sy_group* group);
 
 /// Bytes of the symmetric heap on this rank: in use and total. Either pointer may be NULL.
@@ -288,9 +287,8 @@ typedef struct sy_dispatch_options {
 /// [T, K] or NULL. `options` NULL: defaults.
 switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
-/// Collective. Repeats the routing of `handle` with other rows, without counting or exchanging counts. Of the options only
-/// `quantize`, `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are
-/// returned.
+/// Collective. Repeats the routing of `handle` with other rows, without an exchange of counts. Of the options only `quantize`,
+/// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are returned.
 switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 
@@ -387,8 +385,8 @@ typedef struct sy_call_statistics {
 #define SWITCHYARD_CALL_STATISTICS_INIT \
   { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
-/// Number of invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays included; waits
-/// for no kernel.
+/// Invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays included; waits for no
+/// kernel.
 switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----

@@ -211,8 +211,8 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
   (q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind, static_cast<size_t>(group));
 }
 
-// Vectors of words: the hardware accesses at least 8 bytes at a time, as words of an atomic type would require. The fences are
-// those of a release and an acquire of all of them.
+// Vectors of words in place of words of an atomic type: the hardware accesses at least 8 bytes at a time. The fences are those
+// of a release and an acquire of all of them.
 
 void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as) {
   size_t written = 0;

@@ -125,7 +125,7 @@ SWITCHYARD_WGMMA(160, 10, 80, 81)
 SWITCHYARD_WGMMA(176, 11, 88, 89)
 SWITCHYARD_WGMMA(192, 12, 96, 97)
 
-/// Wgmma for fp8 e4m3 with 32 elements of the sum, both operands in order inner: the next 32 are at kInnerStep.
+/// Wgmma for fp8 e4m3 with 32 elements of the sum, both operands in order inner: the next 32 are kInnerStep further.
 template <int N>
 struct WgmmaE4m3;
 
