@@ -68,7 +68,7 @@ struct LowLatencyConfig {
   int64_t hidden = 0;                 ///< H; any if rows are sent unquantized, else a multiple of 16
   int num_experts = 0;                ///< E >= 1; need not divide by W
   int topk = 0;                       ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;             ///< largest T on any rank, in [1, 65535]
+  int64_t max_tokens = 0;             ///< maximum T on any rank, in [1, 65535]
   DType row_type = DType::bf16;       ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
   ScaleKind scales = ScaleKind::f32;  ///< rows are sent as fp8 e4m3 with these scales; none: unquantized
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128

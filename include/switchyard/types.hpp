@@ -76,7 +76,7 @@ struct NamesOf<Staging> {
 enum class SizePolicy : uint8_t {
   exact = 0,       ///< from the exchanged counts; CUDA: the call waits for them
   capacity = 1,    ///< the caller's bound, see Overflow
-  worst_case = 2,  ///< the largest number that any routing can produce; shapes never vary
+  worst_case = 2,  ///< maximum over all routings; shapes never vary
   automatic = 3,   ///< CPU: exact; CUDA: worst_case, because exact waits for the GPU
 };
 template <>

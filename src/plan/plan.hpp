@@ -21,7 +21,7 @@ struct LocalPlan {
   int64_t tokens = 0;
   std::vector<int32_t> ids;           ///< [T * K] expert, or -1 (any id outside [0, E))
   std::vector<int32_t> expert_index;  ///< [T * K] number of earlier routes of this rank to the same expert (stable index), -1
-  std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that touch the expert's rank, -1
+  std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that go to the expert's rank, -1
   std::vector<int32_t> tokens_per_rank;    ///< [W]
   std::vector<int32_t> routes_per_expert;  ///< [E]
   InvalidRoutes invalid;
@@ -35,7 +35,7 @@ struct GatheredCounts {
   int world = 0;
   int experts = 0;
   std::vector<int32_t> routes;    ///< [W, E] S: routes of source s to expert e
-  std::vector<int32_t> touching;  ///< [W, W] D: tokens of source s that touch rank d
+  std::vector<int32_t> touching;  ///< [W, W] D: tokens of source s that go to rank d
   std::vector<int64_t> tokens;    ///< [W] T of each rank
   std::vector<int64_t> capacity;  ///< [W] maximum output rows of rank d; INT64_MAX if unbounded
 

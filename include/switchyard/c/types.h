@@ -79,7 +79,7 @@ typedef int32_t sy_size_policy;
 enum {
   SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
   SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
-  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< the largest number that any routing can produce
+  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< maximum over all routings
   SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
