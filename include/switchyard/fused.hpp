@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A whole MoE layer in one GPU kernel, or one run of a CPU group's workers: rows travel, both products of the experts run and
-/// outputs return in one graph of tasks. GPUs of compute capability 9.0 (H100, H200) that reach each other's memory, and the
-/// CPU. MoeLayer (layer.hpp) has it as MoeForm::fused; this is the same for programs that link the exchange library alone.
-/// docs/concepts/fused.md says how it works.
+/// A complete MoE layer in one GPU kernel, or in one run of a CPU group's workers: row transfers, both products of the experts
+/// and the return of outputs form one graph of tasks. Runs on GPUs of compute capability 9.0 (H100, H200) with peer access, and
+/// on the CPU. MoeLayer (layer.hpp) offers it as MoeForm::fused; this interface is for programs that link only the exchange
+/// library. docs/concepts/fused.md describes the implementation.
 ///
-///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: as ExpertMlp (expert.hpp) says
+///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)
 ///
-/// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L those of this rank.
+/// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
-/// Bits: those of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a combine per_route, called one by one;
-/// they depend on neither num_sms, nor the number of workers, nor timing. CPU: with the products that MoeLayer brings.
+/// Bits: equal to those of separate calls of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a per_route
+/// combine. They depend on neither num_sms, the number of workers, nor timing. CPU: with the products that MoeLayer supplies.
 #pragma once
 
 #include <cstddef>
@@ -32,16 +32,16 @@ struct FusedMoeConfig {
   int64_t intermediate = 0;  ///< I: a multiple of 8
   int num_experts = 0;       ///< E >= 1; need not divide by W
   int topk = 0;              ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;    ///< largest T on any rank
-  int64_t capacity = 0;      ///< most rows, one for each route, that a rank takes in a call; 0: those of the worst routing
-  Overflow overflow = Overflow::fail;  ///< of routes beyond a rank's capacity
-  /// Of weights, and so of what is multiplied: bf16 or fp8_e4m3. Tokens and results are bf16 either way. fp8: H and I are
-  /// multiples of 128, H at most 65536; a token becomes fp8 before it travels, as NormalExchange quantises it.
+  int64_t max_tokens = 0;    ///< maximum T on any rank
+  int64_t capacity = 0;      ///< maximum number of rows, one per route, that a rank accepts in a call; 0: worst-case routing
+  Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity
+  /// Type of the weights, and so of the products: bf16 or fp8_e4m3. Tokens and results are bf16 in both cases. fp8: H and I are
+  /// multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
   DType type = DType::bf16;
-  ScaleKind row_scales = ScaleKind::f32;     ///< fp8: of tokens, of 128 columns each: f32 or ue8m0
-  ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: of w13_scales and w2_scales
-  /// fp8: of 128 x 128 weights, as ExpertOptions has them: [L, 2 * I / 128, H / 128] and [L, H / 128, I / 128]. They are read
-  /// when the object is made: what writes them has ended by then.
+  ScaleKind row_scales = ScaleKind::f32;     ///< fp8: for tokens, one per 128 columns: f32 or ue8m0
+  ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: kind of w13_scales and w2_scales
+  /// fp8: one scale per 128 x 128 weights, as in ExpertOptions: [L, 2 * I / 128, H / 128] and [L, H / 128, I / 128]. They are
+  /// read when the object is made; writes to them must have completed.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
@@ -50,30 +50,31 @@ struct FusedMoeConfig {
 /// Settings of one call.
 struct FusedMoeCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
-  /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, of an odd number one less; 0: all.
+  /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, an odd number is lowered by one; 0: all.
   int num_sms = 0;
-  /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the
-  /// ids must be readable. Rows of `out` from T on are not written.
+  /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, clamped to [0, tokens of the ids]. All of x
+  /// and the ids must be readable. Rows of `out` from T on are not written.
   const int32_t* device_tokens = nullptr;
-  bool add = false;    ///< the sums begin with the rows that `out` holds, instead of +0
-  int weight_set = 0;  ///< which of the object's sets of weights; equal on all ranks, and in both halves of a layer
+  bool add = false;    ///< the sums start with the rows in `out` instead of +0
+  int weight_set = 0;  ///< index of the object's weight set; equal on all ranks, and in both halves of a layer
 };
 
 /// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
-  /// Of the group's symmetric heap: max_tokens rows, max_tokens * K rows that come back, and R * (8 + 4 K) bytes, counts and
-  /// flags aside.
+  /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
+  /// and flags.
   size_t heap_bytes = 0;
-  /// R rows of H, twice, and of I, of two bytes each element; fp8: of H and of I, of one byte and 1 / 32, and of H of two;
-  /// flags, on GPUs tables, and in fp8 16 bytes for every 128 x 128 weights: these again for each further set of weights.
+  /// Two sets of R rows of H and one of I, two bytes per element; fp8: one set of H and one of I at one byte and 1 / 32 per
+  /// element, and one of H at two bytes. Also flags, on GPUs tables, and in fp8 16 bytes for every 128 x 128 weights, again for
+  /// each further set of weights.
   size_t private_bytes = 0;
 };
 
-/// Rows of a rank's experts between the two halves of a layer: what the product up left and the product down reads. Memory of
-/// the rank (CUDA: of its GPU, written when the call runs), the object's own: it stays where it is.
+/// Rows of a rank's experts between the two halves of a layer: output of the up product and input of the down product. Memory
+/// of the rank (CUDA: of its GPU, written when the call runs), owned by the object; its address does not change.
 struct FusedMoeRows {
   void* data = nullptr;     ///< [R, I] bf16, or e4m3
-  float* scales = nullptr;  ///< fp8: of columns [128 b, 128 b + 128) of row r at b * scale_pitch + r; else null
+  float* scales = nullptr;  ///< fp8: scale of columns [128 b, 128 b + 128) of row r at b * scale_pitch + r; else null
   int64_t scale_pitch = 0;
   /// [L]: expert e has rows [first_row[e], first_row[e] + num_rows[e]).
   const int64_t* first_row = nullptr;
@@ -81,21 +82,21 @@ struct FusedMoeRows {
   int64_t most_rows = 0;  ///< R: capacity, or W * max_tokens * K
 };
 
-/// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has none. MoeLayer brings those of
-/// ExpertMlp. Rows are bf16, dense.
+/// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has no products. MoeLayer supplies
+/// those of ExpertMlp. Rows are bf16, dense.
 ///
-/// Workers of a call compute tiles of rows side by side. Calls with one number `worker`, in [0, GroupOptions::num_blocks *
-/// num_warps), come one after the other; those with different ones at the same time, from different threads. What a function
-/// throws ends the call on all ranks and leaves FusedMoe::forward, as Error.
+/// Workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
+/// num_warps), are serialized; calls with different ones run concurrently on different threads. An exception ends the call on
+/// all ranks and leaves FusedMoe::forward as Error.
 class FusedProducts {
  public:
   virtual ~FusedProducts() = default;
-  /// Rows of the next tile of an expert of which `left` >= 1 rows are in no tile yet: in [1, left], always the same for the
-  /// same `left`. One thread.
+  /// Number of rows of the next tile of an expert with `left` >= 1 rows not yet in a tile: in [1, left], always the same for
+  /// the same `left`. Called from one thread.
   virtual int64_t tile_rows(int64_t left) const = 0;
-  /// Rows `x` [rows, H] of local expert `expert` up to `h` [rows, I]: for a SwiGLU MLP silu(x W1^T) * (x W3^T).
+  /// Up product: rows `x` [rows, H] of local expert `expert` to `h` [rows, I]; for a SwiGLU MLP silu(x W1^T) * (x W3^T).
   virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;
-  /// Rows `h` down to `y` [rows, H]: h W2^T.
+  /// Down product: rows `h` to `y` [rows, H]: h W2^T.
   virtual void down(int worker, int expert, const void* h, int64_t rows, void* y) = 0;
 };
 
@@ -103,70 +104,70 @@ namespace detail {
 class FusedImpl;
 }
 
-/// Construction and forward are collective, with what normal.hpp says of collective calls. Destruction is local. A rank that
-/// does not come ends the call with PeerTimeout within GroupOptions::timeout.
+/// Construction and forward are collective, under the rules of normal.hpp. Destruction is local. If a rank does not arrive, the
+/// call ends with PeerTimeout within GroupOptions::timeout.
 ///
-/// CUDA: pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host,
-/// so that they can be captured and replayed. Calls of one object, graphs included, come one after the other.
+/// CUDA: pointers are memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host, so
+/// they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
 ///
-/// CPU: a call runs on the calling thread and the group's other workers, any number of them, and is done on return.
-/// Overflow::fail beyond a capacity is Error(capacity_exceeded) on all ranks, after which the object can be used.
+/// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
+/// exceeding the capacity is Error(capacity_exceeded) on all ranks; the object stays usable.
 class FusedMoe {
  public:
-  /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Of the type that the
-  /// configuration says; they stay the caller's. \throws on all ranks alike, also if only some have cause to:
-  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for groups of CPUs; Error(heap_exhausted);
+  /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Both have the
+  /// configured type and stay in the caller's memory. \throws on all ranks alike, even if only some have a cause:
+  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted);
   /// Error(system); Error(mismatch).
-  /// fp8: the scales are read in the order of `stream` (cudaStream_t), and calls on any stream come after that.
+  /// fp8: the scales are read in stream order on `stream` (cudaStream_t); calls on any stream are ordered after that.
   FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream = nullptr);
-  /// On a group of CPUs. `products` may be null on a rank without experts. \throws as the other one, Error(unsupported) for
-  /// groups of GPUs.
+  /// For CPU groups. `products` may be null on a rank without experts. \throws as the other constructor, and Error(unsupported)
+  /// for GPU groups.
   FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
-  /// Waits for nothing: memory that enqueued calls and graphs use is freed after them.
+  /// Does not wait: memory that enqueued calls and graphs use is freed after them.
   ~FusedMoe();
 
-  /// Local, need no group. The heap is the same on both backends.
+  /// Local; needs no group. The heap size is the same on both backends.
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
   static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id of -1 is
-  /// no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without one gets +0 (add: keeps its row). `out` is
-  /// [T, H] and must not overlap anything else.
+  /// Collective. `x` is [T, H], where T is ids.tokens; `ids` is [T, K]; `weights` is float32 [T, K], or null: all 1. An id of
+  /// -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without an expert gets +0 (add: keeps its
+  /// row). `out` is [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
 
-  /// The two halves of forward, each a call of its own: what lies between them, rows() may be read and changed. Together they
-  /// have the bits of forward. Both collective; after dispatch_up the next call is down_combine, on all ranks.
+  /// The two halves of forward as separate calls, so that rows() between them can be read and changed. Together they give the
+  /// bits of forward. Both are collective; after dispatch_up the next call is down_combine, on all ranks.
   ///
-  /// Dispatch and the product up, in one launch: tokens to the rows of their experts, and those through SwiGLU.
+  /// Dispatch and the up product in one launch: sends tokens to the rows of their experts and applies SwiGLU.
   void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call = {});
-  /// The product down and combine, in one launch, with the ids and T of the dispatch_up before: `weights` [T, K], or null;
-  /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a dispatch_up before.
+  /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `weights` [T, K], or null;
+  /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a preceding dispatch_up.
   void down_combine(const float* weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
 
-  /// Local. Weights of another layer of the model, which shares all memory of this object but theirs: calls say by
-  /// FusedMoeCall::weight_set whose they compute with. They are as the constructor takes them and stay the caller's; fp8: the
-  /// scales are read in the order of weights.stream. \returns their number: the constructor's have 0, then counted on; equal on
-  /// all ranks if these make the same additions. \throws Error(invalid_argument) naming the argument; Error(unsupported) on
-  /// groups of CPUs; Error(system).
+  /// Local. Adds the weights of another layer of the model, which shares all other memory of this object;
+  /// FusedMoeCall::weight_set selects the weights of a call. They are as in the constructor and stay in the caller's memory;
+  /// fp8: the scales are read in stream order on weights.stream. \returns the index of the set: the constructor's set is 0,
+  /// later sets count up; equal on all ranks that make the same additions. \throws Error(invalid_argument) naming the argument;
+  /// Error(unsupported) on CPU groups; Error(system).
   int add_weights(const MoeWeights& weights);
-  /// The same on a group of CPUs. \throws Error(unsupported) on groups of GPUs.
+  /// add_weights() for CPU groups. \throws Error(unsupported) on GPU groups.
   int add_products(std::shared_ptr<FusedProducts> products);
-  /// Local. Calls and graphs that use the set may be under way: its memory is freed after them. No later call names it.
+  /// Local. Calls and graphs that use the set may be in flight: its memory is freed after them. No later call may name it.
   void remove_weights(int set);
 
-  /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
-  /// the tokens may write them here, after the call before. fp8: null.
+  /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` elsewhere is copied here first; the producer of the
+  /// tokens may instead write them here, after the previous call. fp8: null.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] of the last forward or dispatch_up, 1 where a route was dropped; written when the call
-  /// runs, until the next. Else empty.
+  /// Overflow::drop_and_report: [T, K] of the last forward or dispatch_up, 1 if a route was dropped; written when the call
+  /// runs, valid until the next. Else empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;
-  /// Ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: of the calls that have run, replays of
-  /// graphs included; waits for a copy of the number and for no kernel.
+  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits for a copy of the number but for no kernel.
   int64_t invalid_ids() const;
 
  private:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The backward pass of an expert MLP on GPUs, in calls of its own beside the grouped GEMM. Library switchyard_layer (CMake:
-/// switchyard::layer). Needs a GPU of compute capability 9.0 (H100, H200).
+/// The backward pass of an expert MLP on GPUs, as calls that complement the grouped GEMM. Library switchyard_layer (CMake:
+/// switchyard::layer). Requires a GPU of compute capability 9.0 (H100, H200).
 ///
-/// For every row r of expert e, with the weight w[r] that combine multiplies it by:
+/// For every row r of expert e, with its combine weight w[r]:
 ///
 ///     h = W13[e] x[r, :]      a = swiglu(h)      y = W2[e] a      z = w[r] * y
 ///
@@ -11,14 +11,14 @@
 ///
 ///     dw[r]    = dot(dz[r, :], y[r, :])              RoutingGradient
 ///     dW2[e]   = sum over r of dy[r, :]^T a[r, :]    WeightGradient
-///     da[r, :] = W2[e]^T dy[r, :]                    GroupedGemm, WeightOrder::kn, of the same W2
+///     da[r, :] = W2[e]^T dy[r, :]                    GroupedGemm, WeightOrder::kn, with the same W2
 ///     dh[r, :] = swiglu'(h[r, :]) da[r, :]           SwigluGradient
 ///     dW13[e]  = sum over r of dh[r, :]^T x[r, :]    WeightGradient
-///     dx[r, :] = W13[e]^T dh[r, :]                   GroupedGemm, WeightOrder::kn, of the same W13
+///     dx[r, :] = W13[e]^T dh[r, :]                   GroupedGemm, WeightOrder::kn, with the same W13
 ///
-/// All calls are enqueued and wait for nothing; they read the rows of experts (ExpertRows) when they run, and can be captured.
-/// Sums are float32, and a result is rounded once; a WeightGradient that adds rounds what is added, and the result. Objects are
-/// made on the GPU that is current, and used by one thread at a time.
+/// All calls are enqueued and do not wait; they read the rows of experts (ExpertRows) when they run, and can be captured. Sums
+/// are float32 and a result is rounded once; a WeightGradient with `add` rounds the added sum and then the result. Objects are
+/// made on the current GPU and used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -32,36 +32,36 @@ namespace switchyard {
 
 /// Fixed properties of a WeightGradient.
 struct WeightGradientConfig {
-  int num_experts = 0;        ///< in [1, kMostGemmExperts]: of this rank
+  int num_experts = 0;        ///< number of local experts, in [1, kMostGemmExperts]
   int64_t n = 0;              ///< N, columns of dy: a multiple of 8
   int64_t k = 0;              ///< K, columns of x: a multiple of 8
   DType type = DType::bf16;   ///< of dy and x: bf16 or f16
-  DType output = DType::f32;  ///< of the gradients: f32, or as `type`
-  bool add = false;           ///< to what is there, in the type of the gradients; else it is overwritten
+  DType output = DType::f32;  ///< of the gradients: f32, or equal to `type`
+  bool add = false;           ///< adds to the existing gradients, in their type; else overwrites them
 };
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
 ///
 /// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; the sum is rounded
-/// once to the gradients' type. `add` then adds it to what was there, in memory, once, and rounds to nearest: so bf16 and f16
-/// are rounded twice, float32 as if one had added two numbers, but that subnormal ones (below 1.2e-38) may count as 0. The bits
-/// of an expert's gradients depend on its rows (and what was there) alone: not on other experts, the rows' place, or the number
-/// of multiprocessors. An expert without rows gets zeros, or is left as it is if `add`. Memory behind the rows of an expert,
-/// whatever it holds, has no influence.
+/// once to the gradients' type. `add` then adds it once to the previous contents of memory and rounds to nearest: bf16 and f16
+/// are thus rounded twice; float32 behaves like one addition of two numbers, except that subnormals (below 1.2e-38) may count
+/// as 0. The bits of an expert's gradients depend only on its rows (and the previous contents): not on other experts, the rows'
+/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. Memory beyond
+/// the rows of an expert has no influence, whatever its contents.
 ///
-/// Calls of one object, graphs included, must be ordered one after the other (they share a counter); objects are independent.
+/// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
 class WeightGradient {
  public:
-  /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) where the library was built without CUDA,
-  /// or for a GPU of another kind, which it names.
+  /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or
+  /// naming a GPU of another kind.
   explicit WeightGradient(const WeightGradientConfig& config);
   WeightGradient(WeightGradient&&) noexcept;
   WeightGradient& operator=(WeightGradient&&) noexcept;
-  /// At any time: memory that enqueued calls and captured graphs use is freed after them. Waits for nothing.
+  /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
   ~WeightGradient();
 
-  /// `dy` is [rows, N], `x` [rows, K], both dense and at multiples of 16 bytes; row i of both is of one token. `dw` is [E, N,
-  /// K] in memory of the GPU, at a multiple of 16 bytes, and must not overlap them. \throws Error(invalid_argument) naming the
+  /// `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of both belongs to one token. `dw` is [E,
+  /// N, K] in memory of the GPU, aligned to 16 bytes, and must not overlap them. \throws Error(invalid_argument) naming the
   /// argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& x, const ExpertRows& rows, void* dw, const GroupedGemmOptions& options = {});
 
@@ -75,21 +75,21 @@ class WeightGradient {
 
 /// Fixed properties of a SwigluGradient.
 struct SwigluGradientConfig {
-  int num_experts = 0;       ///< in [1, kMostGemmExperts]: of this rank
-  int64_t columns = 0;       ///< I, of a: a multiple of 8
+  int num_experts = 0;       ///< number of local experts, in [1, kMostGemmExperts]
+  int64_t columns = 0;       ///< I, columns of a: a multiple of 8
   DType type = DType::bf16;  ///< of all rows: bf16 or f16
-  Swiglu swiglu;             ///< as the GroupedGemm of the forward pass had it
+  Swiglu swiglu;             ///< as in the GroupedGemm of the forward pass
 };
 
-/// The gradient of Epilogue::swiglu. Of columns c of a row, with gate = h[c], up = h[I + c] as the sums were before the
-/// epilogue (Epilogue::none of the same weights):
+/// The gradient of Epilogue::swiglu. For column c of a row, with gate = h[c] and up = h[I + c], the sums before the epilogue
+/// (Epilogue::none with the same weights):
 ///
-///     g = min(gate, limit)      u = up, brought into [-limit, limit]      s = 1 / (1 + exp(-alpha * g))
+///     g = min(gate, limit)      u = up clamped to [-limit, limit]         s = 1 / (1 + exp(-alpha * g))
 ///     a[c]      = g * s * (u + up_shift)
 ///     dh[c]     = da[c] * (u + up_shift) * s * (1 + alpha * g * (1 - s))     0 if gate > limit
 ///     dh[I + c] = da[c] * g * s                                              0 if up > limit or up < -limit
 ///
-/// in float32 (`ex2.approx`, `rcp.approx`). A NaN in gate reaches both gradients, one in up that of the gate.
+/// in float32 (`ex2.approx`, `rcp.approx`). A NaN in gate propagates to both gradients, a NaN in up to the gradient of gate.
 class SwigluGradient {
  public:
   /// \throws as WeightGradient.
@@ -98,8 +98,8 @@ class SwigluGradient {
   SwigluGradient& operator=(SwigluGradient&&) noexcept;
   ~SwigluGradient();
 
-  /// `h` and `dh` are [rows, 2 I], `da` and `a` [rows, I], dense and at multiples of 16 bytes. Without memory in `a` it is not
-  /// written: give it where the forward pass did not keep it. Rows of no expert are not touched. `dh` may be the memory of `h`,
+  /// `h` and `dh` are [rows, 2 I], `da` and `a` are [rows, I], dense and aligned to 16 bytes. `a` is written only if it has
+  /// memory: pass it if the forward pass did not keep it. Rows of no expert are not accessed. `dh` may be the memory of `h`,
   /// and `a` that of `da`; otherwise they must not overlap. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& h, const ConstRows& da, const ExpertRows& rows, const Rows& dh, const Rows& a = {},
            const GroupedGemmOptions& options = {});
@@ -114,14 +114,14 @@ class SwigluGradient {
 
 /// Fixed properties of a RoutingGradient.
 struct RoutingGradientConfig {
-  int num_experts = 0;       ///< in [1, kMostGemmExperts]: of this rank
-  int64_t columns = 0;       ///< of a row: a multiple of 8
+  int num_experts = 0;       ///< number of local experts, in [1, kMostGemmExperts]
+  int64_t columns = 0;       ///< columns of a row: a multiple of 8
   DType type = DType::bf16;  ///< of the rows: bf16 or f16
 };
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The
-/// order of the sum is fixed: 32 sums of 8 neighbouring columns in every 256, ascending, which are then added by halves. The
-/// bits depend on the row alone.
+/// summation order is fixed: 32 sums of 8 adjacent columns in every 256, ascending, which are then added by halves. The bits
+/// depend only on the row.
 class RoutingGradient {
  public:
   /// \throws as WeightGradient.
@@ -130,8 +130,8 @@ class RoutingGradient {
   RoutingGradient& operator=(RoutingGradient&&) noexcept;
   ~RoutingGradient();
 
-  /// `dy` and `y` are [rows, columns], dense and at multiples of 16 bytes, `dweight` [rows] at a multiple of 4. Rows of no
-  /// expert are not touched. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// `dy` and `y` are [rows, columns], dense and aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows of no expert are
+  /// not accessed. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& y, const ExpertRows& rows, float* dweight,
            const GroupedGemmOptions& options = {});
 

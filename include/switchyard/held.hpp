@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// How every object of this library holds what it stands for.
+/// Smart-pointer wrapper that holds the implementation of every public object.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// A smart pointer whose use while it is null is Error(invalid_argument): so an object that was default-constructed or moved
-/// from ends no program. `Object` is how errors call it.
+/// A smart pointer that throws Error(invalid_argument) when used while null, so that a default-constructed or moved-from object
+/// does not crash the program. `Object` is the object's name in error texts.
 template <class Pointer, const char* Object>
 class Held {
  public:

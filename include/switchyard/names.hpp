@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Names of the values of Switchyard's enumerations, for options, files and error texts: to_string(DType::bf16) is "bf16",
-/// from_string<DType>("bf16") is DType::bf16. Each enumeration has one table, beside it.
+/// from_string<DType>("bf16") is DType::bf16. Each enumeration has one table, next to its definition.
 #pragma once
 
 #include <optional>
@@ -9,14 +9,14 @@
 
 namespace switchyard {
 
-/// A value of an enumeration and what it is called.
+/// A value of an enumeration and its name.
 template <class E>
 struct Named {
   E value;
   const char* name;
 };
 
-/// Specialised for every enumeration that has names, with `static constexpr Named<E> kAll[]`: all values, ascending from 0.
+/// Specialized for every enumeration that has names, with `static constexpr Named<E> kAll[]`: all values, ascending from 0.
 template <class E>
 struct NamesOf;
 
@@ -25,7 +25,7 @@ concept NamedEnum = requires {
   NamesOf<E>::kAll[0].name;
 };
 
-/// "unknown" if `value` is none of E's.
+/// "unknown" if `value` is not a named value of E.
 template <NamedEnum E>
 constexpr const char* to_string(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)
@@ -33,7 +33,7 @@ constexpr const char* to_string(E value) noexcept {
   return "unknown";
 }
 
-/// The value that is called `name`, or none.
+/// The value with this name, or none.
 template <NamedEnum E>
 constexpr std::optional<E> from_string(std::string_view name) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)
@@ -41,7 +41,7 @@ constexpr std::optional<E> from_string(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-/// False for what a cast made and no enumerator names.
+/// False for values that no enumerator names, for example from a cast.
 template <NamedEnum E>
 constexpr bool is_named(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Routing input: which experts each token goes to. Gates that compute it from logits, generators of synthetic routing, and
-/// files of recorded routing. Host code, single-threaded, no group needed; docs/routing.md shows how to record a running model.
+/// Routing input: the experts of each token. Gates that compute it from logits, generators of synthetic routing, and files of
+/// recorded routing. Host code, single-threaded, no group needed; docs/routing.md describes how to record a running model.
 /// Library switchyard_workload (CMake: switchyard::workload).
 ///
-/// Everything here is local, synchronous and free of global state: different threads may call it at the same time, and a const
+/// Everything here is local, synchronous and free of global state: different threads may call it concurrently, and a const
 /// object may be shared between threads. Equal input gives equal bits on every machine (IEEE 754 arithmetic, own exp and log).
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace switchyard {
 
-/// The experts chosen for the tokens of one rank. Dense, row-major.
+/// Experts chosen for the tokens of one rank. Dense, row-major.
 struct Routing {
   int num_experts = 0;         ///< E
   int topk = 0;                ///< K in [1, kMaxTopk]
@@ -29,23 +29,23 @@ struct Routing {
   std::vector<int32_t> ids;    ///< [T, K]; an id outside [0, E) means "no expert" (drop)
   std::vector<float> weights;  ///< [T, K], or empty: no weights
 
-  /// The ids as dispatch takes them. Valid as long as `ids` is not changed.
+  /// The ids as input of dispatch. Valid as long as `ids` is not changed.
   ExpertIds expert_ids() const { return ExpertIds::of(ids.data(), tokens, topk); }
 };
 
-/// Mean number of distinct ranks that a token of `routing` reaches, dropped routes aside; 0 without tokens. Experts are
-/// split as everywhere: consecutive ranges, the first `E mod world` ranks hold one more. Uniform distinct choices on evenly
-/// split experts give `W * (1 - C(E - E/W, K) / C(E, K))`, for example 3.614 for E 256, K 8, W 4.
+/// Mean number of distinct ranks that a token of `routing` reaches, excluding dropped routes; 0 without tokens. Experts are
+/// split as in the exchanges: consecutive ranges, the first `E mod world` ranks hold one more. Uniform distinct choices over
+/// evenly split experts give `W * (1 - C(E - E/W, K) / C(E, K))`, for example 3.614 for E 256, K 8, W 4.
 /// \throws Error(invalid_argument) if world is not in [1, kMaxRanks] or the routing's sizes do not agree.
 double mean_ranks_per_token(const Routing& routing, int world);
 
-/// Throws Error(invalid_argument) unless K, T and E are in range and the vectors have the sizes that they promise.
+/// Throws Error(invalid_argument) unless K, T and E are in range and the vectors have matching sizes.
 void check_routing(const Routing& routing);
 
 // ---------------------------------------------------------------------------------------------------------------------- gates
 
 /// The gate of DeepSeek-V3 (technical report, section 2.1.2, and the published inference code): sigmoid scores, a correction
-/// bias that acts on the choice only, and a choice limited to the best groups of consecutive experts.
+/// bias that affects only the choice, and a choice limited to the best groups of consecutive experts.
 struct DeepSeekV3Gate {
   int num_experts = 256;  ///< E, a multiple of num_groups
   int topk = 8;           ///< K in [1, kMaxTopk], at most topk_groups * E / num_groups
@@ -58,8 +58,8 @@ struct DeepSeekV3Gate {
 /// Routes `tokens` tokens.
 ///   score[e]  = 1 / (1 + exp(-logit[e])), computed in float64, rounded to float32
 ///   choice[e] = score[e] + correction_bias[e], float32
-///   group     = sum of its two largest `choice` (of its only one, if it has one expert); the topk_groups largest are kept
-///   ids       = the K largest `choice` in the kept groups, in descending order; of equal ones the lower id (or group) first
+///   group     = sum of its two largest `choice` (or its only one, if it has one expert); the topk_groups largest are kept
+///   ids       = the K largest `choice` in the kept groups, in descending order; on ties the lower id (or group) first
 ///   weights   = score[id] (without the bias) / (their sum, k ascending, + 1e-20) * scaling, float32
 /// Experts outside the kept groups are never chosen, whatever the sign of the others' `choice`.
 /// \param logits float32 [tokens, E]; infinities are legal, NaN is not
@@ -75,8 +75,8 @@ struct SoftmaxGate {
   bool renormalize = true;
 };
 
-/// Routes `tokens` tokens: the K largest logits in descending order, of equal ones the lower id first; weight =
-/// exp(logit - max) / sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32.
+/// Routes `tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max) /
+/// sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32.
 /// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
 ///        a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
@@ -94,7 +94,7 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
 enum class Pattern : uint8_t {
   uniform = 0,        ///< all experts equally likely
   zipf = 1,           ///< the i-th most popular expert (i from 0) has likelihood (i + 1)^-zipf_exponent; popularity is shuffled
-                      ///< over the ids by the seed, equally on all ranks; without duplicates: successive draws among the others
+                      ///< over the ids by the seed, equally on all ranks; without duplicates: successive draws among the rest
   all_to_one = 2,     ///< everything to `target`, see GeneratorSpec
   round_robin = 3,    ///< id[t][k] = (t * K + k) mod E on every rank: exactly balanced if E divides T * K
   group_limited = 4,  ///< topk_groups of num_groups groups of consecutive experts uniformly, then uniformly among their experts
@@ -104,48 +104,47 @@ enum class Pattern : uint8_t {
 const char* to_string(Pattern pattern) noexcept;
 Pattern pattern_from_string(const std::string& name);
 
-/// What to generate. Equal on all ranks.
+/// Parameters of a generator. Equal on all ranks.
 struct GeneratorSpec {
   Pattern pattern = Pattern::uniform;
   int num_experts = 256;          ///< E in [1, 2^24]
   int topk = 8;                   ///< K in [1, kMaxTopk]; without duplicates at most the number of experts that can be chosen
-  int world = 1;                  ///< W in [1, kMaxRanks]; matters for all_to_one to a rank only
+  int world = 1;                  ///< W in [1, kMaxRanks]; used only by all_to_one to a rank
   double zipf_exponent = 1.2;     ///< in [0, 16]
   bool target_is_expert = false;  ///< all_to_one: `target` is an expert instead of a rank
   int target = 0;  ///< all_to_one: rank whose experts get everything (uniformly), or the one expert that does. A single expert
                    ///< is chosen once per token, other routes are dropped; with `duplicates` it is chosen K times
   int num_groups = 8;        ///< group_limited; divides E
   int topk_groups = 4;       ///< group_limited; in [1, num_groups]
-  double drop_fraction = 0;  ///< probability, in [0, 1], that a route is dropped (id -1); does not change the others' ids
-  bool duplicates = false;   ///< draw the K choices of a token independently, so that an expert can come twice
+  double drop_fraction = 0;  ///< probability, in [0, 1], that a route is dropped (id -1); does not change the other ids
+  bool duplicates = false;   ///< draw the K choices of a token independently, so that an expert may occur twice
   uint64_t seed = 1;
 };
 
 /// Routing of `tokens` tokens on `rank`. Reproducible on any platform: the random numbers of token t of rank r are a SplitMix64
-/// sequence whose start is mixed from (seed, r, t) (docs/routing.md), so that fewer tokens give a prefix of more. Ids of a
-/// token are distinct unless `duplicates`; dropped routes have id -1 and weight 0; kept weights of a token are positive, sum 1.
+/// sequence seeded by a mix of (seed, r, t) (docs/routing.md), so fewer tokens give a prefix of more. Ids of a token are
+/// distinct unless `duplicates`; dropped routes have id -1 and weight 0; kept weights of a token are positive and sum to 1.
 /// \throws Error(invalid_argument) naming the field, or rank (in [0, world)) or tokens (>= 0), that is out of range.
 Routing generate(const GeneratorSpec& spec, int rank, int64_t tokens);
 
 // ---------------------------------------------------------------------------------------------------------------------- files
 
-/// Layer number of tensors whose names have no `layer{l}.` part.
+/// Layer number of tensors without a `layer{l}.` part in their names.
 inline constexpr int kNoLayer = -1;
 
 /// Recorded routing, read from
-///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, integers of 8 to 64 bits, signed or not, `[T, K]`,
-///     and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.`
-///     also `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
-///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, of integers, too. If its
-///     name contains `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or
-///     float16).
+///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, integers of 8 to 64 bits, signed or unsigned, `[T,
+///     K]`, and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without
+///     `rank{r}.` also `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
+///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, also of integers. If its name contains
+///     `topk_ids`, the file with `topk_weights` in its place, if it exists, holds the weights (float32 or float16).
 ///   - a folder of `.npy` files, each named like a tensor above: `layer3.rank0.topk_ids.npy`.
-/// The kind is told by content, not by name. Ranks count from 0 without gaps; T may differ by rank, K not within a layer.
+/// The kind is detected by content, not by name. Ranks count from 0 without gaps; T may differ by rank, K not within a layer.
 ///
-/// open() checks names, types, shapes and sizes of everything and reads no data; memory needed is proportional to the header,
-/// and no size field is believed before it is compared with the file's size. read() reads one tensor pair. Files are not kept
-/// open. Every malformed file gives Error(io) with the text "<file>: <tensor or 'header'>: expected <what>, found <what>"; a
-/// Git LFS pointer, a compressed file, a .npz or PyTorch file, a web page and the like are named as what they are.
+/// open() checks all names, types, shapes and sizes and reads no data; the memory needed is proportional to the header, and
+/// every size field is checked against the file's size before use. read() reads one tensor pair. Files are not kept open. Every
+/// malformed file gives Error(io) with the text "<file>: <tensor or 'header'>: expected <what>, found <what>"; Git LFS
+/// pointers, compressed files, .npz or PyTorch files, web pages and the like are reported by their kind.
 class RoutingFile {
  public:
   RoutingFile(const RoutingFile&) = default;
@@ -153,36 +152,37 @@ class RoutingFile {
 
   /// \throws Error(io) if the file cannot be opened or is malformed.
   static RoutingFile open(const std::string& path);
-  /// Opens a file image in memory, which is copied. `name` is used in error texts only; no weights file is looked for.
+  /// Opens a file image in memory, which is copied. `name` is used only in error texts; no weights file is searched.
   static RoutingFile parse(std::span<const std::byte> image, const std::string& name);
 
   /// Layers in ascending order; kNoLayer for names without a layer. Never empty.
   std::vector<int> layers() const;
-  /// Number of recorded ranks R of a layer, its K, whether it has weights (on every rank), and T of one of its ranks.
-  /// \throws Error(invalid_argument) naming what exists.
+  /// Number of recorded ranks R of a layer, its K, whether it has weights (on every rank), and T of one of its ranks. \throws
+  /// Error(invalid_argument) naming the existing ones.
   int ranks(int layer) const;
   int topk(int layer) const;
   bool has_weights(int layer) const;
   int64_t tokens(int layer, int rank) const;
-  /// E by the file's metadata, or 0 if it has none. Metadata values are text (safetensors); empty for `.npy`.
+  /// E from the file's metadata, or 0 if it has none. Metadata values are text (safetensors); empty for `.npy`.
   int num_experts() const noexcept;
   const std::map<std::string, std::string>& metadata() const noexcept;
 
-  /// What was recorded on one rank. Ids are taken as they are (those that no int32 holds become -1, a drop).
+  /// The recording of one rank. Ids are returned unchanged (those outside int32 become -1, a drop).
   /// \param num_experts E; 0 takes it from the metadata. Required for files without it; never less than the metadata's.
-  /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails or
-  /// finds a weight that is not finite, with its index.
+  /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails or finds a
+  /// non-finite weight, with its index.
   Routing read(int layer, int rank, int num_experts = 0) const;
 
-  /// A share for rank `rank` of a group of any size, `tokens` long: recorded rank `rank mod R`, starting at recorded token
-  /// `(rank / R) * tokens` and going round at its end, so groups larger than R reuse no token until the recording is used up.
+  /// The share of rank `rank` in a group of any size, `tokens` long: recorded rank `rank mod R`, starting at recorded token
+  /// `(rank / R) * tokens` and wrapping around at its end, so groups larger than R reuse no token until the recording is used
+  /// up.
   /// \throws as read(); Error(invalid_argument) also if tokens > 0 and that rank recorded none.
   Routing read_share(int layer, int rank, int64_t tokens, int num_experts = 0) const;
 
   struct Impl;
 
  private:
-  // No moves: a RoutingFile always stands for a file. Copies share it.
+  // No moves: a RoutingFile always refers to a file. Copies share it.
   explicit RoutingFile(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };
@@ -195,14 +195,14 @@ struct RecordedRouting {
 };
 
 /// Writes a recording that RoutingFile reads: `topk_ids` as int32, `topk_weights` as float32, and `metadata` with `num_experts`
-/// added. The file appears complete or not at all (written beside `path` and renamed).
-/// \throws Error(invalid_argument) if the routing is inconsistent, a (layer, rank) comes twice, E differs, or metadata is not
+/// added. The file appears complete or not at all (written next to `path` and renamed).
+/// \throws Error(invalid_argument) if the routing is inconsistent, a (layer, rank) occurs twice, E differs, or metadata is not
 ///         UTF-8; Error(io) naming the file and the reason.
 void write_safetensors(const std::string& path, std::span<const RecordedRouting> recording,
                        const std::map<std::string, std::string>& metadata = {});
 
 /// Writes ids as int32 `.npy`: [T, K] for one rank, [R, T, K] for several, which must have equal T and K. With weights, `path`
-/// must contain `topk_ids` in its file name; they go to the file named with `topk_weights` instead, as float32.
+/// must contain `topk_ids` in its file name; they are written to the file with `topk_weights` in its place, as float32.
 /// \throws as write_safetensors.
 void write_npy(const std::string& path, std::span<const Routing> ranks);
 

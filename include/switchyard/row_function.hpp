@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// What the caller's experts make of a row in LowLatencyExchange::moe_all_to_all, element by element, in the launch that moves
-/// the rows. For a CPU group: RowFunction::on_cpu, here. For a CUDA group: row_function_on_gpu in cuda/row_function.cuh, which
-/// nvcc compiles.
+/// The caller's element-wise expert function for LowLatencyExchange::moe_all_to_all, applied in the launch that moves the rows.
+/// For a CPU group: RowFunction::on_cpu, here. For a CUDA group: row_function_on_gpu in cuda/row_function.cuh, compiled by
+/// nvcc.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace switchyard {
 
-/// A row and the expert that answers it.
+/// A row and the expert that processes it.
 struct RowOrigin {
   int32_t expert = 0;  ///< in [0, E)
-  int32_t rank = 0;    ///< that holds the token
-  int32_t token = 0;   ///< its index there
-  int32_t k = 0;       ///< the first of the token's choices that is this expert
+  int32_t rank = 0;    ///< rank that holds the token
+  int32_t token = 0;   ///< its index on that rank
+  int32_t k = 0;       ///< first of the token's choices equal to this expert
 };
 
 namespace detail {
 
-/// A function for one backend; what it is a function of is known to that backend.
+/// A function for one backend, which defines its type.
 struct RowFunctionBase {
   explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
   RowFunctionBase(const RowFunctionBase&) = delete;
@@ -34,7 +34,7 @@ struct RowFunctionBase {
 
 struct CpuRowFunction : RowFunctionBase {
   CpuRowFunction() noexcept : RowFunctionBase(Backend::cpu) {}
-  /// x[i] = f(x[i], row, column + i), i in [0, n). Called by several workers at a time.
+  /// x[i] = f(x[i], row, column + i), i in [0, n). Called by several workers concurrently.
   virtual void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept = 0;
 };
 
@@ -47,9 +47,9 @@ class RowFunction {
   RowFunction() = default;
   explicit RowFunction(std::shared_ptr<const detail::RowFunctionBase> impl) noexcept : impl_(std::move(impl)) {}
 
-  /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (one ends the program): called
-  /// for every element of every (token, expert) that this rank's experts answer, by all workers of the rank at once. x is the
-  /// element as float32; the result is rounded to the row type once.
+  /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (an exception ends the program):
+  /// called for every element of every (token, expert) that this rank's experts answer, concurrently by all workers of the
+  /// rank. x is the element as float32; the result is rounded to the row type once.
   template <class F>
   static RowFunction on_cpu(F f) {
     struct Function final : detail::CpuRowFunction {

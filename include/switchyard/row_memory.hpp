@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// RowMemory: symmetric memory that an allocator of the caller's hands out.
+/// RowMemory: symmetric memory for a caller's allocator.
 
 #include <cstddef>
 #include <memory>
@@ -14,10 +14,11 @@ namespace detail {
 class RowMemoryState;
 }
 
-/// A block of the group's symmetric heap for allocators of others, as torch's. Rows that a dispatch is to write there
-/// (DispatchOptions::out) arrive there, and a combine reads rows there, both without a copy. Where it has no room left it gives
-/// ordinary memory of the rank, which costs that copy and is right all the same, so that an allocator over it never fails
-/// early. Movable. It ends before its group does, and when all memory that it gave is released, also while work uses it.
+/// A block of the group's symmetric heap for external allocators, for example torch's. Rows that a dispatch writes there
+/// (DispatchOptions::out) and rows that a combine reads there need no copy. When the block is full, allocate() returns ordinary
+/// memory of the rank, which costs that copy but is otherwise equivalent, so that an allocator on top of it does not fail
+/// early. Movable. Must be destroyed before its group and after all memory from it was released; work may still use that
+/// memory.
 class RowMemory {
  public:
   RowMemory() noexcept;
@@ -28,13 +29,13 @@ class RowMemory {
   RowMemory& operator=(RowMemory&&) noexcept;
   ~RowMemory();
 
-  /// At least `bytes` at a multiple of 512. On GPUs for work on `stream` (cudaStream_t). Local; any thread. \throws
-  /// Error(system) without memory of either kind
+  /// At least `bytes`, aligned to 512. On GPUs for work on `stream` (cudaStream_t). Local; any thread. \throws Error(system) if
+  /// memory of neither kind is available
   void* allocate(size_t bytes, void* stream = nullptr);
-  /// Gives back what allocate() returned. On GPUs nobody else has it before all work that was enqueued on `stream` so far is
-  /// done; nothing waits. Work on other streams is done, or `stream` waits for it. Local; any thread.
+  /// Releases memory from allocate(). On GPUs it is not reused before all work enqueued on `stream` so far is done; nothing
+  /// waits. Work on other streams must be done, or `stream` must wait for it. Local; any thread.
   void release(void* memory, void* stream = nullptr) noexcept;
-  /// Whether an address lies in the block: not in the ordinary memory.
+  /// True if an address is in the block, not in ordinary memory.
   bool contains(const void* memory) const noexcept;
 
  private:

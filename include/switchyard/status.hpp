@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Errors. Every failure leaves the library as one exception type, switchyard::Error, or a class derived from it
-/// that carries more data. Nothing is thrown by a destructor.
+/// Errors. Every failure is reported as one exception type, switchyard::Error, or a derived class with more data. Destructors
+/// never throw.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace switchyard {
 
-/// What kind of failure an Error reports. The values are part of the C ABI (`switchyard_code_t`).
+/// Kind of failure that an Error reports. The values are part of the C ABI (`switchyard_code_t`).
 enum class ErrorCode : int32_t {
   ok = 0,
-  invalid_argument = 1,   ///< a caller's argument is outside its contract; the text names it, its value and what is allowed
-  unsupported = 2,        ///< legal elsewhere, not available with this backend, machine or combination
+  invalid_argument = 1,   ///< an argument violates its contract; the text gives its name, its value and the allowed values
+  unsupported = 2,        ///< valid, but not available with this backend, machine or combination
   heap_exhausted = 3,     ///< the symmetric heap has no room left
   pool_exhausted = 4,     ///< the output pool of one exchange object has no room left
   capacity_exceeded = 5,  ///< more rows than the caller's capacity, under Overflow::fail; not sticky
   peer_timeout = 6,       ///< a wait passed its deadline; sticky
   peer_failed = 7,        ///< a peer reported an error or died; sticky
   mismatch =
-      8,  ///< the ranks made different calls (mode, shape or options): all of them get this; sticky, but for construction
+      8,  ///< the ranks made different calls (mode, shape or options): thrown on all of them; sticky, except in construction
   rendezvous = 9,  ///< the group could not be formed
-  io = 10,         ///< a file could not be read, written or understood
-  system = 11,     ///< the operating system refused something, memory for example
+  io = 10,         ///< a file could not be read, written or parsed
+  system = 11,     ///< the operating system refused a request, for example for memory
 };
 
 /// Stable, lower-case name of a code, for example "peer_timeout".
@@ -36,14 +36,14 @@ const char* to_string(ErrorCode code) noexcept;
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& what) : std::runtime_error(what), code_(code) {}
-  /// `field`: what the text is about, as the text names it.
+  /// `field`: the subject of the text, spelled as in the text.
   Error(ErrorCode code, const std::string& what, std::string_view field) : Error(code, what) {
     const size_t at = field.empty() ? std::string::npos : what.find(field);
     if (at != std::string::npos) field_at_ = at, field_size_ = field.size();
   }
   ErrorCode code() const noexcept { return code_; }
-  /// The field or argument whose value was refused, "NormalConfig::hidden" or "topk", or a product of them, "max_tokens *
-  /// topk"; a part of what(). Empty where an error is about something else.
+  /// The rejected field or argument, "NormalConfig::hidden" or "topk", or a product of them, "max_tokens * topk"; a part of
+  /// what(). Empty if the error is not about a field.
   std::string_view field() const noexcept { return {what() + field_at_, field_size_}; }
 
  private:
@@ -51,7 +51,7 @@ class Error : public std::runtime_error {
   size_t field_at_ = 0, field_size_ = 0;
 };
 
-/// The full story of a wait that did not end: which call, where in it, who waited for whom, and on what.
+/// Details of a wait that did not end: which call, where in it, which rank waited for which, and on which flag.
 struct WaitReport {
   const char* operation = "";  ///< "dispatch", "combine", ...
   const char* site = "";       ///< name of the flag, as in docs/concepts/flags.md
@@ -61,8 +61,8 @@ struct WaitReport {
   uint64_t expected = 0;  ///< smallest flag word that would have ended the wait
   uint64_t seen = 0;      ///< last flag word read
   double waited_ms = 0;
-  const char* advice = "";  ///< what else may be the cause, where this group makes it likely
-  /// How long nothing has come from the awaited rank, if it is a process on another host; negative otherwise.
+  const char* advice = "";  ///< other likely cause in this group, if any
+  /// Time since the last sign of life of the awaited rank, if it is a process on another host; else negative.
   double silent_ms = -1;
 };
 
@@ -76,16 +76,16 @@ class PeerTimeout : public Error {
   WaitReport report_;
 };
 
-/// A peer raised an error, its process ended, or it destroyed its Group while others needed it. The group is unusable
+/// A peer reported an error, its process ended, or it destroyed its Group while others needed it. The group is unusable
 /// afterwards.
 class PeerFailed : public Error {
  public:
   PeerFailed(int rank, ErrorCode reason, const std::string& context, bool left = false);
   int rank() const noexcept { return rank_; }            ///< the rank that failed
-  ErrorCode reason() const noexcept { return reason_; }  ///< what it reported; `system` if its process ended or it left
+  ErrorCode reason() const noexcept { return reason_; }  ///< reported code; `system` if its process ended or it left
   bool left() const noexcept {
     return left_;
-  }  ///< it called Group::leave(), or its Group was destroyed, in order or because its own code threw
+  }  ///< the rank called Group::leave(), or its Group was destroyed, normally or because its own code threw
 
  private:
   int rank_;
@@ -93,7 +93,7 @@ class PeerFailed : public Error {
   bool left_;
 };
 
-/// The group could not be formed; names the ranks that never came (empty if the cause lies elsewhere).
+/// The group could not be formed; names the ranks that never arrived (empty if the cause is another).
 class RendezvousError : public Error {
  public:
   RendezvousError(const std::string& what, std::vector<int> missing = {})

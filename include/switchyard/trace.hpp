@@ -19,11 +19,11 @@ namespace detail {
 class Tracer;
 }
 
-/// What to record. The same for all ranks of one Trace.
+/// Recording options. Equal for all ranks of one Trace.
 struct TraceOptions {
   int num_blocks = 1;  ///< workers per rank, as in GroupOptions
   int num_warps = 1;
-  size_t events_per_track = size_t{1} << 14;  ///< rounded up to 2^n, 32 bytes each, reserved now: the newest are kept
+  size_t events_per_track = size_t{1} << 14;  ///< rounded up to 2^n, 32 bytes each, allocated now: the newest are kept
 };
 
 /// Time spent in one phase by one rank.
@@ -37,10 +37,10 @@ struct TracePhase {
   double max_ms = 0;      ///< longest span
   double slowest_ms = 0;  ///< largest sum of one track: this phase's share of the rank's wall time
   int64_t arg_sum = 0;    ///< sum of the spans' arguments (meaningless for unit "rank")
-  uint64_t bytes = 0;     ///< of rows from or for other ranks that the spans carried
+  uint64_t bytes = 0;     ///< of rows from or for other ranks, moved in the spans
 };
 
-/// One span of the timeline, for programs that draw their own.
+/// One span of the timeline, for custom viewers.
 struct TraceSlice {
   int rank = 0;
   int track = 0;  ///< -1: the rank's own thread, else the worker (block * num_warps + warp)
@@ -52,10 +52,10 @@ struct TraceSlice {
   uint32_t bytes = 0;  ///< of rows from or for other ranks
 };
 
-/// Collects the events of several ranks. All clocks are this host's steady clock, so ranks of different processes line up.
+/// Collects the events of several ranks. All times use this host's steady clock, so ranks of different processes are aligned.
 ///
-/// Thread safety: different ranks may record at the same time; one rank's track is used by one thread at a time. Everything
-/// that reads (write_chrome_json, summary, slices, serialize, lost) must not run while a traced call is in flight.
+/// Thread safety: different ranks may record at the same time; one rank's track is used by one thread at a time. Readers
+/// (write_chrome_json, summary, slices, serialize, lost) must not run while a traced call is in flight.
 class Trace {
  public:
   /// \throws Error(invalid_argument) naming the argument.
@@ -67,12 +67,12 @@ class Trace {
   int world() const;
   const TraceOptions& options() const;
 
-  /// Number for a phase of your own, or of a built-in one of that name. `unit` says what the argument of its spans counts.
+  /// Id of a user-defined phase, or of the built-in phase of that name. `unit` names what the argument of its spans counts.
   /// Local to this Trace; call it before recording starts.
   uint16_t event(std::string_view name, std::string_view unit = "");
 
-  /// Records from construction to destruction on `rank`'s own track. A null trace, or a rank that it does not
-  /// have, records nothing.
+  /// Records from construction to destruction on `rank`'s own track. With a null trace, or a rank that it does not have,
+  /// records nothing.
   class [[nodiscard]] Span {
    public:
     Span(Trace* trace, int rank, uint16_t event, int64_t arg = 0) noexcept;
@@ -88,32 +88,32 @@ class Trace {
     uint16_t event_;
   };
 
-  /// Forgets all events, keeps the memory.
+  /// Discards all events; keeps the memory.
   void clear();
-  /// Records that were forgotten because their track was full: the oldest go first. On GPUs these are spans and the two anchors
-  /// that each block leaves per kernel.
+  /// Number of records overwritten because their track was full; the oldest are overwritten first. On GPUs these are spans and
+  /// the two anchors that each block records per kernel.
   uint64_t lost() const;
 
-  /// Most that any rank's times may be off this host's steady clock, in nanoseconds, if the clocks kept their rates while
-  /// recording: 0 unless GPUs recorded.
+  /// Maximum difference of any rank's times from this host's steady clock, in nanoseconds, if the clock rates stayed constant
+  /// while recording: 0 unless GPUs recorded.
   uint64_t clock_error_ns() const;
 
-  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, per rank a
-  /// counter of the bytes for or from other ranks that its workers are moving, and, if `flows`, into each wait for a known rank
-  /// an arrow from that rank's last span that can have ended it, with a marker of category "flow" at its head. \throws
-  /// Error(io) naming the path.
+  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, and per rank a
+  /// counter of the bytes for or from other ranks that its workers are moving. `flows` adds to each wait for a known rank an
+  /// arrow from that rank's last span that can have ended it, with a marker of category "flow" at its head. \throws Error(io)
+  /// naming the path.
   void write_chrome_json(const std::string& path, bool flows = true) const;
   /// The text that write_chrome_json writes.
   std::string chrome_json(bool flows = true) const;
   /// One entry per (rank, phase that occurred), ranks ascending, phases in the order of the event table.
   std::vector<TracePhase> summary() const;
-  /// All spans, ranks ascending, tracks ascending, by begin.
+  /// All spans, ranks ascending, tracks ascending, ordered by begin.
   std::vector<TraceSlice> slices() const;
 
-  /// One rank's records as bytes, for ranks that are processes; `merge` adds them to another Trace of the same host, world and
-  /// options. \throws Error(invalid_argument) unless rank is in [0, world).
+  /// One rank's records as bytes, for ranks in separate processes; `merge` adds them to another Trace of the same host, world
+  /// and options. \throws Error(invalid_argument) unless rank is in [0, world).
   std::vector<std::byte> serialize(int rank) const;
-  /// \throws Error(invalid_argument) on damaged bytes or other options.
+  /// Adds the records of `serialize`. \throws Error(invalid_argument) on damaged bytes or different options.
   void merge(std::span<const std::byte> bytes);
 
   detail::Tracer* tracer(int rank) const noexcept;  ///< library internal; null if there is none

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Tuning: launch shapes that were measured, by device, mode and shape. A group that is formed while SWITCHYARD_TUNING names a
-/// file takes them from it; nothing here has to be called for that. docs/tuning.md describes the file and the look-up,
-/// `switchyard tune` makes one.
+/// Tuning: measured launch shapes by device, mode and shape. A group that is formed while SWITCHYARD_TUNING names a file uses
+/// that file; no call of this interface is needed. docs/tuning.md describes the file and the lookup; `switchyard tune` writes
+/// one.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-/// What a value is for: a mode, and in normal mode the layout of its objects. `normal`: Layout::rank_major.
+/// Mode that a value applies to and, for normal mode, the layout. `normal`: Layout::rank_major.
 enum class TuningMode : uint8_t { normal = 0, low_latency = 1, flat = 2, ledger = 3, normal_expert_major = 4 };
 template <>
 struct NamesOf<TuningMode> {
@@ -27,36 +27,35 @@ struct NamesOf<TuningMode> {
 /// "normal", "low_latency", ...
 const char* to_string(TuningMode mode) noexcept;
 
-/// Most warps per block, and copies of a warp under way, that the kernels of normal mode are compiled for.
+/// Maximum warps per block, and copies in flight per warp, for which the kernels of normal mode are compiled.
 inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispatchStages = 2;
-/// Most warps per block of the kernels of low-latency mode, the flat exchange's among them, and of the ledger combine.
+/// Maximum warps per block of the kernels of low-latency mode (flat exchange included) and of the ledger combine.
 inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
-/// Size of a chunk of the ledger combine in KiB: the largest, and the one that is used without a tuning.
+/// Chunk size of the ledger combine in KiB: maximum, and default without a tuning.
 inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 64;
 
-/// The values of an entry. 0 means that the entry says nothing, and the library chooses. Options that a caller gives win over
-/// the values. A call of normal mode that is given another number of multiprocessors than it would take by itself does not use
-/// the entry's warps and stages either.
+/// Values of an entry. 0 means unset: the library chooses. The caller's options override the values. A normal-mode call with a
+/// num_sms other than the number it would use by default also ignores the entry's warps and stages.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int sms = 0;              ///< flat, ledger: multiprocessors, at most those of the rank
-  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; low_latency, too
-  int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMostDispatchStages], fewer if shared memory has no room
-  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; low_latency, too
+  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; also low_latency
+  int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMostDispatchStages], fewer if shared memory is too small
+  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; also low_latency
   int pieces = 0;           ///< low_latency, and flat with it: LowLatencyConfig::pieces
   int warps = 0;            ///< flat, ledger: warps per block, in [1, kMostLowLatencyWarps] and [1, kMostLedgerWarps]
   int chunk_kib = 0;        ///< ledger: rows return in copies of about this many KiB, at least a row; in [1, kMostChunkKib]
-  /// normal, direct staging: of dispatches that quantise rows on the way, instead of `dispatch_sms`; 0:
-  /// kDefaultQuantizingSms. The warps and stages of an entry are for the other dispatches.
+  /// normal, direct staging: multiprocessors of quantizing dispatches, instead of `dispatch_sms`; 0: kDefaultQuantizingSms. The
+  /// warps and stages of an entry apply only to the other dispatches.
   int quantized_dispatch_sms = 0;
 
   bool operator==(const TuningValues&) const = default;
 };
 
-/// What was measured. `tokens`: NormalConfig::max_tokens and its like.
+/// Key of a measurement. `tokens`: NormalConfig::max_tokens or its counterpart.
 struct TuningKey {
-  std::string device;  ///< "cpu", or the name of the GPU as the driver gives it; of an entry also "cuda": any GPU
+  std::string device;  ///< "cpu", or the name of the GPU as the driver reports it; in an entry also "cuda": any GPU
   TuningMode mode = TuningMode::normal;
   int ranks = 1;
   int64_t hidden = 1, tokens = 1;
@@ -67,36 +66,36 @@ struct TuningKey {
 struct TuningEntry {
   TuningKey key;
   TuningValues values;
-  int line = 0;  ///< in its file
+  int line = 0;  ///< line number in its file
 
-  /// As a line of a file.
+  /// The entry as a line of a file.
   std::string text() const;
 };
 
 /// A tuning file.
 struct TuningFile {
   std::string name;
-  std::vector<TuningEntry> entries;  ///< by line
+  std::vector<TuningEntry> entries;  ///< in line order
 
-  /// \throws Error(invalid_argument) naming file, line, key, what was given and what is allowed.
+  /// \throws Error(invalid_argument) naming file, line, key, the given value and the allowed values.
   static TuningFile parse(const std::string& text, const std::string& name);
-  /// Parses the file at `path`. Throws as parse does, and if the file cannot be read.
+  /// Parses the file at `path`. Throws as parse does, also if the file cannot be read.
   static TuningFile read(const std::string& path);
   static const char* first_line() noexcept;
 
-  /// The entry of this device and mode that is nearest to `key`, or null: least |log2| of tokens + of hidden + 2 * of ranks,
-  /// the earlier line if several are equally near. Entries of any GPU count if there is none of this GPU and mode.
+  /// The entry of this device and mode nearest to `key`, or null: smallest |log2| of tokens + of hidden + 2 * of ranks; on a
+  /// tie the earlier line. Entries of any GPU are used only if there is none of this GPU and mode.
   const TuningEntry* nearest(const TuningKey& key) const;
 };
 
-/// What is in force: the file that SWITCHYARD_TUNING names, if it is set and not empty, then what is built in.
+/// The tuning in force: the file named by SWITCHYARD_TUNING, if set and not empty, then the built-in one.
 class Tuning {
  public:
   /// \throws as TuningFile::read, also naming the variable.
   static Tuning from_environment();
   explicit Tuning(std::vector<TuningFile> files) : files_(std::move(files)) {}
 
-  /// Values of the nearest entry in the first file that has one of this device and mode; else all 0.
+  /// Values of the nearest entry in the first file that has an entry of this device and mode; else all 0.
   TuningValues find(const TuningKey& key) const;
   const std::vector<TuningFile>& files() const noexcept { return files_; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Vocabulary shared by all modes: element types, layouts, policies and non-owning array views.
+/// Types shared by all modes: element types, layouts, policies and non-owning array views.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace switchyard {
 
-/// Largest group. Largest number of experts that one token may choose.
+/// Maximum number of ranks in a group, and of experts per token.
 inline constexpr int kMaxRanks = 64;
 inline constexpr int kMaxTopk = 32;
-/// Number of columns that share one quantisation scale, unless a mode lets its user choose.
+/// Number of columns that share one quantization scale, unless a mode makes it configurable.
 inline constexpr int kScaleGroup = 128;
 
 /// Where a group's ranks compute and hold their rows.
@@ -26,7 +26,7 @@ struct NamesOf<Backend> {
   static constexpr Named<Backend> kAll[] = {{Backend::cpu, "cpu"}, {Backend::cuda, "cuda"}};
 };
 
-/// Element type of a row: bf16, f16, f32, fp8_e4m3. dtypes.def says what each can do.
+/// Element type of a row: bf16, f16, f32, fp8_e4m3. dtypes.def lists the capabilities of each type.
 enum class DType : uint8_t {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, ...) name = value,
 #include "switchyard/dtypes.def"
@@ -39,7 +39,7 @@ struct NamesOf<DType> {
   };
 };
 
-/// How the scales of fp8 rows are stored, one per kScaleGroup columns. A scale row is padded to 16 bytes.
+/// Storage of the scales of fp8 rows, one scale per kScaleGroup columns. A scale row is padded to 16 bytes.
 enum class ScaleKind : uint8_t {
   none = 0,
   f32 = 1,    ///< float32: `amax / 448`
@@ -61,10 +61,10 @@ struct NamesOf<Layout> {
   static constexpr Named<Layout> kAll[] = {{Layout::rank_major, "rank_major"}, {Layout::expert_major, "expert_major"}};
 };
 
-/// How rows travel.
+/// Transport of rows within a host.
 enum class Staging : uint8_t {
-  direct = 0,  ///< senders write rows at their final place in the receiver's pool; combine pulls from there,
-               ///< or pushes rows to their owners (expert-major, per_route)
+  direct = 0,  ///< senders write rows at their final place in the receiver's pool; combine pulls rows from there,
+               ///< or pushes them to their owners (expert-major, per_route)
   ring = 1,    ///< bounded symmetric memory: rows pass through rings of fixed size
 };
 template <>
@@ -72,11 +72,11 @@ struct NamesOf<Staging> {
   static constexpr Named<Staging> kAll[] = {{Staging::direct, "direct"}, {Staging::ring, "ring"}};
 };
 
-/// How the number of output rows is chosen.
+/// Determines the number of output rows.
 enum class SizePolicy : uint8_t {
   exact = 0,       ///< from the exchanged counts; CUDA: the call waits for them
   capacity = 1,    ///< the caller's bound, see Overflow
-  worst_case = 2,  ///< the largest number that any routing can produce; shapes never vary
+  worst_case = 2,  ///< maximum over all routings; shapes never vary
   automatic = 3,   ///< CPU: exact; CUDA: worst_case, because exact waits for the GPU
 };
 template <>
@@ -87,17 +87,17 @@ struct NamesOf<SizePolicy> {
                                                {SizePolicy::automatic, "automatic"}};
 };
 
-/// What happens if a rank would receive more rows than the caller's capacity. All ranks take the same decision.
+/// Action if a rank would receive more rows than the caller's capacity. All ranks make the same decision.
 enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
 template <>
 struct NamesOf<Overflow> {
   static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
-/// What an object does with ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
+/// Treatment of ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
 enum class InvalidIds : uint8_t {
-  /// Ids in host memory: the call fails with invalid_argument and names the first such id, before a row moves. Ids on a GPU:
-  /// the object counts them, and Group::check() fails with invalid_argument and names the object and their number.
+  /// Ids in host memory: the call fails with invalid_argument and names the first invalid id, before any row moves. Ids on a
+  /// GPU: the object counts them, and Group::check() fails with invalid_argument and names the object and the count.
   raise = 0,
   count = 1,  ///< the object only counts them
 };
@@ -113,13 +113,13 @@ struct NamesOf<Padding> {
   static constexpr Named<Padding> kAll[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
 };
 
-/// Order of the float32 sum in combine. Part of the contract: within one order equal input gives equal bits.
+/// Order of the float32 sum in combine. Part of the contract: with the same order, equal input gives equal bits.
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
-  /// Normal mode. On each host k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending, by their
-  /// lowest rank, one final rounding: one row of a token comes back from each other host. In a group of one host: as per_route
-  /// for expert-major rows, as per_rank for rank-major ones.
+  /// Normal mode. On each host, k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending by their
+  /// lowest rank, one final rounding. Each other host returns one row per token. In a group of one host: equal to per_route for
+  /// expert-major rows and to per_rank for rank-major rows.
   per_host = 2,
 };
 template <>
@@ -150,7 +150,7 @@ constexpr bool dtype_combines(DType type) {
   return false;
 }
 
-/// True if a dispatch can quantise rows of this type.
+/// True if a dispatch can quantize rows of this type.
 constexpr bool dtype_quantises(DType type) {
   // clang-format off
   switch (type) {
@@ -161,7 +161,7 @@ constexpr bool dtype_quantises(DType type) {
   return false;
 }
 
-/// True if rows of this type come with scales.
+/// True if rows of this type have scales.
 constexpr bool dtype_has_scales(DType type) {
   // clang-format off
   switch (type) {
@@ -172,17 +172,17 @@ constexpr bool dtype_has_scales(DType type) {
   return false;
 }
 
-/// Number of scales of a row of `hidden` columns; the last group may be short. No scales for a group below 1.
+/// Number of scales of a row of `hidden` columns; the last group may be partial. 0 for a group size below 1.
 constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return group < 1 ? 0 : (hidden + group - 1) / group; }
 
-/// Bytes of one scale row: the scales, padded to a multiple of 16. Zero for ScaleKind::none.
+/// Bytes of one scale row: the scales, padded to a multiple of 16. 0 for ScaleKind::none.
 constexpr size_t scale_row_bytes(int64_t hidden, ScaleKind kind, int group = kScaleGroup) {
   if (kind == ScaleKind::none) return 0;
   const size_t raw = static_cast<size_t>(num_scales(hidden, group)) * (kind == ScaleKind::f32 ? 4 : 1);
   return (raw + 15) / 16 * 16;
 }
 
-/// Non-owning view of `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with scale_row_bytes a row.
+/// Non-owning view of `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with scale_row_bytes() per row.
 struct ConstRows {
   const void* data = nullptr;
   int64_t rows = 0;
@@ -192,7 +192,7 @@ struct ConstRows {
   ScaleKind scale_kind = ScaleKind::none;
 };
 
-/// The mutable twin of ConstRows.
+/// Mutable counterpart of ConstRows.
 struct Rows {
   void* data = nullptr;
   int64_t rows = 0;
@@ -203,8 +203,8 @@ struct Rows {
   operator ConstRows() const { return {data, rows, cols, dtype, scales, scale_kind}; }
 };
 
-/// Expert ids `[tokens, topk]`, dense, int32 or int64. -1 is no expert: its route goes nowhere. Any other
-/// id outside `[0, num_experts)` is invalid (InvalidIds).
+/// Expert ids `[tokens, topk]`, dense, int32 or int64. -1 means no expert: nothing is sent for it. Any other id outside `[0,
+/// num_experts)` is invalid (InvalidIds).
 struct ExpertIds {
   const void* data = nullptr;
   int64_t tokens = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU that ends while work that uses it may still be enqueued: docs/design/0059-memory-in-flight.md. Host code.
+// GPU memory released while work that uses it may still be enqueued: docs/design/0059-memory-in-flight.md. Host code.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,22 @@
 
 namespace switchyard::detail {
 
-/// Streams on which work that uses some memory is enqueued, until the memory ends. Not thread safe. The GPU is current.
+/// Streams with enqueued work that uses some memory, until the memory is released. Not thread safe. The GPU is current.
 class StreamUsers {
  public:
   bool empty() const { return users_.empty(); }
-  /// `stream` is not captured.
+  /// `stream` is not being captured.
   void add(gpu::Stream stream, StreamPoints& points) {
     User& user = of(stream, std::this_thread::get_id());
     if (gpu::is_per_thread(stream)) user.point = points.mark(stream, stream_id(stream));
   }
-  /// The same without a point of cudaStreamPerThread, whose thread ends the memory itself or has nothing enqueued.
+  /// Adds a stream without a point for cudaStreamPerThread: its thread releases the memory itself or has nothing enqueued.
   void add_unmarked(gpu::Stream stream, std::thread::id thread) { of(stream, thread); }
   void add(const StreamUsers& others) { users_.insert(users_.end(), others.users_.begin(), others.users_.end()); }
 
-  /// Appends a point on each stream to `marks`. False, and nothing is appended, while one of them is captured: an event would
-  /// be part of the capture. A stream that its owner has destroyed has none: streams end after their work, or after memory that
-  /// they use.
+  /// Appends a point on each stream to `marks`. Returns false and appends nothing while one of them is being captured, because
+  /// an event would become part of the capture. A stream that its owner has destroyed needs no point: a stream must not be
+  /// destroyed before its work is done or the memory that it uses is released.
   bool mark(StreamPoints& points, std::vector<Point>& marks) const {
     const std::thread::id here = std::this_thread::get_id();
     std::vector<const User*> alive;
@@ -49,7 +49,7 @@ class StreamUsers {
       if (!gpu::is_per_thread(user->stream) || user->thread == here)
         made.push_back(points.mark(user->stream, stream_id(user->stream)));
       else if (user->point)
-        made.push_back(user->point);  // all that is known of another thread's stream
+        made.push_back(user->point);  // the only point known of another thread's stream
     }
     marks.insert(marks.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
     return true;
@@ -59,7 +59,7 @@ class StreamUsers {
   struct User {
     gpu::Stream stream;
     std::thread::id thread;
-    Point point;  ///< cudaStreamPerThread: its work when it was named; only `thread` knows it by this name
+    Point point;  ///< cudaStreamPerThread: its work when it was added; only `thread` can name this stream
   };
   User& of(gpu::Stream stream, std::thread::id thread) {
     const auto same = [&](const User& u) { return u.stream == stream && (!gpu::is_per_thread(stream) || u.thread == thread); };
@@ -69,10 +69,10 @@ class StreamUsers {
   std::vector<User> users_;
 };
 
-/// Things that must end before something is freed, counted: graphs that hold calls, or a rank.
+/// Counts holders, graphs with calls or a rank, that must be destroyed before something is freed.
 using Holds = std::shared_ptr<std::atomic<int>>;
 
-/// Counts a hold while it lives.
+/// Counts a hold during its lifetime.
 class HoldMark {
  public:
   explicit HoldMark(Holds holds) : holds_(std::move(holds)) { ++*holds_; }
@@ -84,7 +84,7 @@ class HoldMark {
   Holds holds_;
 };
 
-/// All that uses some memory when it ends. Nobody else may have the memory before over().
+/// All uses of some memory at its release. The memory must not be reused before over().
 class MemoryUses {
  public:
   explicit MemoryUses(std::shared_ptr<StreamPoints> points = nullptr) : points_(std::move(points)) {}
@@ -108,13 +108,13 @@ class MemoryUses {
   bool is_held() const {
     return std::any_of(holds_.begin(), holds_.end(), [](const Holds& h) { return *h > 0; });
   }
-  /// After over(): whether points are left, and not others alone.
+  /// After over(): true if points are left, not only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
-  /// Whether all of it is done. The first question outside of a capture marks the streams. Neither waits nor throws. The GPU is
-  /// current; not in a callback of the driver.
+  /// True if all uses are done. The first call outside of a capture marks the streams. Neither waits nor throws. The GPU is
+  /// current; must not be called in a callback of the driver.
   bool over() noexcept try {
     if (is_held()) return false;
-    const RelaxedCapture relaxed;  // some stream of this thread may be captured
+    const RelaxedCapture relaxed;  // a stream of this thread may be captured
     if (!users_.empty()) {
       if (!users_.mark(*points_, marks_)) return false;
       users_ = {};
@@ -134,11 +134,11 @@ class MemoryUses {
   std::vector<std::function<bool()>> others_;
 };
 
-/// An allocation: of the device's pool in the order of `stream`, or null: of cudaMalloc.
+/// An allocation: from the device's pool in stream order on `stream`, or if that is null from cudaMalloc.
 struct Allocation {
   void* data = nullptr;
   gpu::Stream stream = nullptr;
-  void* context = nullptr;  ///< current_context() when it was made
+  void* context = nullptr;  ///< current_context() at allocation
 
   void release() const noexcept {
     const CurrentContext current(context);
@@ -146,11 +146,11 @@ struct Allocation {
   }
 };
 
-/// Memory that has ended, until nothing uses it any more. Looked at whenever memory is made or ends; nothing waits. Any thread,
-/// also a callback of the driver.
+/// Released memory that is still in use. Checked whenever memory is allocated or released; nothing waits. Any thread, also a
+/// callback of the driver.
 class DeferredFrees {
  public:
-  /// For the life of the process: groups, ranks and objects end before what uses their memory.
+  /// Lives as long as the process: groups, ranks and objects are destroyed before the work that uses their memory ends.
   static DeferredFrees& of_process() {
     static auto* const all = new DeferredFrees;
     return *all;
@@ -161,11 +161,11 @@ class DeferredFrees {
       const std::lock_guard lock(mutex_);
       ended_.push_back({memory, std::move(uses)});
     } catch (const std::exception&) {
-      return;  // without memory for a note of it, it stays allocated
+      return;  // without memory to record it, it stays allocated
     }
     sweep();
   }
-  /// Frees what nothing uses any more.
+  /// Frees memory that is no longer used.
   void sweep() noexcept {
     if (in_driver_callback()) return;
     std::vector<Ended> all;
@@ -174,7 +174,7 @@ class DeferredFrees {
       all.swap(ended_);
     }
     if (all.empty()) return;
-    // No lock: a callback of the driver may ask for it while a call of the runtime waits for the driver.
+    // Call without the lock: a callback of the driver may take it while a runtime call waits for the driver.
     std::erase_if(all, [](Ended& each) {
       const CurrentContext current(each.memory.context);
       if (!each.uses.over()) return false;

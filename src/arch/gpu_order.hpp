@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of streams, and what captured graphs keep: how memory of a GPU is handed from one user to the next. Host code, for
-// all libraries of the project; each library has its own instance of what is static here.
+// Stream order, and objects kept by captured graphs: the mechanism by which GPU memory passes from one user to the next. Host
+// code for all libraries of the project; each library has its own instance of the static objects here.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ inline void check_order(gpu::Status status, const char* what) {
   throw Error(ErrorCode::system, std::string(what) + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// Functions of the driver that the runtime has no like of, looked up once; null where the driver lacks them.
+/// Driver functions without a runtime equivalent, looked up once; null if the driver lacks them.
 struct DriverCalls {
   int (*event_query)(gpu::Event) = nullptr;  ///< the runtime's leaves "not ready" as the caller's pending error
   int (*current_context)(void** context) = nullptr;
@@ -48,15 +48,15 @@ struct DriverCalls {
   }
 };
 
-/// The context of the device that is current for this thread; null without one.
+/// Context of this thread's current device; null without one.
 inline void* current_context() noexcept {
   void* context = nullptr;
   const auto ask = DriverCalls::get().current_context;
   return ask != nullptr && ask(&context) == 0 ? context : nullptr;
 }
 
-/// Makes a context current for this thread while it lives. Never throws: without the context the calls that follow fail. (A
-/// pair of calls of the runtime would create a context on the device that the thread has as its default.)
+/// Makes a context current for this thread during its lifetime. Never throws: without the context the following calls fail. (A
+/// pair of runtime calls would create a context on the thread's default device.)
 class CurrentContext {
  public:
   explicit CurrentContext(void* context) noexcept
@@ -72,11 +72,11 @@ class CurrentContext {
   const bool pushed_;
 };
 
-/// Everything that was enqueued on a stream until the point was made.
+/// All work enqueued on a stream before the point was made.
 struct StreamPoint {
   gpu::Event event;
   unsigned long long stream_id;
-  mutable std::atomic<bool> known_reached = false;  ///< and nobody need ask or wait any more
+  mutable std::atomic<bool> known_reached = false;  ///< no further query or wait is needed
 };
 using Point = std::shared_ptr<const StreamPoint>;
 
@@ -85,16 +85,16 @@ struct CaptureState {
   unsigned long long id = 0;  ///< of the capture
   gpu::Graph graph = nullptr;
 };
-/// Whether `stream` is captured now. Leaves the capture alone.
+/// Capture state of `stream`. Does not affect the capture.
 inline CaptureState capture_of(gpu::Stream stream) {
   CaptureState state;
-  if (gpu::is_legacy(stream)) return state;  // it cannot be captured, and asking would spoil captures
+  if (gpu::is_legacy(stream)) return state;  // it cannot be captured, and querying it would invalidate captures
   check_order(gpu::capture_info(stream, &state.active, &state.id, &state.graph), "cudaStreamGetCaptureInfo");
   if (!state.active) state.graph = nullptr;
   return state;
 }
 
-/// Identifies the stream and not its handle: cudaStreamPerThread means another stream in each thread. Not for captured streams.
+/// Identifies the stream, not its handle: cudaStreamPerThread denotes another stream in each thread. Not for captured streams.
 inline unsigned long long stream_id(gpu::Stream stream) {
   unsigned long long id = 0;
   check_order(gpu::id_of(stream, &id), "cudaStreamGetId");
@@ -103,7 +103,7 @@ inline unsigned long long stream_id(gpu::Stream stream) {
 /// Identifies a captured stream among the streams of its capture.
 inline unsigned long long captured_stream_id(gpu::Stream stream) { return reinterpret_cast<uintptr_t>(stream); }
 
-/// While it lives, calls of this thread that wait or allocate do not spoil a capture that is under way.
+/// During its lifetime, calls of this thread that wait or allocate do not invalidate a capture in progress.
 class RelaxedCapture {
  public:
   RelaxedCapture() { check_order(gpu::exchange_capture_mode(&before_), "capture mode"); }
@@ -115,14 +115,14 @@ class RelaxedCapture {
   gpu::CaptureMode before_ = gpu::kRelaxedCapture;
 };
 
-/// True in this thread while the driver calls back because a graph was destroyed: no CUDA function may be called.
+/// True in this thread during a driver callback for a destroyed graph: no CUDA function may be called.
 inline int& driver_callback_depth() noexcept {
   thread_local int depth = 0;
   return depth;
 }
 inline bool in_driver_callback() noexcept { return driver_callback_depth() > 0; }
 
-/// Keeps `object` until the graph and all that is executed of it are destroyed; `release` frees it, and calls no CUDA function.
+/// Keeps `object` until the graph and all its executables are destroyed; `release` frees it and must not call CUDA functions.
 inline void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*)) {
   struct Retained {
     void* object;
@@ -144,16 +144,17 @@ inline void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void
   if (kept != gpu::kOk) gpu::release_graph_object(held);
   check_order(kept, "cudaGraphRetainUserObject");
 }
-/// Retains a copy of a smart pointer until the graph ends.
+/// Retains a copy of a smart pointer until the graph is destroyed.
 template <class Owner>
 void keep_in_graph(const Owner& owner, gpu::Graph graph) {
   retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
 }
 
-/// Makes points on streams of one GPU, of events that are used again. Held by all that hold points, which may outlive the rank.
+/// Makes points on streams of one GPU, with recycled events. Shared by all holders of points, which may outlive the rank.
 class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
-  /// What was enqueued on `stream` so far. If that is captured, the point is for its capture only. The GPU is current.
+  /// Marks the work enqueued on `stream` so far. If it is being captured, the point is valid only in its capture. The GPU is
+  /// current.
   Point mark(gpu::Stream stream, unsigned long long id) {
     gpu::Event event = nullptr;
     {
@@ -175,13 +176,13 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
     check_order(gpu::record_event(event, stream), "cudaEventRecord");
     return point;
   }
-  /// The same for the place where `point` was, which nobody but the caller holds: it is now, by the same event.
+  /// Moves `point`, which only the caller holds, to the current end of `stream`, reusing its event.
   void move(const StreamPoint& point, gpu::Stream stream) {
-    std::atomic_thread_fence(std::memory_order_acquire);  // who held it before is done with it
+    std::atomic_thread_fence(std::memory_order_acquire);  // earlier holders are done with it
     point.known_reached.store(false, std::memory_order_relaxed);
     check_order(gpu::record_event(point.event, stream), "cudaEventRecord");
   }
-  /// Destroys the idle events. Points that are still held give theirs up to the context, because their last holder may be a
+  /// Destroys the idle events. The events of points still held are left to the context, because their last holder may be a
   /// callback of the driver.
   void close() noexcept {
     const std::lock_guard lock(mutex_);
@@ -190,22 +191,22 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
     idle_.clear();
   }
 
-  /// Whether all of it is done. Neither waits nor touches the pending error of the caller, nor spoils a capture.
+  /// True if all work before the point is done. Does not wait, affect the caller's pending error, or invalidate a capture.
   static bool reached(const StreamPoint& point) noexcept try {
     if (point.known_reached.load(std::memory_order_acquire)) return true;
-    const RelaxedCapture relaxed;  // some stream of this thread may be captured
+    const RelaxedCapture relaxed;  // a stream of this thread may be captured
     const auto query = DriverCalls::get().event_query;
     if (query == nullptr || query(point.event) != 0) return false;
     point.known_reached.store(true, std::memory_order_release);
     return true;
   } catch (const Error&) {
-    return false;  // as far as one knows
+    return false;  // unknown counts as not reached
   }
-  /// `stream` goes on after it. Nothing for its own stream.
+  /// Orders later work on `stream` after the point. Does nothing for the point's own stream.
   static void order(gpu::Stream stream, unsigned long long id, const StreamPoint& point) {
     if (point.stream_id != id) check_order(gpu::order_after(stream, point.event), "cudaStreamWaitEvent");
   }
-  /// This thread waits for it.
+  /// Blocks this thread until the point is reached.
   static void wait(const StreamPoint& point) { check_order(gpu::wait_for_event(point.event), "wait for the users of rows"); }
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU runtime as host code sees it: streams, events, graphs, memory, devices and launches in plain words. Nothing else in
-// src names a function or type of the runtime, so another runtime is another version of this file. (Memory that is mapped by
-// hand, and what the runtime does not tell, come from the driver: heap/gpu/driver.cuh.)
+// Host interface to the GPU runtime: streams, events, graphs, memory, devices and launches. Nothing else in src names a
+// function or type of the runtime, so another runtime is another version of this file. (Explicitly mapped memory, and queries
+// that the runtime lacks, use the driver: heap/gpu/driver.cuh.)
 //
-// Every function gives back the runtime's status; none throws, and none waits unless it says so. Errors stay the runtime's
-// pending error until forget_error().
+// Every function returns the runtime's status; none throws, and none waits unless documented. Errors stay the runtime's pending
+// error until forget_error().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +29,7 @@ inline constexpr Status kPeerAlreadyEnabled = cudaErrorPeerAccessAlreadyEnabled;
 inline const char* name_of(Status status) { return cudaGetErrorName(status); }
 /// "out of memory"
 inline const char* text_of(Status status) { return cudaGetErrorString(status); }
-/// The calling thread's next question for a pending error finds none of before.
+/// Clears the calling thread's pending error.
 inline void forget_error() { (void)cudaGetLastError(); }
 
 // ---- streams and events ----
@@ -37,17 +37,17 @@ inline void forget_error() { (void)cudaGetLastError(); }
 using Stream = cudaStream_t;
 using Event = cudaEvent_t;
 
-/// The default stream that orders itself after all blocking streams; null means it, too.
+/// The default stream, which orders itself after all blocking streams; null also denotes it.
 inline Stream legacy_stream() { return cudaStreamLegacy; }
 inline bool is_legacy(Stream stream) { return stream == nullptr || stream == cudaStreamLegacy; }
-/// Another stream in each thread, under one name.
+/// A different stream in each thread, under one handle.
 inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread; }
 
-/// On the current device; does not synchronise with the legacy stream.
+/// On the current device; does not synchronize with the legacy stream.
 inline Status make_stream(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
-/// What is enqueued on it still runs.
+/// Work enqueued on it still runs.
 inline Status destroy_stream(Stream stream) { return cudaStreamDestroy(stream); }
-/// A number that no other stream of the process has, ever. Not of a stream that is captured.
+/// An id that is never reused by another stream of the process. Not for a captured stream.
 inline Status id_of(Stream stream, unsigned long long* id) { return cudaStreamGetId(stream, id); }
 inline Status device_of(Stream stream, int* device) { return cudaStreamGetDevice(stream, device); }
 /// Wait, on the host, for everything enqueued so far.
@@ -55,11 +55,11 @@ inline Status wait_for_stream(Stream stream) { return cudaStreamSynchronize(stre
 inline Status wait_for_event(Event event) { return cudaEventSynchronize(event); }
 inline Status wait_for_device() { return cudaDeviceSynchronize(); }
 
-/// An event that takes no time: it only orders.
+/// An event without timing: it only orders.
 inline Status make_event(Event* event) { return cudaEventCreateWithFlags(event, cudaEventDisableTiming); }
 inline Status destroy_event(Event event) { return cudaEventDestroy(event); }
 inline Status record_event(Event event, Stream stream) { return cudaEventRecord(event, stream); }
-/// What is enqueued on `stream` from now on comes after the event.
+/// Orders later work on `stream` after the event.
 inline Status order_after(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
 
 // ---- graphs ----
@@ -68,17 +68,17 @@ using Graph = cudaGraph_t;
 using CaptureMode = cudaStreamCaptureMode;
 inline constexpr CaptureMode kRelaxedCapture = cudaStreamCaptureModeRelaxed;
 
-/// Whether a stream is `captured` now, and if so the number of its capture and its graph.
+/// Sets `captured`, and if the stream is being captured the id of its capture and its graph.
 inline Status capture_info(Stream stream, bool* captured, unsigned long long* id, Graph* graph) {
   cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   const Status status = cudaStreamGetCaptureInfo(stream, &state, id, graph);
   *captured = state == cudaStreamCaptureStatusActive;
   return status;
 }
-/// Sets the calling thread's capture mode, and gives the one before.
+/// Sets the calling thread's capture mode and returns the previous one.
 inline Status exchange_capture_mode(CaptureMode* mode) { return cudaThreadExchangeStreamCaptureMode(mode); }
 
-/// What a graph can hold; `destroy` runs where no function of the runtime may be called, when the last holder lets go.
+/// An object owned by graphs; `destroy` runs when the last owner releases it, where no runtime function may be called.
 using GraphObject = cudaUserObject_t;
 inline Status make_graph_object(GraphObject* made, void* object, void (*destroy)(void*)) {
   return cudaUserObjectCreate(made, object, destroy, 1, cudaUserObjectNoDestructorSync);
@@ -94,7 +94,7 @@ inline Status give_to_graph(Graph graph, GraphObject object) {
 /// On the current device.
 inline Status allocate(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 inline Status release(void* memory) { return cudaFree(memory); }
-/// allocate and release in the order of streams, if the device has pools: neither call waits for other work.
+/// allocate and release in stream order, if the device has pools: neither call waits for other work.
 inline Status has_pools(int* pools, int device) {
   return cudaDeviceGetAttribute(pools, cudaDevAttrMemoryPoolsSupported, device);
 }
@@ -113,7 +113,7 @@ inline Status copy_on_device(void* to, const void* from, size_t bytes, Stream st
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
-/// Makes ordinary host memory usable by kernels of all devices, at device_address_of().
+/// Makes ordinary host memory accessible to kernels of all devices, at device_address_of().
 inline Status share_host_memory(void* memory, size_t bytes) {
   return cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
 }
@@ -121,9 +121,9 @@ inline Status unshare_host_memory(void* memory) { return cudaHostUnregister(memo
 inline Status device_address_of(void** address, void* host) { return cudaHostGetDevicePointer(address, host, 0); }
 
 enum class MemoryKind : uint8_t {
-  ordinary,  ///< of the host, unknown to the runtime
-  pinned,    ///< of the host, known to it
-  managed,   ///< moves between host and devices
+  ordinary,  ///< host memory unknown to the runtime
+  pinned,    ///< host memory known to the runtime
+  managed,   ///< migrates between host and devices
   device,
 };
 struct MemoryPlace {
@@ -141,7 +141,7 @@ inline Status look_up(MemoryPlace* place, const void* memory) {
   return status;
 }
 
-/// A handle by which another process opens an allocation of allocate().
+/// A handle with which another process opens an allocation of allocate().
 using MemoryHandle = cudaIpcMemHandle_t;
 inline Status handle_of(MemoryHandle* handle, void* memory) { return cudaIpcGetMemHandle(handle, memory); }
 inline Status open_memory(void** memory, const MemoryHandle& handle) {
@@ -153,7 +153,7 @@ inline Status close_memory(void* memory) { return cudaIpcCloseMemHandle(memory);
 
 inline Status count_devices(int* count) { return cudaGetDeviceCount(count); }
 inline Status current_device(int* device) { return cudaGetDevice(device); }
-/// For the calling thread. Makes a context on the device if it has none.
+/// For the calling thread. Creates a context on the device if it has none.
 inline Status make_current(int device) { return cudaSetDevice(device); }
 /// "0000:1b:00.0"
 inline Status pci_address(char* text, int room, int device) { return cudaDeviceGetPCIBusId(text, room, device); }
@@ -165,7 +165,7 @@ struct DeviceTraits {
   std::string name;
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
-  int shared_bytes = 0;  ///< that a block may ask for
+  int shared_bytes = 0;  ///< that a block may request
   int generation = 0;    ///< 9: sm_90
 };
 inline Status traits_of(DeviceTraits* traits, int device) {
@@ -180,7 +180,7 @@ inline Status traits_of(DeviceTraits* traits, int device) {
   return kOk;
 }
 
-/// A function of the driver, in the form that it had in version 12.0; null if this driver has none of that name.
+/// A driver function in its version 12.0 form; null if this driver lacks it.
 inline Status driver_function(void** function, const char* name) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const Status status = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
@@ -193,12 +193,12 @@ inline Status driver_function(void** function, const char* name) {
 struct Grid {
   int blocks = 1, threads = 32;
   uint32_t shared_bytes = 0;
-  /// The kernel's blocks may begin while the kernel before it on the stream ends. The kernel waits for that end before it reads
-  /// anything.
+  /// Allows the kernel's blocks to start while the previous kernel on the stream ends. The kernel must wait for that end before
+  /// it reads anything.
   bool dependent = false;
 };
 
-/// Failures of other calls of the process are not its status.
+/// Returns only the launch's own status, not pending failures of other calls of the process.
 template <class... Given>
 Status launch(void (*kernel)(Given...), const Grid& grid, Stream stream, const std::type_identity_t<Given>&... given) {
   cudaLaunchAttribute dependent{};
@@ -214,7 +214,7 @@ Status launch(void (*kernel)(Given...), const Grid& grid, Stream stream, const s
   return cudaLaunchKernelEx(&config, kernel, given...);
 }
 
-/// Lets `kernel` have `bytes` of dynamic shared memory, and loads it on the current device.
+/// Allows `kernel` to use `bytes` of dynamic shared memory, and loads it on the current device.
 template <class Kernel>
 Status allow_shared(Kernel kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

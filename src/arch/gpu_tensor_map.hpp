@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps: what the copy engine of sm_90 needs to know of a tensor in GPU memory. Host code; a map is a kernel's argument.
+// Tensor maps: descriptions of tensors in GPU memory for the copy engine of sm_90. Host code; a map is a kernel argument.
 #pragma once
 
 #include <cuda.h>
@@ -13,17 +13,17 @@ namespace switchyard::detail::gpu {
 
 using TensorMap = CUtensorMap;
 enum class ElementType : uint8_t { bf16, f16, f32, bytes };
-/// Bytes of the rows of a box in shared memory, whose pieces of 16 bytes are exchanged so that columns lie in different banks.
+/// Row size of a box in shared memory; its 16-byte pieces are permuted so that columns are in different banks.
 enum class Swizzle : uint8_t { none, bytes_64, bytes_128 };
 
-/// A dimension of a tensor, and of the boxes that are copied. The first one is dense.
+/// A dimension of a tensor and of its boxes. The first one is dense.
 struct Dimension {
   uint64_t size = 0;
-  uint64_t stride_bytes = 0;  ///< a multiple of 16; of the first dimension not used
+  uint64_t stride_bytes = 0;  ///< a multiple of 16; unused for the first dimension
   uint32_t box = 0;           ///< at most 256
 };
 
-/// False if the driver refuses the numbers, or has no tensor maps.
+/// False if the driver rejects the parameters, or has no tensor maps.
 inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, std::initializer_list<Dimension> dimensions,
                             Swizzle swizzle) {
   using Encode = decltype(&cuTensorMapEncodeTiled);

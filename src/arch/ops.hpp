@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op list: all that protocol code may ask of a warp. docs/arch.md explains each op; tests/conformance checks each arch.
+// The op list: all operations that protocol code may use on a warp. docs/arch.md explains each op; tests/conformance checks
+// each arch.
 //
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
@@ -13,8 +14,8 @@
 //                 A::count_max, A::out_of_line, A::out_of_line_if_cheap, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
-// covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
-// fences.
+// covered by a later release of the same warp, only after A::settle. Memory orders are part of the flag ops; there are no
+// stand-alone fences.
 #pragma once
 
 #include <concepts>
@@ -26,32 +27,32 @@
 
 namespace switchyard::detail {
 
-/// Which flag of which protocol an op acts on. What the values mean is the protocols' (layout/sites.def); an arch only looks
-/// orders up by them, in builds for the mutation suite (arch/cpu/order_table.hpp).
+/// Identifies the flag of a protocol that an op accesses. The protocols define the values (layout/sites.def); an arch uses them
+/// only to look up orders in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
 inline constexpr int kMostSites = 64;
 /// The site of the words of sentinel rows. Ops on such rows take no site.
 inline constexpr Site kSentinelSite{11};
 
-/// Who must see a release, or whose release an acquire must see.
+/// Threads to which a release is visible, or whose release an acquire observes.
 enum class Scope : uint8_t { block, device, system };
 
-/// How a *sentinel row* shows that it has arrived: the data is the flag (NCCL's "LL" protocols). Every word of the row (its
-/// bytes rounded up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it
-/// writes a substitute. A reader that finds no blank word has all of the row. No flag follows the row, and the row orders
-/// nothing else. A word has 4 bytes on a GPU and 8 on the CPU. A row begins at a multiple of 16 and has room for whole words.
+/// Arrival marking of a *sentinel row*: the data is the flag (NCCL's "LL" protocols). Every word of the row (its bytes rounded
+/// up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it writes a
+/// substitute. A reader that finds no blank word has the complete row. No flag follows the row, and the row orders nothing
+/// else. A word has 4 bytes on a GPU and 8 on the CPU. A row is aligned to 16 bytes and its memory holds whole words.
 struct Sentinel {
   uint32_t blank;       ///< every 4 bytes of a blank word
-  uint32_t substitute;  ///< the last 4 bytes of what is written for a word that would be blank
-  bool reusable;        ///< a reader that has the whole row makes it blank again
+  uint32_t substitute;  ///< the last 4 bytes of the word written in place of a blank word
+  bool reusable;        ///< a reader that has the complete row makes it blank again
 };
-/// Blank words are zero, and words of zeros become a negative zero: sums that begin with +0 do not change.
+/// Blank words are zero, and words of zeros become a negative zero: sums that start with +0 do not change.
 SWITCHYARD_FN constexpr Sentinel sentinel_sums() { return {0, 0x80000000u, true}; }
 /// Blank words are a pair of NaNs (one NaN of float32), and such data becomes a pair of other NaNs: numbers do not change.
 SWITCHYARD_FN constexpr Sentinel sentinel_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
 
 /// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
-/// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
+/// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added unweighted.
 struct ReduceSpec {
   void* out;                ///< `hidden` elements of `type`
   const void* const* rows;  ///< n pointers to `hidden` elements of `type`
@@ -63,7 +64,7 @@ struct ReduceSpec {
   bool sentinel = false;  ///< `out` is a sentinel row (sentinel_sums())
 };
 
-/// Stands for any function object in the concept below (a lambda there is not seen as a function by every CUDA compiler).
+/// Placeholder for any function object in the concept below (not every CUDA compiler treats a lambda there as a function).
 struct AnyLaneFn {
   SWITCHYARD_FN void operator()(int) const {}
 };
@@ -89,7 +90,7 @@ struct AnyRowMap {
 struct AnyBits {
   SWITCHYARD_FN uint64_t operator()(int) const { return 0; }
 };
-/// What publish_to writes: `value` to `flag`, nothing if null.
+/// A store of publish_to: `value` to `flag`, none if null.
 struct FlagStore {
   uint64_t* flag;
   uint64_t value;
@@ -104,7 +105,7 @@ struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
 };
 
-/// Where quantize_to writes a row and its scales; null: nowhere.
+/// Destination of a row and its scales in quantize_to; null: none.
 struct QuantizedRow {
   uint8_t* q;
   void* scales;
@@ -113,13 +114,13 @@ struct AnyQuantizedRow {
   SWITCHYARD_FN QuantizedRow operator()(int) const { return {nullptr, nullptr}; }
 };
 
-/// Where a flat index lies in segments that follow each other.
+/// Position of a flat index in consecutive segments.
 struct Located {
-  int segment;     ///< n if the index is past the end
-  int64_t offset;  ///< inside the segment
+  int segment;     ///< n if the index is beyond the end
+  int64_t offset;  ///< within the segment
 };
 
-/// What protocol templates require. `bool` results are uniform over the warp.
+/// Requirements of protocol templates. `bool` results are uniform over the warp.
 template <class A>
 concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t bytes, uint64_t* flag, uint64_t value, int n,
                         const ReduceSpec& reduce, uint8_t* q, int64_t hidden) {
@@ -134,90 +135,91 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
   A::copy(w, dst, src, bytes);  // any size and alignment; fast if all are multiples of 16
-  // src is read once and written to f(i), i in [0, n), n <= 64; null: nowhere.
+  // src is read once and written to f(i), i in [0, n), n <= 64; null: no destination.
   A::multicast_to(w, n, AnyDestination{}, src, bytes);
-  // multicast_to in two steps, for a row that is asked for before its destinations are known. The source is read at any time
-  // from fetch on, also after multicast_fetched.
+  // multicast_to in two steps, for a row that is loaded before its destinations are known. The source may be read at any time
+  // from fetch on, even after multicast_fetched.
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
-  A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // of a few words of 4 bytes
+  A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // for a few words of 4 bytes
   A::fill_zero(w, dst, bytes);
   A::prefetch(w, src, bytes);  // a hint that they will be read soon
   A::drain_sources(w);         // sources of all pending copies of this warp have been read
   A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
   A::reduce_rows(w, reduce);  // at most 64 rows; pending, as a copy
-  // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag says so. The
-  // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows side by side.
+  // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag is set. The
+  // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows in parallel.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
-  // The same where n is never more: on a GPU the code for more rows than lanes goes, which costs registers wherever it stands.
+  // reduce_rows_from with a bound on n: on a GPU this omits the code for more rows than lanes, which costs registers
+  // everywhere.
   A::template reduce_rows_from<kMaxTopk>(w, reduce, n, false, AnyDestination{}, AnyWeight{});
-  // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) turns x[0 .. n), the elements
-  // from `column` on, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's scratch,
-  // where a row must have room.
+  // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) replaces x[0 .. n), the
+  // elements starting at `column`, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the
+  // warp's scratch, which must hold a row.
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a sentinel row
-  // Sentinel rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
+  // Sentinel rows f(i), i in [0, n), n <= 64, from one row; null: no destination.
   A::multicast_sentinel(w, n, AnyDestination{}, src, bytes, sentinel_sums());
   A::blank_row(w, dst, bytes, sentinel_sums());                              // pending
-  { A::has_arrived(w, src, bytes, sentinel_sums()) } -> std::same_as<bool>;  // a sentinel row, all of it
-  // reduce_rows_from over sentinel rows, and -1, if all of them have arrived (a row may be given twice). Otherwise the place i
-  // of a row that has not arrived; `out` is then unspecified. n: how often to look again at a row before giving up.
+  { A::has_arrived(w, src, bytes, sentinel_sums()) } -> std::same_as<bool>;  // true for a complete sentinel row
+  // reduce_rows_from over sentinel rows; returns -1 if all of them have arrived (a row may occur twice). Otherwise the place i
+  // of a row that has not arrived; `out` is then unspecified. n: number of retries per row.
   { A::reduce_if_arrived(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, sentinel_sums()) } -> std::same_as<int>;
   // A row as fp8, complete on return for this warp. The last argument is the columns of a scale: 32, 64 or 128 (default).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // quantize_row to the destinations f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch,
-  // where a row and its scales must have room.
+  // which must hold a row and its scales.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;
   A::template store_release<Scope::system>(w, flag, value, Site{});
-  // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags side by side.
+  // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags in parallel.
   A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site{});
-  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // as publish_to<system>, of what was complete when this kernel began
+  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // publish_to<system> of data complete before this kernel began
   // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1: then all of them are
   // acquired.
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site{}) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site{}) } -> std::same_as<uint64_t>;  // acquire-release
-  requires A::kTakenAtOnce >= 1;  // rows that a warp had better take at a time: 1 where take costs little
-  { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
-  A::post(w, flag, value);                      // a word that says all it has to say itself: orders nothing, for any rank
-  { A::peek(flag) } -> std::same_as<uint64_t>;  // such a word; also by single lanes
+  requires A::kTakenAtOnce >= 1;                          // preferred number of rows per take: 1 where take is cheap
+  { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, within a device, unordered; the old value
+  A::post(w, flag, value);                                // a self-contained word: orders nothing, for any rank
+  { A::peek(flag) } -> std::same_as<uint64_t>;            // reads a posted word; also by single lanes
   A::block_sync(w);
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
   { A::lanes_union(w, n, AnyBits{}) } -> std::same_as<uint64_t>;                  // f(0) | f(1) | ... | f(n - 1)
-  { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
-  // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
+  { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // number of i in [0, n) for which f(i)
+  // Position of index i in n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
-  // locate for dozens of segments, of less than 2^32 in all.
+  // locate for dozens of segments, of less than 2^32 in total.
   { A::locate_many(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
-  // Calls F{}(warp, arguments...) out of line, for code that rarely runs. F has no state and arguments are numbers and
-  // pointers, because an argument that has to lie in memory for this call would lie in memory in the frequent path, too.
+  // Calls F{}(warp, arguments...) out of line, for rarely executed code. F has no state and arguments are numbers and pointers,
+  // because an argument that this call forces into memory would be in memory in the frequent path, too.
   { A::out_of_line(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
-  // out_of_line for code that always runs once: in line where a jump costs more than the code.
+  // out_of_line for code that always runs once: inlined where a jump costs more than the code.
   { A::out_of_line_if_cheap(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
-  A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; ordered with nothing
-  A::count_max(w, flag, value);  // *flag = max(*flag, value), else as count
+  A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; unordered
+  A::count_max(w, flag, value);  // *flag = max(*flag, value), else like count
   { A::now_ns() } -> std::same_as<uint64_t>;
   A::pause(w, n);  // between polls; n counts polls so far
 };
 
 /// A flag word: {epoch: 40, value: 24}. Epochs start at 1 and count the calls of one object, modulo 2^40. A wait ends when the
-/// word has *reached* the expected one; a word of a later epoch also satisfies, and the modular comparison makes the wrap
-/// harmless.
+/// word has *reached* the expected one; a word of a later epoch also satisfies it, and the modular comparison handles
+/// wraparound.
 inline constexpr int kFlagValueBits = 24;
-/// Whatever counts in a value must be bounded by this where its mode checks a configuration.
+/// A mode must bound every count stored in a value by this when it checks a configuration.
 inline constexpr uint64_t kMaxFlagValue = (uint64_t{1} << kFlagValueBits) - 1;
 SWITCHYARD_FN constexpr uint64_t flag_word(uint64_t epoch, uint64_t value = 0) { return (epoch << kFlagValueBits) | value; }
 SWITCHYARD_FN constexpr uint64_t flag_epoch(uint64_t word) { return word >> kFlagValueBits; }
 SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & kMaxFlagValue; }
 
-/// Arithmetic of epochs, which wrap.
+/// Arithmetic of epochs, with wraparound.
 inline constexpr uint64_t kEpochMask = ~uint64_t{0} >> kFlagValueBits;
 SWITCHYARD_FN constexpr uint64_t epoch_after(uint64_t epoch) { return (epoch + 1) & kEpochMask; }
 SWITCHYARD_FN constexpr uint64_t epoch_before(uint64_t epoch) { return (epoch - 1) & kEpochMask; }
-/// Calls from the one of epoch `first` to the one before `epoch`.
+/// Number of calls from epoch `first` up to, but not including, `epoch`.
 SWITCHYARD_FN constexpr uint64_t epochs_since(uint64_t first, uint64_t epoch) { return (epoch - first) & kEpochMask; }
 
 SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks must give alike, field by field, so that an error can name the field that differs and both values.
+// Fields that must be equal on all ranks, so that an error can name the differing field and both values.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 namespace switchyard::detail {
 
 struct AgreedField {
-  const char* name;  ///< as errors name it: "NormalConfig::hidden"
+  const char* name;  ///< as in errors: "NormalConfig::hidden"
   int64_t value;
-  std::string (*text)(int64_t) = nullptr;  ///< of a value; null: the number
+  std::string (*text)(int64_t) = nullptr;  ///< formats a value; null: as a number
 };
 using AgreedFields = std::vector<AgreedField>;
 
@@ -38,10 +38,10 @@ inline uint64_t hash_of(uint64_t seed, const AgreedFields& fields) {
   return seed;
 }
 
-/// The values of one rank, as ranks gather them.
+/// The values of one rank, in gathered form.
 struct AgreedClaim {
   static constexpr size_t kMaxFields = 24;
-  char object[24] = {};  ///< what the rank makes
+  char object[24] = {};  ///< the object that the rank constructs
   int64_t values[kMaxFields] = {};
 
   AgreedClaim() = default;
@@ -53,11 +53,11 @@ struct AgreedClaim {
 };
 
 struct Difference {
-  std::string text;             ///< empty: there is none
-  const char* field = nullptr;  ///< that the text names, if it does
+  std::string text;             ///< empty: no difference
+  const char* field = nullptr;  ///< the field named in the text, if any
 };
 
-/// The first difference between the claims of all ranks; the same on each. `claim_of(r)` is that of rank r, `fields` are this
+/// The first difference between the claims of all ranks; equal on each. `claim_of(r)` is that of rank r, `fields` are this
 /// rank's.
 template <class ClaimOf>
 Difference find_difference(const AgreedFields& fields, size_t world, const ClaimOf& claim_of) {

@@ -6,20 +6,19 @@
 
 namespace switchyard::detail {
 
-/// Lays the parts of one block of memory out, one behind the other. Without a block it counts their bytes, and all parts are
-/// null.
+/// Places parts consecutively in one block of memory. Without a block it counts their bytes, and all parts are null.
 class Carver {
  public:
-  /// Parts begin at multiples of `alignment` from `base`, or from 0 if it is null.
+  /// Parts are aligned to `alignment` relative to `base`, or to 0 if it is null.
   explicit Carver(std::byte* base, int64_t alignment = 128) : base_(base), alignment_(alignment) {}
 
-  /// Sets `part` to room for `count` elements.
+  /// Sets `part` to memory for `count` elements.
   template <class T>
   void take(T*& part, int64_t count) {
     part = base_ ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
     bytes_ += (count * static_cast<int64_t>(sizeof(T)) + alignment_ - 1) / alignment_ * alignment_;
   }
-  /// Of all parts so far.
+  /// Total bytes of all parts so far.
   int64_t bytes() const { return bytes_; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What error texts say of enumerations.
+// Texts of enumerations in errors.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ inline std::string any_of(const std::vector<std::string>& choices) {
   return text;
 }
 
-/// The names of those values for which `allowed` is true: "bf16, f16 or f32".
+/// The names of the values for which `allowed` is true: "bf16, f16 or f32".
 template <NamedEnum E, class Allowed>
 std::string names_where(Allowed&& allowed) {
   std::vector<std::string> names;
@@ -25,7 +25,7 @@ std::string names_where(Allowed&& allowed) {
   return any_of(names);
 }
 
-/// All values, as C programs and casts know them: "none (0), f32 (1) or ue8m0 (2)".
+/// All values with their numbers, as in C programs and casts: "none (0), f32 (1) or ue8m0 (2)".
 template <NamedEnum E>
 std::string numbered_names() {
   std::vector<std::string> names;
@@ -34,7 +34,7 @@ std::string numbered_names() {
   return any_of(names);
 }
 
-/// The name, or the number of what has none.
+/// The name, or the number if the value has no name.
 template <NamedEnum E>
 std::string text_of(E value) {
   return is_named(value) ? to_string(value) : std::to_string(static_cast<int>(value));

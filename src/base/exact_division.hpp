@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Divisions without a division instruction, for GPUs; also compiled for the host, where they are tested.
+// Division without a division instruction, for GPUs; also compiled for the host, where it is tested.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// n / d for n up to a bound, by a multiplication with 2^32 / d rounded up: exact while n * d < 2^32. Beyond that it divides.
+/// n / d for n up to a bound, by a multiplication with 2^32 / d rounded up: exact while n * d < 2^32; otherwise it divides.
 class Divisor {
  public:
   Divisor() = default;

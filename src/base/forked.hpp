@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forked child must not do with its copies of its parent's objects.
+// Protection of objects that a forked child inherits from its parent.
 #pragma once
 
 #include <unistd.h>
@@ -12,7 +12,7 @@
 namespace switchyard::detail {
 
 /// The process that made an object. The copy of the object in a forked child shares sockets with it, and lacks its threads and
-/// the memory that a fork does not pass on: the child may do nothing with it, not even destroy it.
+/// the memory that a fork does not inherit: the child must not use it, not even destroy it.
 class HomeProcess {
  public:
   bool here() const noexcept { return ::getpid() == process_; }
@@ -21,7 +21,7 @@ class HomeProcess {
   pid_t process_ = ::getpid();
 };
 
-/// Keeps `object` as it is until the process ends; it stays reachable, so it counts as no leak.
+/// Keeps `object` unchanged until the process ends; it stays reachable, so it is not reported as a leak.
 template <class T>
 void keep_for_ever(T* object) noexcept {
   struct Kept {
@@ -34,8 +34,8 @@ void keep_for_ever(T* object) noexcept {
   if (auto* const kept = new (std::nothrow) Kept{object, first}) first = kept;
 }
 
-/// Destroys what `pointer` holds, or keeps it if it belongs to a parent of this process, and takes `next`. T has a HomeProcess
-/// `home`.
+/// Replaces `pointer` by `next`; destroys the old object, or keeps it if it belongs to a parent of this process. T has a
+/// HomeProcess `home`.
 template <class T>
 void replace_at_home(std::unique_ptr<T>& pointer, std::unique_ptr<T> next) noexcept {
   if (pointer && !pointer->home.here()) keep_for_ever(pointer.release());

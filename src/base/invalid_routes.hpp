@@ -7,10 +7,10 @@
 
 namespace switchyard::detail {
 
-/// The routes of one rank's call whose ids are neither -1 nor an expert.
+/// Routes of one rank's call whose ids are neither -1 nor an expert.
 struct InvalidRoutes {
   int64_t count = 0;
-  int64_t first = -1;  ///< the first of them, token * K + k
+  int64_t first = -1;  ///< the first invalid route, token * K + k
   int64_t id = 0;      ///< its id
 
   void add(int64_t route, int64_t route_id) {
@@ -18,7 +18,7 @@ struct InvalidRoutes {
   }
 };
 
-/// Ids in host memory, the first `tokens` tokens. One compare for each id where none is invalid.
+/// Ids in host memory, the first `tokens` tokens. One comparison per id if none is invalid.
 inline InvalidRoutes find_invalid_routes(const ExpertIds& ids, int64_t tokens, int num_experts) {
   InvalidRoutes found;
   const auto experts = static_cast<uint64_t>(num_experts);

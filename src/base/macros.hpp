@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Annotations of functions that both host and device compilers see. The only macros that protocol code uses.
+// Annotations of functions compiled for both host and device. The only macros that protocol code uses.
 #pragma once
 
-// In front of a loop that runs few times or waits for memory: its code is not to grow.
+// Before a loop that runs few times or waits for memory: prevents unrolling.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_ROLLED _Pragma("unroll 1")
 #else
 #define SWITCHYARD_ROLLED
 #endif
 
-// In front of a loop of few independent loads: several are to be under way.
+// Before a loop of few independent loads: several should be in flight.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_UNROLLED_BY_4 _Pragma("unroll 4")
 #else
 #define SWITCHYARD_UNROLLED_BY_4
 #endif
 
-// A function that is called in the middle of others' hot code and rarely does anything.
+// A function called within hot code that rarely does anything.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_OUTLINED __noinline__
 #else

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar conversions between float32 and the row types. Integer arithmetic only: no result depends on the rounding mode, on
-// flush-to-zero, on contraction or on the compiler. Every narrowing rounds to nearest even; a NaN stays a NaN (any NaN).
-// The vector code in arch/ gives the same results element by element.
+// flush-to-zero, on contraction or on the compiler. Every narrowing rounds to nearest even; a NaN stays a NaN (any NaN). The
+// vector code in arch/ gives the same results element by element.
 #pragma once
 
 #include <bit>
@@ -126,7 +126,7 @@ inline void store_element(void* row, DType type, int64_t i, float value) {
   }
 }
 
-/// Calls f with `type`, which is a constant there: loops inside are compiled for it.
+/// Calls f with `type` as a constant: loops inside are compiled for it.
 template <class F>
 SWITCHYARD_FN void with_type(DType type, F&& f) {
   // clang-format off
@@ -137,14 +137,14 @@ SWITCHYARD_FN void with_type(DType type, F&& f) {
   // clang-format on
 }
 
-/// Calls f<type>() for a type that combine takes; does nothing for others.
+/// Calls f<type>() for a type that combine accepts; does nothing for others.
 template <class F>
 SWITCHYARD_FN void with_combined_type(DType type, F&& f) {
   with_type(type, [&](auto t) {
     if constexpr (dtype_combines(t())) f.template operator()<t()>();
   });
 }
-/// Calls f<type>() for a type that can be quantised; does nothing for others.
+/// Calls f<type>() for a type that can be quantized; does nothing for others.
 template <class F>
 SWITCHYARD_FN void with_quantised_type(DType type, F&& f) {
   with_type(type, [&](auto t) {
@@ -152,13 +152,13 @@ SWITCHYARD_FN void with_quantised_type(DType type, F&& f) {
   });
 }
 
-/// The n elements of a row from `from` on, as load_element.
+/// Loads n elements of a row starting at `from`, like load_element.
 inline void load_elements(const void* row, DType type, int64_t from, int64_t n, float* to) {
   with_type(type, [&](auto t) {
     for (int64_t i = 0; i < n; ++i) to[i] = load_element(row, t(), from + i);
   });
 }
-/// x[0 .. n) as the elements of a row from `to` on, as store_element.
+/// Stores x[0 .. n) as the elements of a row starting at `to`, like store_element.
 inline void store_elements(void* row, DType type, int64_t to, int64_t n, const float* x) {
   with_type(type, [&](auto t) {
     for (int64_t i = 0; i < n; ++i) store_element(row, t(), to + i, x[i]);

@@ -6,8 +6,8 @@
 namespace switchyard {
 namespace {
 
-// Low bits of a flag word that hold its value; above them is the epoch. The same as kFlagValueBits of arch/ops.hpp, a layer
-// that this one may not include; tests/multiproc/bootstrap_test.cpp holds the two together.
+// Number of low bits of a flag word that hold its value; the epoch is above them. Equal to kFlagValueBits of arch/ops.hpp, a
+// layer that this one may not include; tests/multiproc/bootstrap_test.cpp checks that they match.
 constexpr int kValueBits = 24;
 
 std::string describe_word(uint64_t word) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// connect_processes: the poll loop that brings the ranks together.
+// connect_processes: the poll loop that connects the ranks.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -85,8 +85,8 @@ class Rendezvous {
     }
   }
 
-  /// A peer that no longer listens may have ended because of a third one. Rank 0 hears of every failure and tells all whom it
-  /// blames, so its word, which step() throws, counts; returns if none comes.
+  /// Waits for rank 0's verdict when a peer no longer listens, because that peer may have ended due to a third one. Rank 0
+  /// observes every failure and announces the rank to blame; step() throws its verdict. Returns if none arrives.
   void await_verdict() {
     const Deadline until_explained(kExplanationTime);
     do {

@@ -27,7 +27,7 @@ class Environment {
  public:
   explicit Environment(const GetEnv& getenv_fn) : getenv_(getenv_fn) {}
 
-  /// The first of `names` that is set; empty counts as not set.
+  /// The first of `names` that is set; an empty value counts as unset.
   std::optional<Variable> find(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
       if (const char* value = getenv_(name); value != nullptr && value[0] != '\0') return Variable{name, value};
@@ -55,17 +55,17 @@ int parse_int(const Variable& variable, int low, int high) {
   return number;
 }
 
-/// What a launcher says.
+/// Data from a launcher.
 struct Launcher {
   std::string name;
   Variable rank;
   Variable world;
-  std::string job;                 ///< different for every job of this user on this host; empty if the launcher does not say
-  std::string job_variable;        ///< where `job` would have come from
+  std::string job;                 ///< different for every job of this user on this host; empty if unknown
+  std::string job_variable;        ///< the variable that would define `job`
   std::optional<Variable> spread;  ///< shows, by a value other than `expected_spread`, that the ranks run on several hosts
   std::string expected_spread;
-  std::string first_host = {};  ///< where rank 0 probably runs, or ""
-  int port = 0;                 ///< a free one there, probably; 0: any
+  std::string first_host = {};  ///< probable host of rank 0, or ""
+  int port = 0;                 ///< probably a free port on it; 0: any
 
   bool on_several_hosts() const { return spread && spread->value != expected_spread; }
 };
@@ -79,7 +79,7 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
   const int torch_port = parse_int(*port, 1, 65535);
   const std::string job =
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
-  // Its own store has the port.
+  // torchrun's own store uses the port.
   const int beside = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
   return Launcher{"torchrun",   *rank,       *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
                   world->value, host->value, beside};
@@ -98,7 +98,7 @@ std::optional<Launcher> find_open_mpi(const Environment& env) {
   return Launcher{"Open MPI", *rank, *world, job, "PMIX_NAMESPACE", env.find({"OMPI_COMM_WORLD_LOCAL_SIZE"}), world->value};
 }
 
-/// "node07" of "node[07-09,12],login1"; "" of what is not so simple.
+/// Returns "node07" for "node[07-09,12],login1"; "" for anything more complex.
 std::string first_node(const std::string& list) {
   const size_t open = list.find('['), comma = list.find(',');
   if (open == std::string::npos || comma < open) return list.substr(0, comma);
@@ -131,7 +131,8 @@ std::optional<Launcher> find_launcher(const Environment& env) {
   return find_slurm(env);
 }
 
-/// A name or secret that all ranks of the job find without talking. Users do not meet, nor do launchers.
+/// A name or secret that all ranks of the job derive without communication. Different users and different launchers get
+/// different ones.
 std::string derive(const char* purpose, const Launcher& launcher) {
   const std::string text =
       std::string(purpose) + "\n" + std::to_string(::geteuid()) + "\n" + launcher.name + "\n" + launcher.job;
@@ -144,8 +145,8 @@ void require_job(const Launcher& launcher, const char* wanted) {
        " cannot be derived from it: set " + wanted);
 }
 
-/// Where no other user can take the place of rank 0: in a folder of this user, if there is one or can be, else under a name of
-/// the kernel. All ranks find the same.
+/// Derives a store at which no other user can impersonate rank 0: in a private folder of this user, if it exists or can be
+/// made, else an abstract name. All ranks derive the same store.
 void derive_place(const Launcher& launcher, JoinSpec& spec) {
   const std::string user = std::to_string(::geteuid()), name = derive("store", launcher);
   if (const std::string folder = "/run/user/" + user; is_private_folder(folder)) {
@@ -163,7 +164,7 @@ void derive_place(const Launcher& launcher, JoinSpec& spec) {
   spec.store = "unix:@switchyard-" + name;
 }
 
-/// Ranks of several hosts meet where rank 0 probably runs; if it does not, it says that it cannot listen there.
+/// Ranks of several hosts meet on the probable host of rank 0; if rank 0 is elsewhere, it reports that it cannot listen there.
 void derive_tcp_store(const Launcher& launcher, JoinSpec& spec) {
   if (launcher.first_host.empty())
     fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
@@ -171,7 +172,7 @@ void derive_tcp_store(const Launcher& launcher, JoinSpec& spec) {
              " started ranks on several hosts and does not say where rank 0 is: set SWITCHYARD_STORE to "
              "tcp://host:port, with an address of rank 0's host and a free port there, and SWITCHYARD_JOB_TOKEN, on all ranks",
          ErrorCode::unsupported);
-  constexpr unsigned kFirstPort = 20000, kPorts = 10000;  // below those that systems give to connections
+  constexpr unsigned kFirstPort = 20000, kPorts = 10000;  // below the range of ephemeral ports
   const unsigned port =
       launcher.port != 0
           ? static_cast<unsigned>(launcher.port)
@@ -189,7 +190,7 @@ void derive_store(const Launcher& launcher, JoinSpec& spec) {
     derive_place(launcher, spec);
 }
 
-/// Whoever can reach a TCP store could guess a token that follows from the names and numbers of a job.
+/// A token derived from the names and numbers of a job could be guessed by anyone who can reach a TCP store.
 void require_chosen_token(const JoinSpec& spec, const Launcher& launcher) {
   if (parse_endpoint(spec.store).is_unix()) return;
   fail("SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at " + spec.store +

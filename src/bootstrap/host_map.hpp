@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks share a host, and who stands for whom on the others.
+// Mapping of ranks to hosts, and proxies of ranks on other hosts.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// A host is the set of ranks that map each other's memory; hosts are numbered by their lowest ranks. The same on all ranks.
+/// A host is the set of ranks that map each other's memory; hosts are numbered by their lowest ranks. Equal on all ranks.
 class HostMap {
  public:
   /// All ranks on one host.
@@ -42,24 +42,24 @@ class HostMap {
   bool together(int a, int b) const noexcept { return host_of(a) == host_of(b); }
   /// Index of `rank` among the ranks of its host.
   int rail(int rank) const noexcept { return rail_[static_cast<size_t>(rank)]; }
-  /// Who stands for `rank` on `host`: the rank itself on its own.
+  /// Proxy of `rank` on `host`; on its own host the rank itself.
   int proxy(int rank, int host) const noexcept {
     const std::vector<int>& there = ranks_of(host);
     return there[static_cast<size_t>(rail(rank)) % there.size()];
   }
-  /// True if rows go between these ranks of different hosts: one of them is the other's proxy.
+  /// True if these ranks of different hosts exchange rows: one of them is the other's proxy.
   bool exchange_rows(int a, int b) const noexcept {
     return !together(a, b) && (proxy(a, host_of(b)) == b || proxy(b, host_of(a)) == a);
   }
-  /// The ranks of other hosts with which `rank` exchanges rows, ascending.
+  /// Ranks of other hosts that exchange rows with `rank`, ascending.
   std::vector<int> rail_peers(int rank) const {
     std::vector<int> peers;
     for (int r = 0; r < world(); ++r)
       if (exchange_rows(rank, r)) peers.push_back(r);
     return peers;
   }
-  /// Rails: as many as the host with most ranks has. Each has one rank of each host, its proxies for one rail index, so ranks
-  /// of hosts with fewer ranks are on several.
+  /// Number of rails: the maximum number of ranks on a host. Each rail has one rank of each host, its proxies for one rail
+  /// index, so ranks of hosts with fewer ranks are on several rails.
   int rails() const noexcept {
     size_t most = 0;
     for (const std::vector<int>& ranks : ranks_) most = std::max(most, ranks.size());
@@ -71,7 +71,7 @@ class HostMap {
     for (const std::vector<int>& ranks : ranks_) on.push_back(ranks[static_cast<size_t>(rail) % ranks.size()]);
     return on;
   }
-  /// The rail on which rows go between ranks a and b, if they exchange rows; -1: they do not.
+  /// Rail of the rows between ranks a and b; -1 if they do not exchange rows.
   int rail_between(int a, int b) const noexcept { return exchange_rows(a, b) ? std::max(rail(a), rail(b)) : -1; }
   /// "host 0: ranks 0-3; host 1: ranks 4-7".
   std::string text() const {
@@ -86,8 +86,8 @@ class HostMap {
   std::vector<std::vector<int>> ranks_;  // [hosts]
 };
 
-/// Where rank `rank` says it is: `text`, or of several texts with commas between them the next one for each rank, from the
-/// first again after the last. "" says nothing.
+/// User-specified host of rank `rank`: `text`, or one entry of a comma-separated list, repeated cyclically over the ranks. ""
+/// if unspecified.
 inline std::string place_of_rank(const std::string& text, int rank) {
   std::vector<std::string> places;
   for (size_t at = 0; at <= text.size();) {

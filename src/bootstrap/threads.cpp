@@ -18,14 +18,14 @@
 namespace switchyard::detail {
 namespace {
 
-/// What one rank brings to one round.
+/// One rank's contribution to one round.
 struct Contribution {
   bool present = false;
   std::vector<std::byte> bytes;
   std::shared_ptr<void> object;
 };
 
-/// One collective call. Immutable once all ranks have come; its waiters then hold the last references.
+/// One collective call. Immutable once all ranks have arrived; its waiters then hold the last references.
 struct Round {
   int arrived = 0;
   std::vector<Contribution> of_rank;
@@ -35,7 +35,7 @@ class Meeting {
  public:
   explicit Meeting(int world) : left_(static_cast<size_t>(world)) {}
 
-  /// Adds `mine` to round `number` and waits for the others, or until `interrupt`, if there is one, says so.
+  /// Adds `mine` to round `number` and waits for the others, or until `interrupt`, if set, returns true.
   std::shared_ptr<const Round> meet(int rank, uint64_t number, Contribution mine, Milliseconds budget,
                                     const std::function<bool()>& interrupt) {
     const Deadline deadline(budget);
@@ -44,7 +44,7 @@ class Meeting {
     if (!entry) {
       const auto made = std::make_shared<Round>();
       made->of_rank.resize(left_.size());
-      entry = made;  // a rank without memory leaves no half of one to the others
+      entry = made;  // a rank without memory leaves no partial round to the others
     }
     const std::shared_ptr<Round> round = entry;
     mine.present = true;
@@ -93,10 +93,10 @@ class Meeting {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<bool> left_;
-  std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // those that not all ranks have reached
+  std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // rounds that some ranks have not reached
 };
 
-/// The far ends of one rank's sockets, for the higher ranks to take; why there are none, if `error`.
+/// Remote ends of one rank's sockets, for the higher ranks to take; `error` explains their absence.
 struct FarEnds {
   explicit FarEnds(int world) : of_rank(static_cast<size_t>(world)) {}
   std::vector<UniqueFd> of_rank;

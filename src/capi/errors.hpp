@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border that no exception crosses, for calls of a group: every exported function runs its body in `guarded` or
-// `collective`.
+// Exception boundary for calls of a group: every exported function runs its body in `guarded` or `collective`.
 #pragma once
 
 #include "capi/guarded.hpp"
@@ -9,8 +8,8 @@
 
 namespace switchyard::detail {
 
-/// Runs the body of a collective call. The C++ API ends the peers' calls for every Error it throws that needs it; the rest is
-/// here.
+/// Runs the body of a collective call. The C++ API ends the peers' calls for its own Errors that require it; this function does
+/// so for all other errors.
 template <class Body>
 switchyard_code_t collective(Group& group, Body&& body) noexcept {
   try {

@@ -12,7 +12,7 @@ const Handle& checked_handle(const sy_handle* handle) {
   return handle->handle;
 }
 
-/// The C side of an output, made before the collective call: after it, nothing can fail.
+/// Allocates the C object of an output before the collective call, so that nothing can fail after it.
 std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
   auto made = std::make_unique<sy_dispatched>();
   made->handle = new sy_handle;
@@ -20,7 +20,7 @@ std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
   return made;
 }
 
-/// Moves what arrived to the caller.
+/// Moves the result to the caller.
 sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatched, int64_t tokens) noexcept {
   made->handle->handle = dispatched.handle;
   made->handle->tokens = tokens;

@@ -13,7 +13,7 @@ using namespace switchyard::detail;
 
 namespace {
 
-/// A group, and before it, so that it goes after it, what it records in.
+/// A group with the trace that it records in, which is declared first and so destroyed after the group.
 struct Recording {
   std::shared_ptr<Trace> trace;
   Group group;

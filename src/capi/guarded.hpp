@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border that no exception crosses, for local calls of any library: every exported C function that is not collective runs
-// its body in `guarded`. Inline, because libraries have only keep_exception.hpp between them.
+// Exception boundary for local calls of any library: every exported C function that is not collective runs its body in
+// `guarded`. Inline, because libraries share only keep_exception.hpp.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Misuse that the C layer finds itself, before the C++ API sees the call. In a collective call the peers must still be told.
+/// Misuse detected by the C layer before the C++ API is called. In a collective call the peers must still be notified.
 class ArgumentError : public Error {
  public:
   explicit ArgumentError(const std::string& what) : Error(ErrorCode::invalid_argument, what) {}

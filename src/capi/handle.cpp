@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles, and what is computed from routing alone.
+// Handles, and functions of routing alone.
 #include <span>
 
 #include "capi/objects.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledgers, and combine driven by them.
+// C functions of ledgers and of ledger combine.
 #include "switchyard/ledger.hpp"
 
 #include <span>
@@ -51,7 +51,7 @@ constexpr sy_ledger_config kLedgerConfig = SWITCHYARD_LEDGER_CONFIG_INIT;
 constexpr sy_ledger kLedger = SWITCHYARD_LEDGER_INIT;
 constexpr sy_ledger_combine_options kLedgerCombineOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
 
-// The macro says what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macro must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kLedgerConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) &&
               kLedgerConfig.max_rows == LedgerConfig{}.max_rows && kLedgerConfig.max_ledgers == LedgerConfig{}.max_ledgers);
 static_assert(offsetof(sy_ledger_config, num_experts) == 32 && sizeof(sy_ledger_config) == 48 &&
@@ -70,7 +70,7 @@ LedgerConfig to_config(const sy_ledger_config* config) {
   return result;
 }
 
-/// The caller's array. Its length is what the caller's own sizes say.
+/// Copies the caller's array, whose length follows from the caller's own sizes.
 std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t length) {
   if (length > 0) require(data, name);
   return length > 0 ? std::vector<int32_t>(data, data + length) : std::vector<int32_t>();

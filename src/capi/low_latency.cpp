@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode and the flat exchange.
+// C functions of low-latency mode and the flat exchange.
 #include "switchyard/low_latency.hpp"
 
 #include "capi/objects.hpp"
@@ -12,7 +12,7 @@ using namespace switchyard::detail;
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_low_latency {
   std::shared_ptr<Grouped<LowLatencyExchange>> state;
-  ReceiveHook receive;  ///< of the call that was sent last, until it is received
+  ReceiveHook receive;  ///< of the last call sent, until it is received
 };
 struct sy_low_latency_output {
   std::shared_ptr<Group> group;
@@ -31,7 +31,7 @@ constexpr sy_low_latency_dispatch_options kDispatchOptions = SWITCHYARD_LOW_LATE
 constexpr sy_low_latency_combine_options kCombineOptions = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
 constexpr sy_all_to_all_options kAllToAllOptions = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
 
-// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kLowLatencyConfig.invalid_ids == static_cast<int>(LowLatencyConfig{}.invalid_ids));
 static_assert(kLowLatencyConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
               kLowLatencyConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
@@ -83,7 +83,7 @@ LowLatencyCombineOptions to_options(const sy_low_latency_combine_options* option
           to_bool("options->known_memory", o.known_memory)};
 }
 
-/// A function of the caller's as one of C++.
+/// Adapts the caller's C function to C++.
 struct CallerRowFunction final : CpuRowFunction {
   CallerRowFunction(sy_row_function f, void* u) noexcept : function(f), user(u) {}
   void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept override {
@@ -94,7 +94,7 @@ struct CallerRowFunction final : CpuRowFunction {
   void* user;
 };
 
-/// `function` holds what the options point to, for the call.
+/// `function` owns the object that the options point to, for the duration of the call.
 AllToAllOptions to_options(const sy_all_to_all_options* options, RowFunction& function) {
   if (!options) return {};
   const sy_all_to_all_options o = read_struct(options, kAllToAllOptions, "options");

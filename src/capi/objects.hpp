@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the opaque pointers of the C ABI point to. Everything holds a share of what it stands on, so that the C side may destroy
-// in any order. Members are listed in the order of construction: the share comes first and goes last.
+// Objects behind the opaque pointers of the C ABI. Each object holds a share of the objects it depends on, so that the C side
+// may destroy in any order. Members are in construction order: the share is first and is destroyed last.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ struct Grouped {
 };
 using ExchangeState = Grouped<NormalExchange>;
 
-/// NULL for an empty array, whatever its container keeps as address.
+/// NULL for an empty array, whatever address its container returns.
 template <class Array>
 auto data_or_null(const Array& array) -> decltype(array.data()) {
   return array.empty() ? nullptr : array.data();
@@ -36,7 +36,7 @@ auto data_or_null(const Array& array) -> decltype(array.data()) {
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_group {
   std::shared_ptr<switchyard::Group> group;
-  /// What the group records in, which lives as long as the group and all that is made from it.
+  /// Trace that the group records in; lives as long as the group and everything made from it.
   std::shared_ptr<switchyard::Trace>* recorded;
 };
 
@@ -47,7 +47,7 @@ struct sy_exchange {
 struct sy_handle {
   std::atomic<uint64_t> owners{1};
   switchyard::Handle handle;
-  int64_t tokens = 0;  ///< T as the host gave it: asking the handle may wait for a GPU
+  int64_t tokens = 0;  ///< T as known on the host: querying the handle may wait for a GPU
 };
 
 struct sy_dispatched {
@@ -79,20 +79,20 @@ struct sy_storage {
 namespace switchyard::detail {
 
 inline Group& group_of(const sy_group& group) { return *group.group; }
-/// Of what holds a Grouped as `state`.
+/// Group of an object that holds a Grouped as `state`.
 template <class Object>
 Group& group_of(const Object& object) {
   return *object.state->group;
 }
 
-/// Runs the body of a collective call on `object`. If that is NULL, nobody but the caller can be told.
+/// Runs the body of a collective call on `object`. If that is NULL, the peers cannot be notified.
 template <class Object, class Body>
 switchyard_code_t collective_on(Object* object, const char* name, Body&& body) noexcept {
   if (!object) return guarded([&] { require(nullptr, name); });
   return collective(group_of(*object), std::forward<Body>(body));
 }
 
-/// Collective. Makes what `*out`, called `name`, points to: `make()` is its state.
+/// Collective. Creates the object `*out`, called `name` in errors: `make()` returns its state.
 template <class Object, class Make>
 switchyard_code_t create(sy_group* group, const char* name, Object** out, Make&& make) noexcept {
   if (out) *out = nullptr;
@@ -115,7 +115,7 @@ std::unique_ptr<Stored<T>> store(T value) {
   return std::make_unique<Stored<T>>(std::move(value));
 }
 
-/// Fills the caller's struct; its storage keeps the tables.
+/// Fills the caller's struct; its storage owns the tables.
 void write_ledger(sy_ledger* to, LedgerTables tables);
 
 }  // namespace switchyard::detail

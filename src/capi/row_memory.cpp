@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for allocators of others, whose functions carry no state: who gave what is written down here.
+// Symmetric memory for external allocators, whose functions have no state: a table here maps each block to its owner.
 #include "switchyard/row_memory.hpp"
 
 #include <map>
@@ -15,8 +15,8 @@ namespace {
 
 using RowMemoryShare = std::shared_ptr<Grouped<RowMemory>>;
 
-/// What is lent, and by whom. An allocator may give memory back when the program's static objects are gone already: it has no
-/// end.
+/// Allocated blocks and their owners. Never destroyed, because an allocator may free memory after the program's static objects
+/// are destroyed.
 struct Lent {
   std::mutex mutex;
   std::map<void*, RowMemoryShare> lender_of;
@@ -41,7 +41,7 @@ void* lend(const RowMemoryShare& lender, size_t bytes, void* stream) {
 }
 
 void take_back(void* memory, void* stream) {
-  RowMemoryShare lender;  // outside the lock: its group may end with it
+  RowMemoryShare lender;  // outside the lock: its group may be destroyed with it
   {
     const std::lock_guard lock(lent().mutex);
     const auto found = lent().lender_of.find(memory);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sized structs of the C ABI: reading those of older and newer programs, and filling them. Inline, for the C functions of any
+// Sized structs of the C ABI: reads the structs of older and newer programs, and fills them. Inline, for the C functions of any
 // library.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace switchyard::detail {
 
-/// A struct of any version holds its size and one more word. Above the upper bound `struct_size` is taken for uninitialised
-/// memory.
+/// A struct of any version holds its size and at least one more word. A `struct_size` above the upper bound is taken for
+/// uninitialized memory.
 inline constexpr size_t kMinStructBytes = 2 * sizeof(size_t);
 inline constexpr size_t kMaxStructBytes = 4096;
 
@@ -35,7 +35,7 @@ inline size_t size_of(const void* given) noexcept {
   return size;
 }
 
-/// Throws ArgumentError unless `given` is a struct that this library, which knows `known` bytes of it, understands. Returns its
+/// Throws ArgumentError unless `given` is a struct that this library, which has `known` bytes of it, can read. Returns its
 /// size.
 inline size_t check_struct(const void* given, size_t known, const char* name) {
   require(given, name);
@@ -51,16 +51,16 @@ inline size_t check_struct(const void* given, size_t known, const char* name) {
   return size;
 }
 
-/// The same as an answer.
+/// Like check_struct(), but returns false instead of throwing.
 inline bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
-/// Every byte of T is a member's. A struct with a float, of which no type trait can say so, specialises it.
+/// True if T has no padding. Specialize it for structs with a float, for which no type trait can detect this.
 template <class T>
 inline constexpr bool kHasNoPadding = std::has_unique_object_representations_v<T>;
 
-/// `given` over `defaults`. No members may be split or hidden in padding: sizes are whole words.
+/// Overlays `given` on `defaults`. No members may be split or hidden in padding: sizes are whole words.
 template <class T>
 T read_struct(const T* given, const T& defaults, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && kHasNoPadding<T> && sizeof(T) % sizeof(size_t) == 0);
@@ -69,7 +69,7 @@ T read_struct(const T* given, const T& defaults, const char* name) {
   return result;
 }
 
-/// Fills as much of `*out` as the caller's version of it has. `out` must have passed check_struct.
+/// Fills the part of `*out` that the caller's version has. `out` must have passed check_struct.
 template <class T>
 void write_struct(T* out, const T& value) noexcept {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(size_t) == 0);

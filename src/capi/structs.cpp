@@ -12,7 +12,7 @@ constexpr sy_normal_config kNormalConfig = SWITCHYARD_NORMAL_CONFIG_INIT;
 constexpr sy_dispatch_options kDispatchOptions = SWITCHYARD_DISPATCH_OPTIONS_INIT;
 constexpr sy_combine_options kCombineOptions = SWITCHYARD_COMBINE_OPTIONS_INIT;
 
-// The macros say what the C++ defaults are (of groups: tests/abi/group_defaults_test.cpp).
+// The macros must match the C++ defaults (of groups: tests/abi/group_defaults_test.cpp).
 static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
               kNormalConfig.pool_bytes == NormalConfig{}.pool_bytes &&
               kNormalConfig.ring_num_channels == RingSettings{}.num_channels &&
@@ -32,7 +32,7 @@ static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) 
               (kCombineOptions.apply_weights != 0) == CombineOptions{}.apply_weights &&
               kCombineOptions.stream == CombineOptions{}.stream && kCombineOptions.num_sms == CombineOptions{}.num_sms);
 
-// Members keep their places for ever: new ones are appended.
+// Members keep their offsets forever: new ones are appended.
 static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_options, num_blocks) == 32 &&
               offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48 &&
               offsetof(sy_group_options, host) == 56 && offsetof(sy_group_options, network) == 72);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Structs of the exchange and their C++ twins.
+// Conversion of the exchange's structs between C and C++.
 #pragma once
 
 #include "capi/errors.hpp"
@@ -8,10 +8,10 @@
 
 namespace switchyard::detail {
 
-/// C++ twins. NULL stands for defaults where the header says so; everything is checked that the C++ type could not express.
+/// Conversions to C++. NULL means defaults if the header says so. Checks everything that the C++ type cannot express.
 GroupOptions to_options(const sy_group_options* options);
 NormalConfig to_config(const sy_normal_config* config);
-/// `out`: room for the twin of options->out, which the result points to.
+/// `out`: storage for the converted options->out, which the result points to.
 DispatchOptions to_options(const sy_dispatch_options* options, Rows& out);
 CombineOptions to_options(const sy_combine_options* options);
 

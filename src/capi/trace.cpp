@@ -44,7 +44,7 @@ const Trace& checked(const sy_trace* trace) {
 
 void check_rank(const Trace& trace, int32_t rank) { require_range("rank", rank, 0, trace.world() - 1); }
 
-/// `content` is what std::string and std::vector have alike.
+/// `content` is a std::string or a std::vector.
 template <class Content>
 void write_bytes(sy_bytes* to, Content content) {
   auto stored = store(std::move(content));
@@ -53,7 +53,7 @@ void write_bytes(sy_bytes* to, Content content) {
   write_struct(to, sy_bytes{sizeof(sy_bytes), stored.release(), data, size});
 }
 
-/// Phases in C, and the texts that they point to.
+/// Phases in C, with the texts that they point to.
 struct Phases {
   explicit Phases(std::vector<TracePhase> of) : texts(std::move(of)) {
     for (const TracePhase& p : texts)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C++ twins of what C functions of any library take: numbers of enumerations, rows, ids. Everything is checked that the C++
-// type could not express.
+// Conversions to C++ of common C arguments: enumeration numbers, rows, ids. Checks everything that the C++ type cannot express.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +12,17 @@
 
 namespace switchyard::detail {
 
-// Templates are declared inline for their visibility: the export map takes one for a function of the public type that it
-// returns.
+// Templates are declared inline for their visibility: otherwise the export map takes one for a function of the public type that
+// it returns.
 
-/// Throws ArgumentError unless `value` is one of E's.
+/// Throws ArgumentError unless `value` is a value of E.
 template <NamedEnum E>
 inline E to_enum(const char* name, int32_t value) {
   for (const Named<E>& known : NamesOf<E>::kAll)
     if (static_cast<int32_t>(known.value) == value) return known.value;
   throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
 }
-/// The same of the member `of`->`member`, whose name is put together only for the error.
+/// to_enum() of the member `of`->`member`; builds the name only for the error.
 template <NamedEnum E>
 inline E to_enum_of(const char* of, const char* member, int32_t value) {
   for (const Named<E>& known : NamesOf<E>::kAll)
@@ -36,7 +35,7 @@ inline bool to_bool(const char* name, int32_t value) {
   return value != 0;
 }
 
-/// Of sy_const_row_view and sy_row_view, into ConstRows and Rows.
+/// Converts sy_const_row_view or sy_row_view to ConstRows or Rows.
 template <class Twin, class View>
 inline Twin rows_of(const View* rows, const View& defaults, const char* name) {
   const View r = read_struct(rows, defaults, name);

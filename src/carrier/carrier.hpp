@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of bytes between ranks of different hosts. What they mean is the protocols': a carrier knows of no flag, count or
-// format, and it never waits. Deadlines, abort words and waiting times belong to whoever waits for a round.
+// Transport of bytes between ranks of different hosts. The protocols define their meaning: a carrier has no notion of flags,
+// counts or formats, and it never waits. Deadlines, abort words and wait times are handled by the code that waits for a round.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace switchyard::detail {
 
-/// What goes to and comes from one peer in a round. Both ends post it with the same sizes; an empty span: nothing goes, or
-/// comes.
+/// Data sent to and received from one peer in a round. Both ends post it with the same sizes; an empty span means no data in
+/// that direction.
 struct Leg {
   int peer = -1;  ///< a rank
   std::span<const std::byte> send;
@@ -21,34 +21,34 @@ struct Leg {
 
 enum class RoundState : uint8_t {
   under_way,
-  done,    ///< all bytes of the round, and of those before it, have gone and come
-  broken,  ///< a peer has closed its end or is out of reach, or abort() was called
-  unlike,  ///< a peer sends other bytes than are awaited: the ends make different calls
+  done,    ///< all bytes of the round, and of those before it, have been sent and received
+  broken,  ///< a peer has closed its end or is unreachable, or abort() was called
+  unlike,  ///< a peer sends other data than expected: the ends make different calls
 };
 struct RoundLook {
   RoundState state = RoundState::done;
-  int peer = -1;  ///< whom the round waits for, or who broke it; -1: nobody
+  int peer = -1;  ///< rank that the round waits for, or that broke it; -1: none
 };
 
-/// One rank's way to its peers. Rounds are numbered by the rank, each number greater than the one before; the legs of two ranks
-/// to each other come in the same order at both. One thread at a time, but for abort().
+/// One rank's connections to its peers. The rank numbers its rounds in ascending order; the transfers between two ranks are
+/// posted in the same order at both. One thread at a time, except abort().
 class Carrier {
  public:
   virtual ~Carrier() = default;
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  /// Shares the memory in which all spans of all rounds will lie, before the first round. A network may read and write what was
-  /// posted after the carrier has ended, if a round was under way then: such a carrier keeps its share until the network is
-  /// done.
+  /// Shares ownership of the memory that contains all spans of all rounds; call before the first round. A network may access
+  /// posted memory after the carrier is destroyed if a round was in flight then: such a carrier keeps its share until the
+  /// network is done.
   void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
-  /// Begins a round, with at most one leg to each peer. The memory of the spans must stay until the round is done; of a round
-  /// that never is, it must be shared. `stream`: CUDA: whose order the round follows; CPU: null.
+  /// Starts a round, with at most one leg per peer. The memory of the spans must stay valid until the round is done; if the
+  /// round never completes, it must be shared. `stream`: CUDA: the stream that orders the round; CPU: null.
   virtual void post(uint64_t round, std::span<const Leg> legs, void* stream) = 0;
-  /// Moves on what can move now, of all rounds, and says how `round` stands. Never waits.
+  /// Makes progress on all rounds and returns the state of `round`. Never waits.
   virtual RoundLook advance(uint64_t round) = 0;
-  /// Ends all rounds here: advance() says `broken` from now on. From any thread, at any time. Peers may hear of it (sockets) or
-  /// not (MPI): whoever aborts tells them by the group.
+  /// Ends all rounds locally: advance() returns `broken` from now on. Any thread, at any time. Peers may observe it (sockets)
+  /// or not (MPI): the caller notifies them through the group.
   virtual void abort() noexcept = 0;
 
  protected:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI as a carrier, for ranks on CPUs. The library links no MPI: a module of its own does (src/carrier/mpi), which is loaded
-// when a group asks for it.
+// MPI as a carrier, for ranks on CPUs. The library does not link MPI: a separate module does (src/carrier/mpi), which is loaded
+// when a group requests it.
 #pragma once
 
 #include <chrono>
@@ -13,24 +13,24 @@
 
 namespace switchyard::detail {
 
-/// What a rank's carrier is made from.
+/// Parameters of a rank's carrier.
 struct MpiCarrierSpec {
   int rank = 0;
-  std::vector<int> processes;           ///< [world] of each rank, the number of its process in MPI_COMM_WORLD
-  uint64_t nonce = 0;                   ///< of the group, equal on all its ranks: messages of other groups are found to be such
-  size_t most_bytes = size_t{1} << 30;  ///< of a message; what is longer goes in several
+  std::vector<int> processes;           ///< [world] the MPI_COMM_WORLD rank of each rank's process
+  uint64_t nonce = 0;                   ///< of the group, equal on all its ranks: identifies messages of other groups
+  size_t most_bytes = size_t{1} << 30;  ///< maximum message size; longer data is split
 };
 
-/// Number of this process in MPI_COMM_WORLD. Loads the module, starts MPI if the process has not (MPI then ends with the
-/// process), and makes a communicator of the library's own: collective over all processes of MPI_COMM_WORLD the first time,
-/// local later. Any thread. \throws Error(unsupported): there is no module or no MPI, the process has another MPI than the
-/// module, or one without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline; Error(system).
+/// Rank of this process in MPI_COMM_WORLD. Loads the module, initializes MPI if the process has not (MPI is then finalized with
+/// the process), and makes a private communicator: collective over all processes of MPI_COMM_WORLD the first time, local later.
+/// Any thread. \throws Error(unsupported): there is no module or no MPI, the process uses another MPI than the module, or one
+/// without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline; Error(system).
 int mpi_process(std::chrono::milliseconds deadline);
 
-/// After mpi_process(). Local. Ranks of one process may use theirs from different threads: the module lets one of them into MPI
-/// at a time. When the carrier ends, it cancels what it awaits and no peer has begun to send. MPI may read and write the rest
-/// until it completes, for what nobody receives until the process ends: its memory is kept so long if it was given to share(),
-/// and a line on stderr says so. \throws Error(unsupported) if MPI has too few tags; Error(system).
+/// Call after mpi_process(). Local. Ranks of one process may use their carriers from different threads: the module serializes
+/// calls of MPI. The carrier's destructor cancels receives that no peer has begun to send to. MPI may access the other buffers
+/// until the requests complete, for unreceived data until the process ends: memory given to share() is kept until then, and a
+/// line on stderr reports it. \throws Error(unsupported) if MPI has too few tags; Error(system).
 std::unique_ptr<Carrier> make_mpi_carrier(const MpiCarrierSpec& spec);
 
 }  // namespace switchyard::detail

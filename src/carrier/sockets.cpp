@@ -17,7 +17,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// Before the bytes of each leg. Both ends count the legs of a connection, so that ends that make different calls are seen.
+/// Precedes the bytes of each leg. Both ends count the legs of a connection, so that different calls are detected.
 struct LegHead {
   uint64_t number;
   uint64_t bytes;
@@ -30,7 +30,7 @@ struct Transfer {
   uint64_t round;
   LegHead head;
   Byte* data;
-  LegHead seen{};   ///< receiving: what has come of the head
+  LegHead seen{};   ///< receiving: bytes of the head so far
   size_t done = 0;  ///< bytes of the head and of the data
 
   size_t size() const { return sizeof(LegHead) + head.bytes; }
@@ -39,7 +39,7 @@ struct Transfer {
 struct Link {
   int peer;
   UniqueFd fd;
-  uint64_t sent = 0, received = 0;  ///< legs begun
+  uint64_t sent = 0, received = 0;  ///< legs started
   std::deque<Transfer<const std::byte>> sends;
   std::deque<Transfer<std::byte>> receives;
 
@@ -48,7 +48,7 @@ struct Link {
   }
 };
 
-/// What of a transfer is left, as pieces for the system.
+/// The rest of a transfer, as pieces for the system call.
 int pieces_of(std::byte* head, std::byte* data, size_t done, size_t size, iovec (&out)[2]) {
   int n = 0;
   if (done < sizeof(LegHead)) out[n++] = {head + done, sizeof(LegHead) - done};
@@ -108,7 +108,7 @@ class SocketCarrier final : public Carrier {
     return it == links_.end() ? nullptr : &*it;
   }
 
-  /// The first failure counts.
+  /// Records only the first failure.
   void fail(RoundState state, int peer) {
     if (failure_.state == RoundState::done) failure_ = {state, peer};
   }
@@ -134,7 +134,7 @@ class SocketCarrier final : public Carrier {
     while (!link.receives.empty()) {
       Transfer<std::byte>& t = link.receives.front();
       iovec pieces[2];
-      // The head alone first: only it says whether the bytes behind it are those that are awaited.
+      // Receive only the head first: it determines whether the bytes after it are the expected ones.
       const size_t end = t.done < sizeof(LegHead) ? sizeof(LegHead) : t.size();
       msghdr message{};
       message.msg_iov = pieces;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The carrier that is built in: a stream socket to each peer, driven by the thread that asks for its rounds. For tests, and for
-// small groups on CPUs: it makes no claim to be a fast network (docs/design/0055-several-hosts.md).
+// The built-in carrier: a stream socket to each peer, driven by the thread that polls its rounds. For tests, and for small
+// groups on CPUs; not intended as a fast network (docs/design/0055-several-hosts.md).
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// A connection for data only, which nobody else reads or writes.
+/// A connection for data only, used by nothing else.
 struct CarrierSocket {
   int peer = -1;
   UniqueFd fd;  ///< a connected stream socket; becomes non-blocking
 };
 
-/// Throws Error(system) if a descriptor is none.
+/// Throws Error(system) if a descriptor is invalid.
 std::unique_ptr<Carrier> make_socket_carrier(std::vector<CarrierSocket> sockets);
 
 }  // namespace switchyard::detail

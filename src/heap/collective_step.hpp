@@ -16,20 +16,20 @@
 
 namespace switchyard::detail {
 
-/// What a rank tells the others about its share of a step.
+/// A rank's report on its part of a step.
 struct StepReport {
   int32_t code = 0;
   uint16_t field_at = 0, field_size = 0;  ///< Error::field() in the text
   char text[504] = {};
 };
 
-/// An error that every rank throws alike, because they told each other: they are still in step, and nobody has to be told.
+/// An error that every rank throws alike after agreeing on it: the ranks are still in step, and no peer needs to be notified.
 class AgreedError : public Error {
  public:
   using Error::Error;
 };
 
-/// Runs this rank's share of a step.
+/// Runs this rank's part of a step.
 template <class Step>
 StepReport attempt(const Step& step) {
   StepReport mine;
@@ -54,7 +54,7 @@ StepReport attempt(const Step& step) {
   return mine;
 }
 
-/// Throws what rank `rank` reported, if that was an error.
+/// Throws the error reported by rank `rank`, if any.
 inline void raise_if_failed(StepReport report, const char* subject, size_t rank) {
   if (report.code == 0) return;
   report.text[sizeof report.text - 1] = '\0';
@@ -63,9 +63,9 @@ inline void raise_if_failed(StepReport report, const char* subject, size_t rank)
                     std::string_view(text).substr(std::min<size_t>(report.field_at, text.size()), report.field_size));
 }
 
-/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one
-/// rank's lack of memory is an error with its text everywhere, not a wait that ends at the deadline. `subject` begins the text.
-/// Returns only when the step has succeeded on all ranks: it is also a barrier. After an AgreedError of a step the ranks are
+/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: if one
+/// rank lacks memory, all ranks throw its error with its text instead of waiting until the deadline. `subject` begins the text.
+/// Returns only when the step has succeeded on all ranks, so it is also a barrier. After an AgreedError of a step the ranks are
 /// still in step with each other; after an exception of the bootstrap they are not.
 template <class Step>
 void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {

@@ -33,8 +33,8 @@ class MappedHeap final : public SymmetricHeap {
  private:
   Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
 
-  Segments segments_;        // also those of threads of other hosts, for their headers
-  std::vector<Range> away_;  // whole pages of this rank's segment, given back
+  Segments segments_;        // including threads of other hosts, for their headers
+  std::vector<Range> away_;  // whole pages of this rank's segment, returned to the system
 };
 
 std::unique_ptr<SymmetricHeap> make_heap(int rank, const HostMap& hosts, size_t bytes, Segments segments) {
@@ -66,14 +66,14 @@ void check_memory(int world, uint64_t needed, uint64_t available, const std::str
                                            describe_bytes(available) + " can still be used (" + limit + "): lower heap_bytes");
 }
 
-/// What a rank is about to take, and what it thinks can be taken.
+/// The size of a rank's request, and the rank's estimate of available memory.
 struct Claim {
   uint64_t bytes;
   uint64_t available;
   char limit[112];
 };
 
-/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if a host has no room.
+/// Gathers the claims of all ranks before any rank allocates. Throws alike on all of them if a host has too little memory.
 std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Claim mine = {bytes, available.bytes, {}};
@@ -95,7 +95,7 @@ std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadl
   return all;
 }
 
-/// The parts of [0, bytes) between ranges, in whole pages.
+/// Whole pages of [0, bytes) between the ranges.
 std::vector<HeapRange> pages_between(std::span<const HeapRange> ranges, size_t bytes) {
   const size_t page = page_bytes();
   std::vector<HeapRange> between;
@@ -163,7 +163,7 @@ void MappedHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
       try {
         mine().discard(offset, length);
       } catch (const Error&) {
-        // Stays committed: the next attempt finds it so.
+        // Stays committed; the next attempt handles this.
       }
     }
     throw;

@@ -8,11 +8,11 @@
 
 namespace switchyard::detail {
 
-/// A block of a symmetric heap, until it is destroyed.
+/// Owns a block of a symmetric heap.
 class HeapBlock {
  public:
   HeapBlock() = default;
-  /// SymmetricHeap::allocate.
+  /// Allocates with SymmetricHeap::allocate.
   HeapBlock(SymmetricHeap& heap, size_t bytes, size_t alignment, size_t kept)
       : heap_(&heap), offset_(heap.allocate(bytes, alignment, kept)) {}
   HeapBlock(HeapBlock&& other) noexcept : heap_(std::exchange(other.heap_, nullptr)), offset_(other.offset_) {}
@@ -24,7 +24,7 @@ class HeapBlock {
   ~HeapBlock() {
     if (heap_) heap_->release(offset_);
   }
-  /// In the heap. Of a default-constructed one 0.
+  /// Offset in the heap; 0 if default-constructed.
   size_t offset() const { return offset_; }
 
  private:

@@ -14,7 +14,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// The number after `key` at the start of a line of `path`, or the first number of the file for an empty key.
+/// The number after `key` at the start of a line of `path`, or the first number of the file if the key is empty.
 std::optional<uint64_t> read_number(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   std::string line;
@@ -37,15 +37,15 @@ void consider(MemoryAvailable& least, uint64_t bytes, const std::string& limit) 
 
 uint64_t rest_of(uint64_t limit, uint64_t used) { return limit > used ? limit - used : 0; }
 
-// ---- where control groups are ----
+// ---- locating control groups ----
 
-/// Where a controller's hierarchy is mounted, and which part of it the mount shows.
+/// Mount point of a controller's hierarchy, and the part of it that is mounted.
 struct Mount {
   std::string at;
   std::string part;
 };
 
-/// Spaces and the like are "\040" there.
+/// Decodes escapes: spaces and similar characters are "\040" there.
 std::string unescaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -60,7 +60,7 @@ std::string unescaped(const std::string& text) {
   return out;
 }
 
-/// `word` is one of the items of "a,b,c".
+/// True if `word` is an item of "a,b,c".
 bool among(const std::string& word, const std::string& list) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
@@ -85,12 +85,12 @@ std::vector<Mount> mounts_of(const std::string& controller, bool version1, const
   return {{"/sys/fs/cgroup", "/"}, {"/sys/fs/cgroup/unified", "/"}};
 }
 
-/// Version 1 before Linux 5.11: a group may leave out of account what is below it.
+/// Version 1 before Linux 5.11: a group may exclude its descendants from accounting.
 bool counts_children(const std::string& folder, const std::string& root) {
   return read_number(root + folder + "memory.use_hierarchy").value_or(1) != 0;
 }
 
-/// `path` below the part of the hierarchy that is mounted, without a '/' at its end; nothing if it lies outside.
+/// `path` relative to the mounted part of the hierarchy, without a trailing '/'; none if it is outside.
 std::optional<std::string> path_below(const Mount& mount, std::string path) {
   if (mount.part != "/") {
     if (path.compare(0, mount.part.size(), mount.part) != 0) return std::nullopt;
@@ -102,7 +102,7 @@ std::optional<std::string> path_below(const Mount& mount, std::string path) {
   return path;
 }
 
-/// The folder of the group `path` and those of its ancestors. In a container all that is mounted may lie elsewhere in the
+/// Appends the folder of the group `path` and those of its ancestors. In a container the mounted part may be elsewhere in the
 /// hierarchy: then it is the container's own group.
 void add_groups(std::vector<ControlGroup>& out, const std::string& path, const std::string& controller, bool version1,
                 const std::string& root) {
@@ -122,7 +122,7 @@ void add_groups(std::vector<ControlGroup>& out, const std::string& path, const s
   }
 }
 
-// ---- what they allow ----
+// ---- reading their limits ----
 
 struct ControlGroupFiles {
   const char* limit;
@@ -142,7 +142,7 @@ void consider_group(MemoryAvailable& least, const ControlGroup& group, const std
     if (limit && *limit < kUnlimited) consider(least, rest_of(*limit, rest_of(usage, reclaimable)), group.folder + name);
   };
   allow(read_number(folder + files.limit), files.limit);
-  // The least of the ancestors' limits, also of those that a container does not see.
+  // The minimum of the ancestors' limits, also of those that a container cannot see.
   if (group.version1) allow(read_number(statistics, "hierarchical_memory_limit"), "memory.stat (hierarchical_memory_limit)");
 }
 
@@ -164,13 +164,13 @@ void consider_machine(MemoryAvailable& least, const std::string& root, const Mem
     consider(least, rest_of(*allowed, *committed) * 1024, "CommitLimit of /proc/meminfo, vm.overcommit_memory = 2");
 }
 
-/// The quota in CPUs. Version 1 has "cpu.cfs_quota_us" and "cpu.cfs_period_us"; version 2 has "cpu.max", such as "max 100000"
-/// or "150000 100000".
+/// CPU quota. Version 1 has "cpu.cfs_quota_us" and "cpu.cfs_period_us"; version 2 has "cpu.max", for example "max 100000" or
+/// "150000 100000".
 double quota_of(const ControlGroup& group, const std::string& root) {
   const std::string folder = root + group.folder;
   double quota = 0, period = 0;
   if (group.version1) {
-    const auto us = read_number(folder + "cpu.cfs_quota_us");  // -1: none, and not a number of this kind
+    const auto us = read_number(folder + "cpu.cfs_quota_us");  // -1 means none and is not parsed as a number here
     quota = static_cast<double>(us.value_or(0));
     period = static_cast<double>(read_number(folder + "cpu.cfs_period_us").value_or(0));
   } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What limits this process: the one place that knows, for the library and for the command line tool.
+// Limits of this process, for the library and for the command line tool.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace switchyard::detail {
 
-/// How much memory this process may still commit, and which limit says so.
+/// Memory that this process may still commit, and the limit that determines it.
 struct MemoryAvailable {
   uint64_t bytes = UINT64_MAX;
   std::string limit = "no known limit";
   uint64_t machine_bytes = 0;  ///< of the whole machine; 0: unknown
 };
 
-/// What system calls say, whatever files there are. UINT64_MAX: no limit, or unknown.
+/// Results of system calls, independent of any files. UINT64_MAX: no limit, or unknown.
 struct MemoryAsked {
   uint64_t free = UINT64_MAX;                 ///< sysinfo(2): free and in buffers
   uint64_t machine = UINT64_MAX;              ///< sysinfo(2)
@@ -23,14 +23,15 @@ struct MemoryAsked {
 };
 MemoryAsked ask_about_memory();
 
-/// The least of
-///   - what the machine has available (/proc/meminfo; without it, `asked`), under strict overcommit also what may be committed;
-///   - what the control groups of this process (version 1, 2 or both) and their ancestors leave of their limits, reclaimable
-///     file cache counted as free;
+/// The minimum of
+///   - the machine's available memory (/proc/meminfo; without it, `asked`), under strict overcommit also the memory that may be
+///     committed;
+///   - what the control groups of this process (version 1, 2 or both) and their ancestors leave of their limits, with
+///     reclaimable file cache counted as free;
 ///   - what RLIMIT_AS leaves of the address space.
-/// Unreadable sources are skipped: what is unknown limits nothing. `root` is prepended to every path (tests).
+/// Unreadable sources are skipped: unknown values impose no limit. `root` is prepended to every path (tests).
 MemoryAvailable memory_available(const std::string& root, const MemoryAsked& asked = {});
-/// Memory that this process can have now.
+/// Memory that this process can allocate now.
 inline MemoryAvailable memory_available() { return memory_available("", ask_about_memory()); }
 
 /// A folder with the files of a control group.
@@ -39,11 +40,12 @@ struct ControlGroup {
   bool version1 = false;
 };
 
-/// The groups of this process that may set limits of `controller` ("memory", "cpu"), each followed by its ancestors as far as
-/// they are mounted here. Found by /proc/self/cgroup and /proc/self/mountinfo; where those cannot be read, at the usual places.
+/// Control groups of this process that may set limits of `controller` ("memory", "cpu"), each followed by its ancestors as far
+/// as they are mounted here. Found by /proc/self/cgroup and /proc/self/mountinfo; if those cannot be read, at the standard
+/// paths.
 std::vector<ControlGroup> control_groups(const std::string& controller, const std::string& root = "");
 
-/// Cores that the control groups grant to this process; 0: no limit.
+/// Number of cores granted by the control groups; 0: no limit.
 double cpu_quota(const std::string& root = "");
 
 /// "1.50 GiB", "256 MiB", "4096 bytes"; exact byte counts below 1 MiB.

@@ -36,7 +36,7 @@ void OffsetAllocator::release(size_t offset) noexcept {
   assert(block != used_.end() && "release of an offset that allocate did not return");
   if (block == used_.end()) return;
   kept_.erase(offset);
-  auto inserted = free_.insert(used_.extract(block)).position;  // the node moves: no allocation
+  auto inserted = free_.insert(used_.extract(block)).position;  // moves the node: no allocation
   const auto next = std::next(inserted);
   if (next != free_.end() && inserted->first + inserted->second == next->first) {
     inserted->second += next->second;

@@ -14,7 +14,7 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-/// Says which ranges survive when a sleeping heap gives its memory back.
+/// Interface for the ranges that survive when a sleeping heap returns its memory.
 class KeepsRanges {
  public:
   virtual ~KeepsRanges() = default;
@@ -31,17 +31,17 @@ class OffsetAllocator final : public KeepsRanges {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// Empty if no free block is large enough. `alignment` is a power of two. The first `kept` bytes are noted for kept(). Any
+  /// Empty if no free block is large enough. `alignment` is a power of two. The first `kept` bytes are recorded for kept(). Any
   /// thread.
   std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0);
-  /// Gives back what allocate returned. Needs no memory and cannot fail. Any thread.
+  /// Releases a block from allocate(). Needs no memory and cannot fail. Any thread.
   void release(size_t offset) noexcept;
 
   struct Usage {
     size_t used = 0, free = 0, largest_free = 0, capacity = 0;
   };
   Usage usage() const;
-  /// The first `kept` bytes of every block that was allocated with them and not released.
+  /// The first `kept` bytes of every allocated block.
   std::vector<HeapRange> kept() const override;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free memory that remembers its order: each free range says after what its next user may touch it.
+// Allocator of ordered memory: each free range records the work that its next user must wait for.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace switchyard::detail {
 
-/// An allocator of offsets in [begin, end). `Use` is work that a free range's next user must come after; it is comparable. A
-/// range that is taken brings the uses of all of it; ranges are joined only where their uses are the same, so that nobody waits
-/// for the users of memory beside his own, but what is taken may span several. Deterministic: the same calls with the same
-/// costs give the same offsets. Any thread.
+/// An allocator of offsets in [begin, end). `Use` is work that a free range's next user must be ordered after; it is
+/// comparable. An allocated range carries the uses of all its parts. Free ranges are merged only if their uses are equal, so
+/// that no user waits for work on adjacent memory, but an allocation may span several ranges. Deterministic: the same calls
+/// with the same costs give the same offsets. Any thread.
 template <class Use>
 class OrderedRanges final : public KeepsRanges {
  public:
   using Uses = std::vector<Use>;
-  /// Sizes and offsets are multiples of it.
+  /// Sizes and offsets are multiples of this.
   static constexpr size_t kGranule = 128;
 
   OrderedRanges(size_t begin, size_t end) : capacity_(end - begin) {
@@ -33,11 +33,11 @@ class OrderedRanges final : public KeepsRanges {
 
   struct Taken {
     size_t offset;
-    Uses after;  ///< each once
+    Uses after;  ///< without duplicates
   };
-  /// `bytes` where the uses cost least: `cost(use)` is called for each use of a range and is 0 for one that costs nothing, or
-  /// kNever for one that cannot be waited for. Of equal costs the lowest offset. Empty if there is no room. The first `kept`
-  /// bytes are noted for kept().
+  /// Allocates `bytes` where the uses cost least: `cost(use)` is called for each use of a range; it returns 0 for a use without
+  /// cost, and kNever for one that cannot be waited for. On equal costs the lowest offset. Empty if there is no space. The
+  /// first `kept` bytes are recorded for kept().
   static constexpr int kNever = 1 << 20;
   template <class Cost>
   std::optional<Taken> take(size_t bytes, size_t kept, Cost&& cost) {
@@ -57,7 +57,7 @@ class OrderedRanges final : public KeepsRanges {
     return taken;
   }
 
-  /// Gives back what take() returned, to be used after `after`. Needs no memory and cannot fail.
+  /// Releases a range from take(), to be reused after `after`. Needs no memory and cannot fail.
   void give(size_t offset, Uses&& after) noexcept {
     const std::lock_guard lock(mutex_);
     const auto block = used_.find(offset);
@@ -65,10 +65,10 @@ class OrderedRanges final : public KeepsRanges {
     if (block == used_.end()) return;
     kept_.erase(offset);
     block->second.after = std::move(after);
-    join_around(free_.insert(used_.extract(block)).position);  // the node moves: no allocation
+    join_around(free_.insert(used_.extract(block)).position);  // moves the node: no allocation
   }
 
-  /// Forgets the uses for which `over(use)` holds, and joins what is then alike.
+  /// Removes the uses for which `over(use)` holds, and merges ranges that become equal.
   template <class Over>
   void forget(Over&& over) {
     const std::lock_guard lock(mutex_);
@@ -109,7 +109,7 @@ class OrderedRanges final : public KeepsRanges {
 
   static size_t round_up(size_t bytes) { return (bytes + kGranule - 1) / kGranule * kGranule; }
 
-  /// The price of `wanted` bytes from the beginning of `first` on; kNever if they are not there.
+  /// Cost of `wanted` bytes starting at `first`; kNever if they are not available.
   template <class Cost>
   int price_of(typename Ranges::iterator first, size_t wanted, Cost&& cost) const {
     int price = 0;
@@ -122,7 +122,7 @@ class OrderedRanges final : public KeepsRanges {
     return kNever;
   }
 
-  /// Takes `wanted` bytes from the beginning of `at` on.
+  /// Allocates `wanted` bytes starting at `at`.
   void cut(typename Ranges::iterator at, size_t wanted, Uses& after) {
     for (size_t have = 0; have < wanted;) {
       const auto [offset, range] = std::pair(at->first, std::move(at->second));
@@ -134,7 +134,7 @@ class OrderedRanges final : public KeepsRanges {
     }
   }
 
-  /// \returns the range that holds `at` now
+  /// Merges `at` with its neighbors. \returns the range that now contains it
   typename Ranges::iterator join_around(typename Ranges::iterator at) noexcept {
     const auto joins = [](auto left, auto right) {
       return left->first + left->second.bytes == right->first && left->second.after == right->second.after;

@@ -31,7 +31,7 @@ size_t page_bytes() {
 }
 
 std::shared_ptr<Mapping> Mapping::map(int flags, int fd, size_t bytes) {
-  // Reserve enough address space to find an aligned start in it, map there, and give the rest back.
+  // Reserve enough address space for an aligned start, map there, and release the rest.
   const size_t reserved = bytes + kHeapSegmentAlignment;
   void* const start = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED)
@@ -55,7 +55,7 @@ std::shared_ptr<Mapping> Mapping::map(int flags, int fd, size_t bytes) {
 
 std::shared_ptr<Mapping> Mapping::anonymous(size_t bytes) {
   auto mapping = map(MAP_PRIVATE | MAP_ANONYMOUS, -1, bytes);
-  ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);  // a hint: fewer faults and TLB misses where the system grants it
+  ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);  // a hint: fewer faults and TLB misses if the system grants it
   return mapping;
 }
 
@@ -87,14 +87,14 @@ int advise(std::byte* at, size_t bytes, int advice) {
 }  // namespace
 
 void Mapping::check_can_discard() const {
-  // The first page holds the header and is always there.
+  // The first page holds the header and is always resident.
   if (shared_ && advise(data_, page_bytes(), MADV_POPULATE_WRITE) != 0)
     throw Error(ErrorCode::unsupported,
                 "sleep: ranks are processes, and this system cannot take the memory of a segment again without the risk of a "
                 "signal (madvise(MADV_POPULATE_WRITE), Linux 5.14 and later)");
 }
 
-// Without MADV_NOHUGEPAGE the system may find what is kept in between and make it a huge page again, with all around it.
+// Without MADV_NOHUGEPAGE the system may rebuild a huge page around kept pages, together with their discarded neighbors.
 void Mapping::discard(size_t offset, size_t bytes) {
   if (!shared_) advise(data_ + offset, bytes, MADV_NOHUGEPAGE);
   if (const int error = advise(data_ + offset, bytes, shared_ ? MADV_REMOVE : MADV_DONTNEED))

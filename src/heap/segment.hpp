@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one rank's segment and a mapping of it.
+// Memory of one rank's segment, and mappings of it.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// One mapping of one segment, at a multiple of kHeapSegmentAlignment, readable and writable; unmapped on destruction.
-/// Children of a fork do not get it.
+/// One mapping of one segment, aligned to kHeapSegmentAlignment, readable and writable; unmapped on destruction. Not inherited
+/// by a fork.
 class Mapping {
  public:
   /// Private memory of this process, zero, committed page by page as it is touched. Throws Error(system).
   static std::shared_ptr<Mapping> anonymous(size_t bytes);
-  /// A segment made by create_segment_fd, here or in another process. Checks its size and seals. Throws Error(system).
+  /// A segment made by create_segment_fd, in this or another process. Checks its size and seals. Throws Error(system).
   static std::shared_ptr<Mapping> shared(int fd, size_t bytes);
 
   Mapping(const Mapping&) = delete;
@@ -25,12 +25,13 @@ class Mapping {
   ~Mapping();
   std::byte* data() const noexcept { return data_; }
 
-  /// Throws Error(unsupported) if the system cannot do what follows.
+  /// Throws Error(unsupported) if the system cannot discard and commit.
   void check_can_discard() const;
-  /// Gives whole pages back to the system, for all mappings of the segment: they are zero when next touched, and touching one
-  /// of a shared segment before commit() may fault. Throws Error(system).
+  /// Returns whole pages to the system, for all mappings of the segment: they are zero when next touched; touching a page of a
+  /// shared segment before commit() may fault. Throws Error(system).
   void discard(size_t offset, size_t bytes);
-  /// Shared segments: takes memory for these pages again, or throws Error(system). Private ones get theirs as they are touched.
+  /// Shared segments: allocates memory for these pages again, or throws Error(system). Private segments allocate on first
+  /// touch.
   void commit(size_t offset, size_t bytes);
 
  private:
@@ -41,17 +42,17 @@ class Mapping {
   bool shared_;
 };
 
-/// A nameless file in memory with every page committed, sealed so that no process can change its size: touching a mapping of it
-/// cannot fault. Throws Error(system) if there is no room.
+/// An unnamed file in memory with every page committed, sealed so that no process can change its size: touching a mapping of it
+/// cannot fault. Throws Error(system) if memory is insufficient.
 UniqueFd create_segment_fd(size_t bytes);
 
 /// Bytes in one page.
 size_t page_bytes();
 
-/// Calls step(offset, bytes), which returns 0 or an errno, for the parts of [0, bytes) in turn. A signal may undo what a system
-/// call has done so far (EINTR), and a profiler's timer sends one after the other: parts become half as long each time, down
-/// to a page, so that they get done between two signals. Bounded: EINTR is returned if not even a page gets done in
-/// kMostInterrupts calls.
+/// Calls step(offset, bytes), which returns 0 or an errno, for consecutive parts of [0, bytes). A signal may undo the progress
+/// of a system call (EINTR), and a profiler's timer sends them periodically: the size of the parts is halved each time, down to
+/// a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in kMostInterrupts
+/// calls.
 template <class Step>
 int in_parts(size_t bytes, const Step& step) {
   constexpr int kMostInterrupts = 10'000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pure functions from counts to addresses; the same on host and device. Everything that a rank must know about another rank's
-// rows follows from the gathered counts through these.
+// Pure functions from counts to addresses; the same on host and device. Every rank derives the positions of other ranks' rows
+// from the gathered counts with these.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 SWITCHYARD_FN constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// Which rank owns which experts: consecutive ranges, the first `experts mod world` ranks hold one more.
+/// Assignment of experts to ranks: consecutive ranges, the first `experts mod world` ranks hold one more.
 struct ExpertMap {
   int experts = 0;
   int world = 1;
@@ -28,7 +28,7 @@ struct ExpertMap {
   SWITCHYARD_FN int max_count() const { return experts / world + (experts % world ? 1 : 0); }
 };
 
-/// Where an expert-major row came from.
+/// Source of an expert-major row.
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {
   return (static_cast<int64_t>(rank) << 48) | (static_cast<int64_t>(k) << 32) | token;
 }

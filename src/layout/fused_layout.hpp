@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a fused layer, described once for host and device, whatever computes its products.
+// Memory of a fused layer, defined once for host and device, independent of the implementation of its products.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace switchyard::detail {
 
-/// Memory that other ranks read and write, at the same heap offset on all ranks. Flags come first: they outlive a sleep.
+/// Memory that other ranks read and write, at the same heap offset on all ranks. Flags come first: they survive a sleep.
 struct FusedLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1, experts = 0, topk = 0;
-  int64_t tokens = 0;           ///< most of a rank
-  int64_t rows = 0;             ///< most of a rank's experts
+  int64_t tokens = 0;           ///< maximum of a rank
+  int64_t rows = 0;             ///< maximum of a rank's experts
   int64_t row_bytes = 0;        ///< of an output
-  int64_t x_bytes = row_bytes;  ///< of a token as it travels
+  int64_t x_bytes = row_bytes;  ///< of a token as it is sent
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
   SWITCHYARD_FN int64_t told_at() const { return control().bytes(); }
@@ -28,14 +28,14 @@ struct FusedLayout {
   SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * x_bytes, 128); }
   SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
 
-  /// A rank has told where the rows of its tokens go, and they lie at x().
+  /// Rank `writer` has announced the destinations of its tokens, which are at x().
   SWITCHYARD_FN SymPtr<uint64_t> told(int writer) const { return at<uint64_t>(told_at()) + writer; }
-  /// The output of route f of the reader's tokens lies in its inbox or, if the expert is its own, in its outputs.
+  /// The output of route f of the reader's tokens is in its inbox or, if the expert is local, in its outputs.
   SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t f) const { return at<uint64_t>(returned_at()) + f; }
   /// pack_source of a row of the rank's experts, written by its source.
   SWITCHYARD_FN SymPtr<int64_t> source(int64_t row) const { return at<int64_t>(source_at()) + row; }
-  /// [K] rows of the rank's experts that one row of a source goes to, the lowest first, then -1; of the lowest one. Of others:
-  /// -1.
+  /// [K] rows of the rank's experts that receive one row of a source, the lowest first, then -1; valid for the lowest row.
+  /// Other rows: -1.
   SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
   SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * x_bytes); }
   SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t f) const { return at<std::byte>(inbox_at() + f * row_bytes); }
@@ -47,20 +47,20 @@ struct FusedLayout {
   }
 };
 
-/// What a call does of a layer: dispatch and the product up, the product down and combine, or both.
+/// Parts of a layer in a call: dispatch and the up product, the down product and combine, or both.
 struct FusedParts {
   bool up = true, down = true;
 };
 
-/// Counters of this rank alone; 0 between calls.
+/// Counters of this rank only; 0 between calls.
 struct FusedCounters {
   uint64_t stagings, tellings, told, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel
 };
 
-/// Memory of this rank alone. Flags hold the word of the call: epochs, never reset.
+/// Memory of this rank only. Flags hold the word of the call: epochs, never reset.
 struct FusedMemory {
   std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
-  float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one for 128 elements of a row; h_scales: [I / 128, scale_pitch]
+  float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one per 128 elements of a row; h_scales: [I / 128, scale_pitch]
   float* h_scales = nullptr;
   int64_t scale_pitch = 0;
   std::byte* h = nullptr;       ///< [rows, I]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host and device code know of the symmetric heap: the mapped base of every rank's segment.
+// View of the symmetric heap for host and device code: the mapped base of every rank's segment.
 #pragma once
 
 #include <cstddef>
@@ -35,28 +35,28 @@ struct HeapView {
   SWITCHYARD_FN T* local(SymPtr<T> p) const {
     return at(rank, p);
   }
-  /// True if `p` lies in this rank's own segment.
+  /// True if `p` is in this rank's own segment.
   bool contains(const void* p) const {
     const auto* b = static_cast<const std::byte*>(p);
     return b >= base[rank] && b < base[rank] + bytes;
   }
 };
 
-/// First bytes of every segment (of a group on GPUs: of its host memory, and of the GPU's only the abort word); allocate()
-/// never returns an offset below kHeapHeaderBytes.
+/// First bytes of every segment (of a group on GPUs: of its host memory, while its GPU memory has only the abort word);
+/// allocate() never returns an offset below kHeapHeaderBytes.
 struct HeapHeader {
   static constexpr int kCallsKept = 64;
 
-  uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
-  uint64_t left_ranks;  ///< bit r: rank r has left, and gives no more than is here already; set by rank r. Host memory
-  uint64_t left_ns;     ///< when this rank left, on the clock of who reads it; a rank of another host only (kUnderWayNs)
-  /// What this rank has called, for its peers to compare with their own calls: how many so far, and the words of the last of
-  /// them (next_call_word), number n at n % kCallsKept. Written by this rank only, when it enters a call.
+  uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by any rank, never cleared
+  uint64_t left_ranks;  ///< bit r: rank r has left, and delivers nothing beyond data already here; set by rank r. Host memory
+  uint64_t left_ns;     ///< time when this rank left, on the reader's clock; a rank of another host only (kUnderWayNs)
+  /// This rank's calls, which its peers compare with their own: the number of calls so far, and the words of the last of them
+  /// (next_call_word), number n at n % kCallsKept. Written only by this rank, when it enters a call.
   alignas(64) uint64_t num_calls;
   uint64_t calls[kCallsKept];
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
-/// How long what a rank of another host delivered may be under way after the news that it left: that takes another way.
+/// Time that data from a rank of another host may still be in flight after the report that it left, which takes another path.
 inline constexpr uint64_t kUnderWayNs = 1'000'000'000;
 static_assert(sizeof(HeapHeader) <= kHeapHeaderBytes);
 
@@ -69,14 +69,14 @@ constexpr uint64_t next_call_word(uint64_t last, uint64_t number, uint64_t objec
 constexpr int called_object(uint64_t word) { return static_cast<int>((word >> 8) & 0xffff); }
 constexpr int called_operation(uint64_t word) { return static_cast<int>(word & 0xff); }
 
-/// Two ranks' calls of one number.
+/// The calls of two ranks with the same number.
 struct CallPair {
   uint64_t number = 0, mine = 0, theirs = 0;
-  /// These, or earlier ones.
+  /// True if these or earlier calls differ.
   bool differ() const { return mine != theirs && mine >> 48 == theirs >> 48; }
 };
-/// The call that lies `back` before the last one that both ranks have come to, back < kCallsKept. `peek` reads a word that its
-/// owner may be writing.
+/// The call `back` before the last one that both ranks have reached, back < kCallsKept. `peek` reads a word that its owner may
+/// be writing.
 template <class Peek>
 CallPair calls_of_both(const HeapHeader& mine, const HeapHeader& theirs, Peek&& peek, uint64_t back = 0) {
   const uint64_t here = peek(&mine.num_calls), there = peek(&theirs.num_calls), last = here < there ? here : there;
@@ -90,8 +90,7 @@ constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {
   return (uint64_t{1} << 63) | (static_cast<uint64_t>(awaited & 0xff) << 16) | (static_cast<uint64_t>(reason & 0xff) << 8) |
          static_cast<uint64_t>(rank & 0xff);
 }
-/// The abort word for a rank that left while others needed it. To them it is gone, as if its process had ended
-/// (ErrorCode::system).
+/// The abort word for a rank that left while others needed it. They treat it as if its process had ended (ErrorCode::system).
 constexpr uint64_t make_left_word(int rank, int reason) { return make_abort_word(rank, reason) | uint64_t{1} << 24; }
 constexpr bool abort_is_left(uint64_t word) { return (word >> 24 & 1) != 0; }
 constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }

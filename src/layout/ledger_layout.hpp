@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared buffers of the ledger combine, described once for host and device. Each rank holds one region at the same heap offset.
+// Shared buffers of the ledger combine, defined once for host and device. Each rank has one region at the same heap offset.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Flags have a cache line each. What peers write beside them exists more than once (protocol/ledger/combine.hpp says why that
-/// suffices): a signature per writer, by the parity of the call, and the return buffer, dense rows in the order of the ledger,
+/// Each flag has its own cache line. Other data written by peers is replicated (protocol/ledger/combine.hpp explains why the
+/// copies suffice): a signature per writer, by the parity of the call, and the return buffer, dense rows in ledger order, used
 /// in turn.
 struct LedgerLayout {
   static constexpr int64_t kLine = 64;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared and private buffers of low-latency mode, described once for host and device.
+// Shared and private buffers of low-latency mode, defined once for host and device.
 //
-// A *unit* is what a source sends as one message to a rank: a token (Sending::per_rank) or a route. A *piece* is a range of a
-// row's columns that one warp places, answers or sums on its own. Everything that a peer writes is doubled by the parity of
+// A *unit* is one message of a source to a rank: a token (Sending::per_rank) or a route. A *piece* is a range of a row's
+// columns that one warp places, answers or sums separately. Everything written by a peer is double buffered by the parity of
 // the call; see docs/design/0013-low-latency-buffers.md for why two sets suffice.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace switchyard::detail {
 
 inline constexpr int kMaxPieces = 16;
 
-/// What a message says of one route.
+/// Description of one route in a message.
 struct alignas(16) LowLatencyEntry {
   int32_t expert;  ///< -1: no expert
   int32_t index;   ///< of the (token, expert) pair among those of its source to this expert; kAlias: repeats an earlier k
@@ -28,13 +28,13 @@ struct alignas(16) LowLatencyEntry {
   SWITCHYARD_FN int32_t place() const { return index & ~kAlias; }
 };
 
-/// Where a route's row lies on this rank, for combine. [W, max_tokens, K]
+/// Position of a route's row on this rank, for combine. [W, max_tokens, K]
 struct LowLatencyRoute {
-  int32_t row;  ///< in the output's rows; -1: not here
+  int32_t row;  ///< in the output's rows; -1: not on this rank
   float weight;
 };
 
-/// What a dispatch into an output leaves for its combine, besides ids and weights.
+/// Data that a dispatch into an output stores for its combine, in addition to ids and weights.
 struct OwnDispatch {
   int64_t tokens;
   uint64_t call;  ///< its epoch
@@ -48,13 +48,13 @@ struct LowLatencyLayout {
   ExpertMap map;
   int experts_base = 0, experts_extra = 0;  ///< experts / world and the rest: kernels do not divide
   int topk = 1;
-  int entries = 1;  ///< per message: K, or 1 if routes travel alone
+  int entries = 1;  ///< per message: K, or 1 if routes are sent singly
   // 32 bits: rows have at most 2^20 columns, ranks at most 65 535 tokens.
   int max_tokens = 0;
   int hidden = 0;
   int payload_bytes = 0;  ///< of a row as it is sent
   int scale_bytes = 0;    ///< used bytes of its scales, without padding
-  int return_bytes = 0;   ///< of a row that comes back
+  int return_bytes = 0;   ///< of a returned row
   int pieces = 1;
   int piece_columns = 0;
   Divisor by_each, by_wide;  ///< experts_base and experts_base + 1
@@ -64,7 +64,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int world() const { return map.world; }
   SWITCHYARD_FN int first_expert(int rank) const { return rank * experts_base + (rank < experts_extra ? rank : experts_extra); }
   SWITCHYARD_FN int experts_of(int rank) const { return experts_base + (rank < experts_extra ? 1 : 0); }
-  /// kFast: if both divisors are.
+  /// kFast: valid if both divisors are fast.
   template <bool kFast = false>
   SWITCHYARD_FN int owner(int32_t expert) const {
     const auto e = static_cast<uint32_t>(expert), extra = static_cast<uint32_t>(experts_extra);
@@ -77,7 +77,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int token_of(int unit) const {
     return entries == topk ? unit : static_cast<int>(by_topk.quotient(static_cast<uint32_t>(unit)));
   }
-  /// First of the token's choices that the unit carries.
+  /// First of the token's choices in the unit.
   SWITCHYARD_FN int first_k_of(int unit) const { return unit - token_of(unit) * units_per_token(); }
   SWITCHYARD_FN int64_t rows_per_expert() const { return int64_t{max_tokens} * world(); }
   SWITCHYARD_FN int column(int piece) const {
@@ -85,7 +85,7 @@ struct LowLatencyLayout {
     return c < hidden ? c : hidden;
   }
 
-  /// What follows from the sizes above, computed once by place().
+  /// Values derived from the sizes above, computed once by place().
   struct Offsets {
     int scales = 0, entries = 0, message_bytes = 0;   // in a message: payload, scales, entries
     int units = 0;                                    // of a rank
@@ -93,10 +93,10 @@ struct LowLatencyLayout {
     int64_t return_rows = 0, set_bytes = 0;           // bytes of a set's staging: messages, returned rows
     int64_t flags_bytes = 0;
     int return_stride = 0;
-    int slots = 1;  // rows that can come back for a token
+    int slots = 1;  // rows that can return for a token
   } at;
 
-  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], messages [2][W][units].
+  /// Completes the layout. Flags: headers [2][W], counts [2][local experts][W], messages [2][W][units].
   void place() {
     experts_base = map.experts / map.world;
     experts_extra = map.experts % map.world;
@@ -104,7 +104,7 @@ struct LowLatencyLayout {
     by_each = Divisor(each > 0 ? each : 1, static_cast<uint64_t>(map.experts));
     by_wide = Divisor(each + 1, static_cast<uint64_t>(map.experts));
     const int64_t items = rows_per_expert() * (topk > experts_of(0) ? topk : experts_of(0)) * pieces;
-    constexpr int64_t kWarps = int64_t{1} << 20;  // an index may lie behind the last item by the number of warps
+    constexpr int64_t kWarps = int64_t{1} << 20;  // an index may exceed the last item by the number of warps
     by_pieces = Divisor(static_cast<uint32_t>(pieces), static_cast<uint64_t>(items + kWarps));
     at.slots = topk > world() ? topk : world();
     by_topk = Divisor(static_cast<uint32_t>(topk), static_cast<uint64_t>(max_tokens) * static_cast<uint64_t>(topk));
@@ -126,16 +126,16 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int entries_at() const { return at.entries; }
   SWITCHYARD_FN int64_t flags_bytes() const { return at.flags_bytes; }
   SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
-  /// f(offset, bytes) for what must be zero before the first call, besides the flags.
+  /// Calls f(offset, bytes) for memory that must be zero before the first call, in addition to the flags.
   template <class F>
   void for_each_sentinel_row(F&& f) const {
     for (int set = 0; set < 2; ++set) f(at.flags_bytes + set * at.set_bytes + at.return_rows, at.set_bytes - at.return_rows);
   }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
 
-  /// Kind of the call that rank `writer` has entered, and its T or which dispatch it combines.
+  /// Kind of the call that rank `writer` has entered, and its T or the dispatch that it combines.
   SWITCHYARD_FN SymPtr<uint64_t> header(uint64_t epoch, int writer) const { return word(epoch, writer * (kLine / 8)); }
-  /// Rows that `writer` sends to one of the reader's experts.
+  /// Number of rows that `writer` sends to one of the reader's experts.
   SWITCHYARD_FN SymPtr<uint64_t> expert_count(uint64_t epoch, int local_expert, int writer) const {
     return word(epoch, at.counts + int64_t{local_expert} * world() + writer);
   }
@@ -146,7 +146,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int unit) const {
     return staging(epoch, int64_t{writer * max_units() + unit} * at.message_bytes);
   }
-  /// Sentinel rows: zero when no call is under way.
+  /// Sentinel rows: zero when no call is in flight.
   SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int t, int slot) const {
     return staging(epoch, at.return_rows + int64_t{t * at.slots + slot} * at.return_stride);
   }
@@ -160,7 +160,7 @@ struct LowLatencyLayout {
   }
 };
 
-/// Where the scales of a row lie in an output.
+/// Positions of the scales of a row in an output.
 struct ScalePlace {
   bool column_major = false;
   int element_bytes = 4;  ///< 4: float32, 1: UE8M0
@@ -171,19 +171,19 @@ struct ScalePlace {
   SWITCHYARD_FN int64_t bytes_per_expert() const {
     return column_major ? words() * column_rows() * 4 : row_bytes * rows_per_expert;
   }
-  /// Words of a column of scales, rounded up so that every column begins at a multiple of 16 bytes.
+  /// Words of a column of scales, rounded up so that every column is aligned to 16 bytes.
   SWITCHYARD_FN int64_t column_rows() const { return (rows_per_expert + 3) / 4 * 4; }
   /// int32 or float32 words of a row, column-major.
   SWITCHYARD_FN int64_t words() const { return (groups * element_bytes + 3) / 4; }
   /// Bytes of a row, padding included.
   SWITCHYARD_FN int64_t bytes_of_row() const { return column_major ? words() * 4 : row_bytes; }
-  /// Where row `row` of the whole output begins.
+  /// Start of row `row` of the whole output.
   SWITCHYARD_FN int64_t begin_of(int64_t row) const {
     if (!column_major) return row * row_bytes;
     const auto r = static_cast<uint32_t>(row), rows = static_cast<uint32_t>(rows_per_expert);  // LowLatencyRoute's
     return int64_t{r / rows} * bytes_per_expert() + int64_t{r % rows} * 4;
   }
-  /// Byte `b` of a row, from there.
+  /// Offset of byte `b` of a row from begin_of().
   SWITCHYARD_FN int64_t offset_of(int64_t b) const { return column_major ? b / 4 * column_rows() * 4 + b % 4 : b; }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings of the ring staging strategy, described once for host and device.
+// Rings of the ring staging strategy, defined once for host and device.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace switchyard::detail {
 
-/// What travels in front of a row: which record it belongs to. int32 route[K] and float weight[K] follow.
+/// Header of a row: the record it belongs to. int32 route[K] and float weight[K] follow.
 struct RingRecord {
   int32_t record;
   int32_t token;
   int32_t unused[2];
 };
 
-/// One ring per (channel, producer rank) in every consumer's segment, at `base`. Flags have a cache line each: `tail` lies with
-/// the consumer, `head` with the producer.
+/// One ring per (channel, producer rank) in every consumer's segment, at `base`. Each flag has its own cache line: `tail` is in
+/// the consumer's segment, `head` in the producer's.
 struct RingLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1;
@@ -34,7 +34,7 @@ struct RingLayout {
     return record_at() + round_up(static_cast<int64_t>(sizeof(RingRecord)) + 8 * topk, 128);
   }
   SWITCHYARD_FN int64_t num_rings() const { return static_cast<int64_t>(num_channels) * world; }
-  /// States that a rank keeps: of its streams in both roles, and of its channels.
+  /// Number of states that a rank keeps: for its streams in both roles, and for its channels.
   SWITCHYARD_FN int64_t num_streams() const { return 2 * num_rings() + num_channels; }
   SWITCHYARD_FN int64_t flags_bytes() const { return 2 * num_rings() * kLine; }
   SWITCHYARD_FN int64_t bytes() const { return num_channels == 0 ? 0 : flags_bytes() + num_rings() * slots * slot_bytes(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags of all protocols, by name: sites.def.
+// Flags of all protocols, by name: sites.def.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline constexpr int kNumSites = 0
     ;
 static_assert(kNumSites <= kMostSites && Site::returned == kSentinelSite);
 
-/// Flags that have a place in the control region, from the first of them on.
+/// Number of flags in the control region, which are the first ones.
 inline constexpr int kNumControlSites = 0
 #define SWITCHYARD_SITE(name)
 #define SWITCHYARD_CONTROL_SITE(name) +1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan decides, as pure functions of the gathered counts: which rows are kept, how many a rank gets, where they begin.
-// Host (plan.cpp) and device (exchange/normal/plan/plan.cu) find the same by these, each with loops of its own.
+// Decisions of a plan, as pure functions of the gathered counts: which rows are kept, how many a rank receives, where they
+// start. Host (plan.cpp) and device (exchange/normal/plan/plan.cu) compute the same results from these, each with its own
+// loops.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +12,17 @@ namespace switchyard::detail {
 
 SWITCHYARD_FN constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// Capacity policy. A row is kept if it lies below its rank's capacity; a rank-major row is a record and shares its fate.
+/// Capacity policy. A row is kept if it is below its rank's capacity; a rank-major row is a record and is kept or dropped with
+/// it.
 SWITCHYARD_FN constexpr bool keeps(int64_t row, int64_t capacity) { return row < capacity; }
-/// Rows that are kept of `count` that begin at `first`.
+/// Number of kept rows of `count` rows that start at `first`.
 SWITCHYARD_FN constexpr int64_t kept_of(int64_t first, int64_t count, int64_t capacity) {
   return least(capacity > first ? capacity - first : 0, count);
 }
-/// Overflow::fail: all ranks end the call if this holds of any rank.
+/// Overflow::fail: all ranks end the call if this holds for any rank.
 SWITCHYARD_FN constexpr bool overflows(int64_t rows_needed, int64_t capacity) { return rows_needed > capacity; }
 
-/// What a rank gets. `rows_needed`: expert-major rows, padding included; rank-major: `records_needed`.
+/// Sizes that a rank receives. `rows_needed`: expert-major rows, padding included; rank-major: `records_needed`.
 struct ReceivedSizes {
   int64_t rows, records;
 };
@@ -28,13 +30,13 @@ SWITCHYARD_FN constexpr ReceivedSizes received_sizes(bool expert_major, int64_t 
                                                      int64_t capacity) {
   return {least(rows_needed, capacity), expert_major ? records_needed : least(records_needed, capacity)};
 }
-/// First record of a source before whose tokens `records_before` others touch the rank.
+/// First record of a source, where `records_before` tokens of earlier sources go to the rank.
 SWITCHYARD_FN constexpr int64_t record_begin_of(int64_t records_before, int64_t records) {
   return least(records_before, records);
 }
 
-/// Expert-major: the rows of one expert at its rank. `row`: where they would begin without a capacity; `routes`: to it, of all
-/// sources; `kept`: of these.
+/// Expert-major: the rows of one expert at its rank. `row`: their start without a capacity; `routes`: routes of all sources to
+/// it; `kept`: how many of these are kept.
 struct ExpertRows {
   int64_t first, aligned;              ///< as delivered
   int64_t padding_begin, padding_end;  ///< rows without a source

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What crosses between hosts, as both ends know it. Rows and records lie where the plan of all ranks has them; these tables
-// only say which tokens pass through whom.
+// Traffic between hosts, as known at both ends. The plan of all ranks determines the positions of rows and records; these
+// tables only list which tokens pass through which rank.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace switchyard::detail {
 
-/// Tokens of another host's rank `source` that touch this host, as the rank knows them that stands for it here. They have
-/// numbers of their own, in the order of the source's tokens; the tables are those of an owner, by these numbers.
+/// Tokens of another host's rank `source` that go to this host, as held by the source's proxy here. They are numbered
+/// separately, in the order of the source's tokens; the tables are those of an owner, indexed by these numbers.
 struct CrossedTokens {
   int source = -1;
   int64_t count = 0;
-  int stride = 1;                  ///< places of a token in `sends`: as many ranks of this host as it can touch
+  int stride = 1;                  ///< places per token in `sends`: number of ranks of this host that it can go to
   std::vector<int32_t> token;      ///< [count] ascending
   std::vector<int32_t> ids;        ///< [count * K]
   std::vector<int32_t> route_row;  ///< [count * K] expert-major
@@ -27,24 +27,24 @@ struct CrossedTokens {
   int64_t first_from(int64_t t) const;
 };
 
-/// The part of a handle for groups of several hosts. `crossed` is complete once the dispatch has returned.
+/// Part of a handle for groups of several hosts. `crossed` is complete once the dispatch has returned.
 struct HostTables {
-  std::vector<int> host_of;                   ///< [W] of the group that dispatched
-  std::vector<std::vector<int32_t>> leaving;  ///< [hosts] this rank's tokens that touch each other host, ascending
-  std::vector<CrossedTokens> crossed;         ///< of each rank that this one stands for, ascending
+  std::vector<int> host_of;                   ///< [W] of the dispatching group
+  std::vector<std::vector<int32_t>> leaving;  ///< [hosts] this rank's tokens that go to each other host, ascending
+  std::vector<CrossedTokens> crossed;         ///< for each rank whose proxy this rank is, ascending
 };
 
-/// `leaving` of the tokens of `local`. They are counted before any capacity, because the counts travel first. `host_of`: [W].
+/// Fills `leaving` for the tokens of `local`, ignoring capacities, because the counts are sent first. `host_of`: [W].
 void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_host, int hosts,
                   std::vector<std::vector<int32_t>>& leaving);
 
-/// Rows that come back for one token, out of a host.
+/// Which rows a host returns for a token.
 enum class RowsBack : uint8_t {
-  per_rank,   ///< one of each rank there that keeps a row of it
-  per_route,  ///< one of each route that is kept there
+  per_rank,   ///< one per rank there that keeps a row of it
+  per_route,  ///< one per kept route there
   per_host,   ///< one, if any is kept there
 };
-/// For a token whose tables are `tables` at number `t`: rows that come back from `host`.
+/// For a token with entry `t` in `tables`: the rows returned from `host`.
 struct BackTables {
   const SendEntry* entries = nullptr;  ///< of token t: places
   int places = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions and counts of a plan: 64 bits wide inside, 32 in the tables that callers see.
+// Positions and counts of a plan: 64 bits internally, 32 bits in public tables.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kExpertPadding = 16;  // columns of the ledger's [W, E] tables are padded to a multiple of this
 
-/// What each source sent to each expert, and its inclusive prefix. Pad columns hold no rows and repeat the total.
+/// Number of rows from each source to each expert, and its inclusive prefix. Padding columns hold no rows and repeat the total.
 void fill_counts(const GatheredCounts& counts, LedgerTables& out) {
   const int padded = out.num_experts_padded;
   out.peer_token_per_expert.assign(idx(int64_t{counts.world} * padded), 0);
@@ -28,7 +28,7 @@ void fill_counts(const GatheredCounts& counts, LedgerTables& out) {
   }
 }
 
-/// Routes of this rank in a stable counting sort by expert.
+/// Stable counting sort by expert of this rank's routes.
 void fill_return_rows(const HandleData& h, LedgerTables& out) {
   std::vector<int32_t> next(idx(out.num_experts));
   for (int e = 1; e < out.num_experts; ++e) {
@@ -38,7 +38,7 @@ void fill_return_rows(const HandleData& h, LedgerTables& out) {
   for (size_t f = 0; f < h.ids.size(); ++f) out.expanded_row_idx[f] = h.ids[f] < 0 ? -1 : next[idx(h.ids[f])]++;
 }
 
-/// Where this rank's experts' rows lie, by expert and source.
+/// Positions of this rank's expert rows, by expert and source.
 void fill_expert_rows(const HandleData& h, LedgerTables& out) {
   std::vector<int64_t> first_row = h.first_row;
   if (h.layout == Layout::rank_major) h.counts.expert_first_rows(1, h.rank, first_row);

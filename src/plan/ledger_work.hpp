@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Route ledger -> what each warp of a ledger combine does. Pure functions of one rank's tables.
+// Work of each warp of a ledger combine, from a route ledger. Pure functions of one rank's tables.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct LedgerTables;
 
 namespace switchyard::detail {
 
-/// Rows that lie together on both sides: one copy.
+/// Rows that are contiguous on both sides: one copy.
 struct LedgerChunk {
   int32_t owner;  ///< of the tokens
   int32_t rows;
@@ -22,19 +22,19 @@ struct LedgerChunk {
 };
 
 struct LedgerWork {
-  std::vector<LedgerChunk> chunks;   ///< by owner, beginning with the next rank; then local expert, row
+  std::vector<LedgerChunk> chunks;   ///< by owner, starting with the next rank; then local expert, row
   std::vector<int32_t> chunks_of;    ///< [W] by owner
   std::vector<uint64_t> senders_of;  ///< [T] bit r: a row of the token comes from rank r
-  std::vector<uint8_t> sender_of;    ///< [returned] the rank that each row of the return buffer comes from
-  int64_t rows = 0;                  ///< least number of rows of the expert output
-  int64_t returned = 0;              ///< rows that come back to this rank
+  std::vector<uint8_t> sender_of;    ///< [returned] source rank of each row of the return buffer
+  int64_t rows = 0;                  ///< minimum number of rows of the expert output
+  int64_t returned = 0;              ///< rows returned to this rank
 };
 
-/// `tables` have been checked. Longer segments are cut into chunks of about `chunk_bytes`, at least a row: small enough to
+/// `tables` have been checked. Longer segments are split into chunks of about `chunk_bytes`, at least a row: small enough to
 /// spread over all warps. O(T * K + returned rows + W * E + chunks).
 LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes);
 
-/// Most chunks that a rank can have, if all ranks together hold `routes` routes.
+/// Maximum number of chunks of a rank, if all ranks together hold `routes` routes.
 int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes);
 
 }  // namespace switchyard::detail

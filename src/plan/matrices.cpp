@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Tokens of `source` whose row rank `dest` kept. Rows are ordered by source, so capacity cuts the last sources.
+/// Tokens of `source` whose row is kept by rank `dest`. Rows are ordered by source, so the capacity drops the last sources.
 int64_t kept_tokens(const HandleData& h, int source, int dest) {
   const int64_t sent = h.counts.d(source, dest);
   if (h.layout == Layout::expert_major) return sent;
@@ -31,7 +31,7 @@ void fill_rank_prefix(const HandleData& h, DispatchMatrices& m) {
   }
 }
 
-/// This rank's tokens: where each goes, and its place in the stream (channel, rank).
+/// This rank's tokens: their destinations, and their positions in the streams (channel, rank).
 void fill_sender(const HandleData& h, DispatchMatrices& m) {
   const int world = m.world, channels = m.num_channels;
   m.is_token_in_rank.assign(idx(h.tokens * world), 0);
@@ -56,7 +56,7 @@ void fill_sender(const HandleData& h, DispatchMatrices& m) {
   }
 }
 
-/// Rows that arrived here: their tokens, and where each (source, channel) begins among the rows of its source.
+/// Rows received here: their tokens, and the start of each (source, channel) among the rows of its source.
 void fill_receiver(const HandleData& h, DispatchMatrices& m) {
   const int world = m.world, channels = m.num_channels;
   m.recv_channel_prefix_matrix.resize(idx(int64_t{world} * channels));

@@ -87,7 +87,7 @@ std::vector<int64_t> segment_starts(const GatheredCounts& counts, int alignment,
   return start;
 }
 
-/// Fills route_row and route_record and turns dropped routes into -1.
+/// Fills route_row and route_record and sets dropped routes to -1.
 void place_routes(const LocalPlan& local, HandleData& h) {
   const int64_t routes = local.tokens * local.topk;
   std::vector<int64_t> records(idx(h.counts.world));
@@ -104,7 +104,7 @@ void place_routes(const LocalPlan& local, HandleData& h) {
     if (!keeps(row, h.counts.capacity[idx(owner)])) {
       h.dropped[idx(f)] = 1;
       h.ids[idx(f)] = -1;
-      if (h.layout == Layout::rank_major) continue;  // the record would not fit either
+      if (h.layout == Layout::rank_major) continue;  // the record would exceed the capacity too
     } else {
       h.route_row[idx(f)] = static_cast<int32_t>(row);
     }
@@ -112,7 +112,7 @@ void place_routes(const LocalPlan& local, HandleData& h) {
   }
 }
 
-/// One entry per (token, rank): the first kept route is the primary; ranks ascending inside a token.
+/// One entry per (token, rank): the first kept route is the primary; ranks ascend within a token.
 void list_sends(const LocalPlan& local, HandleData& h) {
   h.sends.clear();
   h.send_begin.resize(idx(local.tokens + 1));
@@ -171,7 +171,7 @@ std::vector<int64_t> record_ranges(const HandleData& h) {
 
 namespace {
 
-/// Expert-major: the rows of local expert `el`, which without a capacity would begin at `row`.
+/// Expert-major: the rows of local expert `el`, which would start at `row` without a capacity.
 ExpertRows rows_of_expert(const HandleData& h, int el, int64_t row, int64_t kept) {
   int64_t routes = 0;
   for (int s = 0; s < h.counts.world; ++s) routes += h.counts.s(s, h.map.first(h.rank) + el);
@@ -208,7 +208,7 @@ void fill_rows_from_records(HandleData& h) {
   }
 }
 
-/// Rank-major: kept routes per (source, local expert), counted from what arrived. Expert-major: from the segments.
+/// Rank-major: kept routes per (source, local expert), counted from the received records. Expert-major: from the segments.
 void count_kept(HandleData& h, std::vector<int64_t>& kept) {
   const int here = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
   kept.assign(idx(world) * idx(here), 0);

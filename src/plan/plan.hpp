@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan: routing -> addresses. Two steps: `LocalPlan` needs only this rank's ids; `HandleData` also needs the counts of all
-// ranks. No slot is ever claimed: every row index is a prefix of counts plus a stable index, so results do not depend on
-// timing.
+// ranks. No slot is allocated dynamically: every row index is a prefix of counts plus a stable index, so results do not depend
+// on timing.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace switchyard::detail {
 
-/// What follows from one rank's ids alone. Route f = t * K + k.
+/// Results derived from one rank's ids alone. Route f = t * K + k.
 struct LocalPlan {
   ExpertMap map;
   int topk = 0;
   int64_t tokens = 0;
   std::vector<int32_t> ids;           ///< [T * K] expert, or -1 (any id outside [0, E))
   std::vector<int32_t> expert_index;  ///< [T * K] number of earlier routes of this rank to the same expert (stable index), -1
-  std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that touch the expert's rank, -1
+  std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that go to the expert's rank, -1
   std::vector<int32_t> tokens_per_rank;    ///< [W]
   std::vector<int32_t> routes_per_expert;  ///< [E]
   InvalidRoutes invalid;
@@ -35,9 +35,9 @@ struct GatheredCounts {
   int world = 0;
   int experts = 0;
   std::vector<int32_t> routes;    ///< [W, E] S: routes of source s to expert e
-  std::vector<int32_t> touching;  ///< [W, W] D: tokens of source s that touch rank d
+  std::vector<int32_t> touching;  ///< [W, W] D: tokens of source s that go to rank d
   std::vector<int64_t> tokens;    ///< [W] T of each rank
-  std::vector<int64_t> capacity;  ///< [W] most output rows rank d takes; INT64_MAX if unbounded
+  std::vector<int64_t> capacity;  ///< [W] maximum output rows of rank d; INT64_MAX if unbounded
 
   int32_t s(int source, int expert) const {
     return routes[static_cast<size_t>(source) * static_cast<size_t>(experts) + static_cast<size_t>(expert)];
@@ -45,16 +45,16 @@ struct GatheredCounts {
   int32_t d(int source, int dest) const {
     return touching[static_cast<size_t>(source) * static_cast<size_t>(world) + static_cast<size_t>(dest)];
   }
-  /// Tokens that touch rank `dest`, over all sources before `source`.
+  /// Number of tokens that go to rank `dest`, over all sources before `source`.
   int64_t touching_before(int source, int dest) const;
-  /// Output rows rank `dest` needs, before any capacity: rank-major received rows; expert-major padded rows.
+  /// Output rows that rank `dest` needs, before any capacity: rank-major: received rows; expert-major: padded rows.
   int64_t rows_needed(Layout layout, int alignment, int dest) const;
-  /// Expert-major: first row of every expert of `dest` and, last, the total (padded). [experts there + 1].
+  /// Expert-major: first row of every expert of `dest` and, last, the total (padded). [experts of dest + 1].
   void expert_first_rows(int alignment, int dest, std::vector<int64_t>& out) const;
 };
 
-/// One payload transfer of a token: to row `row` of `rank`; its record is number `record` there.
-/// `row` is -1 if all of the token's routes to that rank were dropped at capacity: then only the record travels.
+/// One payload transfer of a token: to row `row` of `rank`, where its record has index `record`. `row` is -1 if all of the
+/// token's routes to that rank were dropped at capacity: then only the record is sent.
 struct SendEntry {
   int32_t rank;
   int32_t row;
@@ -62,7 +62,7 @@ struct SendEntry {
 };
 
 /// Send entries of all tokens, as kernels read them: ranges [begin[t], begin[t + 1]), or, without `begin`, `stride` places per
-/// token, of which those behind the last entry have rank -1.
+/// token, with rank -1 after the last entry.
 struct SendTable {
   const SendEntry* entries = nullptr;
   const int64_t* begin = nullptr;
@@ -75,7 +75,7 @@ struct SendTable {
 struct HandleData;
 struct HostTables;
 
-/// Tables of a handle that lie in a GPU's memory.
+/// Tables of a handle in GPU memory.
 class DeviceHandle {
  public:
   virtual ~DeviceHandle() = default;
@@ -83,10 +83,10 @@ class DeviceHandle {
   virtual const HandleData& host() const = 0;
 };
 
-/// Everything both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled here,
-/// and `rows` is -1 until it is known; host_data() has the rest. A record describes one (token, rank) pair at the receiver:
-/// number `record` = prefix over sources of D plus rank_index, so records are ordered by (source rank, token); rank-major rows
-/// are records.
+/// Everything that both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled
+/// here, and `rows` is -1 until it is known; host_data() returns the rest. A record describes one (token, rank) pair at the
+/// receiver: index `record` = prefix over sources of D plus rank_index, so records are ordered by (source rank, token);
+/// rank-major rows are records.
 struct HandleData {
   std::shared_ptr<DeviceHandle> device;
   // Shape.
@@ -97,8 +97,8 @@ struct HandleData {
   int64_t tokens = 0;
   int64_t max_tokens = 0;
   int64_t hidden = 0;
-  uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls by handles compare it
-  int64_t invalid_ids = 0;     ///< of this rank's routes, neither -1 nor an expert
+  uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls with handles compare it
+  int64_t invalid_ids = 0;     ///< routes of this rank with ids that are neither -1 nor an expert
   bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
   GatheredCounts counts;
   ExpertMap map;
@@ -107,9 +107,9 @@ struct HandleData {
   std::vector<int32_t> ids;           ///< [T * K] expert or -1; -1 also if the route was dropped at capacity
   std::vector<int32_t> route_row;     ///< [T * K] row at the expert's rank: expert-major slot or rank-major row; -1 if none
   std::vector<int32_t> route_record;  ///< [T * K] record at the expert's rank, -1 if none
-  std::vector<int64_t> send_begin;    ///< [T + 1] range in `sends` of each token; ranks ascending inside a token
+  std::vector<int64_t> send_begin;    ///< [T + 1] range in `sends` of each token; ranks ascend within a token
   std::vector<SendEntry> sends;
-  std::vector<float> weights;    ///< [T * K] as given to dispatch, or empty
+  std::vector<float> weights;    ///< [T * K] as passed to dispatch, or empty
   std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty unless reports_drops
 
   // Receiver side.
@@ -127,26 +127,26 @@ struct HandleData {
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
   std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
 
-  std::shared_ptr<HostTables> hosts;  ///< what passed between hosts (plan/hosts.hpp); null: nothing could, or made from bytes
+  std::shared_ptr<HostTables> hosts;  ///< traffic between hosts (plan/hosts.hpp); null: none possible, or deserialized
 };
 
 /// `h` with all its tables in host memory.
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
-/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller,
-/// and before `reports_drops`, without which no route may exceed a capacity.
+/// applying each destination's capacity. O(W * E + T * K). The caller must set `rows_allocated` and `records_allocated`, and
+/// before this call `reports_drops`, without which no route may exceed a capacity.
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
-/// The receiver's part of that: `rows`, `num_records` and `first_row`, from the counts.
+/// The receiver's part of build_owner_side(): `rows`, `num_records` and `first_row`, from the counts.
 void place_rows_here(HandleData& h);
 
-/// [W + 1] records here by source, as far as they are kept.
+/// [W + 1] kept records of this rank by source.
 std::vector<int64_t> record_ranges(const HandleData& h);
-/// Expert-major: [experts here, 2] rows without a source behind those of each expert, as ranges. Rank-major: none.
+/// Expert-major: [local experts, 2] ranges of the rows without a source after those of each expert. Rank-major: none.
 std::vector<int64_t> padding_ranges(const HandleData& h);
 
-/// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
+/// After all records have arrived (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
 /// aligned_per_expert and dropped_here. O(records * K).
 void build_receiver_side(HandleData& h);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of all before it. The payload holds the
-// counts, the ids and the records; addresses, sends and per-expert tables are derived again, by the rules that made them.
-// Everything whose size is chosen freely (static sizes) is written out in full, so that memory in use stays in proportion to
-// the bytes given.
+// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of everything before it. The payload
+// contains the counts, the ids and the records; addresses, sends and per-expert tables are recomputed by the original rules.
+// Everything whose size can be chosen freely (static sizes) is written in full, so that memory use stays proportional to the
+// input size.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -154,7 +154,7 @@ void read_counts(Reader& in, HandleData& h) {
   }
 }
 
-/// Rebuilds and checks everything about this rank's own tokens, one token after the other.
+/// Rebuilds and checks everything about this rank's own tokens, token by token.
 class OwnerSide {
  public:
   explicit OwnerSide(HandleData& h) : h_(h), rows_(idx(h.counts.experts)), records_(idx(h.counts.world)), kept_(rows_.size()) {
@@ -170,8 +170,8 @@ class OwnerSide {
     }
   }
 
-  /// `ranks`: where the token's records went, ascending. `dropped_record`: [K] records of the routes dropped at capacity, else
-  /// -1.
+  /// `ranks`: destinations of the token's records, ascending. `dropped_record`: [K] records of the routes dropped at capacity,
+  /// else -1.
   void add_token(int64_t t, std::span<const int32_t> ranks, std::span<const int32_t> dropped_record) {
     const auto first_send = h_.sends.size();
     int last = -1;
@@ -248,7 +248,7 @@ class OwnerSide {
   HandleData& h_;
   std::vector<int64_t> rows_;     // expert-major: next row of this rank's segment of each expert
   std::vector<int64_t> records_;  // next record at each rank
-  std::vector<int64_t> kept_;     // routes kept, by expert
+  std::vector<int64_t> kept_;     // kept routes, by expert
 };
 
 void read_owner_side(Reader& in, HandleData& h) {
@@ -258,14 +258,14 @@ void read_owner_side(Reader& in, HandleData& h) {
   if (in.get_flag()) h.weights = in.get_vector<float>(routes, "weights");
   std::vector<int32_t> dropped_record;
   const bool given = in.get_flag();
-  h.reports_drops = given || dropped_at_capacity(h);  // earlier versions left the arrays out if this rank lost no route
+  h.reports_drops = given || dropped_at_capacity(h);  // earlier versions omitted the arrays if this rank lost no route
   if (given) {
     h.dropped = in.get_vector<uint8_t>(routes, "dropped");
     require(std::all_of(h.dropped.begin(), h.dropped.end(), [](uint8_t d) { return d <= 1; }), "dropped is neither 0 nor 1");
     dropped_record = in.get_vector<int32_t>(routes, "records of dropped routes");
   } else {
     h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
-    dropped_record.assign(idx(h.reports_drops ? routes : h.topk), -1);  // without drops one token's serve all
+    dropped_record.assign(idx(h.reports_drops ? routes : h.topk), -1);  // without drops all tokens share one
   }
   h.route_row.assign(idx(routes), -1);
   h.route_record.assign(idx(routes), -1);
@@ -285,7 +285,7 @@ void read_owner_side(Reader& in, HandleData& h) {
   owner.finish();
 }
 
-/// One record of `source`: its routes name experts (rank-major) or rows (expert-major; each segment's rows come in order).
+/// One record of `source`: its routes name experts (rank-major) or rows (expert-major; the rows of each segment are in order).
 void check_record(const HandleData& h, int64_t record, int source, const std::vector<int64_t>& starts,
                   std::vector<int64_t>& next) {
   const int here = h.map.count(h.rank);
@@ -376,7 +376,7 @@ std::vector<std::byte> serialize(const HandleData& h) {
   Writer out;
   out.put(kMagic);
   out.put(kVersion);
-  out.put(uint64_t{0});  // payload bytes, below
+  out.put(uint64_t{0});  // payload bytes, filled in below
   out.put(h.layout);
   for (const int32_t value : {h.alignment, h.counts.world, h.rank, h.topk, h.counts.experts}) out.put(value);
   for (const int64_t value : {h.max_tokens, h.tokens, h.hidden, h.rows_allocated, h.records_allocated}) out.put(value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks of the routing functions: one wording.
+// Argument checks of the routing functions, with uniform wording.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline void check_range(const char* function, const char* name, int64_t value, i
   refuse(function, name, std::to_string(value), std::to_string(low) + " to " + std::to_string(high));
 }
 
-/// Largest number of tokens whose [T, count] array has a representable size.
+/// Maximum number of tokens whose [T, count] array has a representable size.
 constexpr int64_t max_tokens(int64_t count) { return (int64_t{1} << 47) / count; }
 
 /// Throws unless `tokens` is in range for arrays [tokens, count].
@@ -30,7 +30,7 @@ inline void check_tokens(const char* function, int64_t tokens, int64_t count) {
   check_range(function, "tokens", tokens, 0, max_tokens(count));
 }
 
-/// A routing [tokens, topk] of zeros. The arguments were checked. \throws Error(system) without memory.
+/// A routing [tokens, topk] of zeros. The arguments must have been checked. \throws Error(system) if memory is insufficient.
 inline Routing make_routing(const char* function, int num_experts, int topk, int64_t tokens, bool with_weights) {
   Routing routing;
   routing.num_experts = num_experts;

@@ -33,7 +33,7 @@ class UniformDraw {
     for (int i = 0; i < k; ++i) {
       int32_t value = static_cast<int32_t>(random.below(static_cast<uint64_t>(duplicates ? n : n - i)));
       if (!duplicates) {
-        // `value` counts the numbers that are still free; step over the ones that are not.
+        // `value` counts free numbers; skip the ones already drawn.
         auto at = sorted_.begin();
         for (; at != sorted_.end() && value >= *at; ++at) ++value;
         sorted_.insert(at, value);
@@ -87,7 +87,7 @@ class ZipfDraw {
     if (first < expert_.size()) visit(first, expert_.size());
   }
 
-  /// The free position at fraction `unit` of the free likelihood. At least one position is free.
+  /// The free position at fraction `unit` of the free likelihood. At least one position must be free.
   size_t draw_position(double unit) const {
     double free = 0;
     each_gap([&](size_t first, size_t last) {
@@ -97,7 +97,7 @@ class ZipfDraw {
     double rest = unit * free;
     size_t found = 0;
     each_gap([&](size_t first, size_t last) {
-      // The first position p with tail[first] - tail[p + 1] > rest; rounding may leave none in the last gap.
+      // The first position p with tail[first] - tail[p + 1] > rest; due to rounding the last gap may have none.
       const auto begin = tail_.begin() + static_cast<std::ptrdiff_t>(first) + 1;
       const auto end = tail_.begin() + static_cast<std::ptrdiff_t>(last) + 1;
       const auto at = std::partition_point(begin, end, [&](double tail) { return tail_[first] - tail <= rest; });
@@ -114,7 +114,7 @@ class ZipfDraw {
   std::vector<size_t> sorted_;  ///< positions taken by this token
 };
 
-/// Chooses the experts of one token after the other.
+/// Chooses the experts of consecutive tokens.
 class Generator {
  public:
   Generator(const GeneratorSpec& spec, int rank) : spec_(spec), rank_(rank), zipf_(spec, spec.pattern == Pattern::zipf) {}

@@ -8,18 +8,18 @@
 
 namespace switchyard::detail {
 
-/// Parts of a name `[layer{l}.][rank{r}.]topk_ids` or `..topk_weights`; -1 for a part that is missing.
+/// Parts of a name `[layer{l}.][rank{r}.]topk_ids` or `..topk_weights`; -1 for a missing part.
 struct TensorName {
   int layer = -1;
   int rank = -1;
   bool is_weights = false;
 };
 
-/// Nothing if `name` has another form. Numbers have 1 to 6 digits.
+/// None if `name` has another form. Numbers have 1 to 6 digits.
 std::optional<TensorName> parse_tensor_name(std::string_view name);
 std::string format_tensor_name(const TensorName& name);
 
-/// `path` with the last `topk_ids` of its file name replaced by `topk_weights`; nothing if there is none.
+/// `path` with the last `topk_ids` of its file name replaced by `topk_weights`; none if there is none.
 std::optional<std::string> weights_path(const std::string& path);
 
 }  // namespace switchyard::detail

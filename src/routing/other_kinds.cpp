@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are given in place of a recording, told by how they begin.
+// Recognizes files of other kinds, given in place of a recording, by their first bytes.
 #include <algorithm>
 #include <string_view>
 
@@ -14,7 +14,7 @@ constexpr size_t kLongestStart = 512;
 
 struct Kind {
   std::string_view start;
-  const char* text;  ///< what it is, and what to do
+  const char* text;  ///< what it is, and how to proceed
 };
 constexpr Kind kKinds[] = {
     {"version https://git-lfs.github.com/spec/"sv, "a Git LFS pointer (git lfs pull fetches the file that it stands for)"},
@@ -34,7 +34,7 @@ constexpr const char* kCsv = "CSV text (numpy.loadtxt with dtype=int and its del
 
 bool blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/// "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark; any case.
+/// True for "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark; any case.
 bool begins_as_page(std::string_view text) {
   for (const std::string_view tag : {"<!doctype"sv, "<html"sv, "<head"sv, "<?xml"sv}) {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
@@ -45,7 +45,7 @@ bool begins_as_page(std::string_view text) {
   return false;
 }
 
-/// A zip archive, by the name of its first member.
+/// Kind of a zip archive, from the name of its first member.
 const char* kind_of_zip(std::string_view start) {
   constexpr size_t kNameLength = 26, kName = 30;
   std::string_view name = start.substr(std::min(kName, start.size()));
@@ -60,7 +60,7 @@ const char* kind_of_zip(std::string_view start) {
   return "a zip archive (unpack it)";
 }
 
-/// Text that is neither a page nor JSON.
+/// Kind of text that is neither a page nor JSON.
 const char* kind_of_text(std::string_view text) {
   constexpr size_t kShortestBase64 = 32;
   const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
@@ -82,7 +82,7 @@ const char* kind_of(std::string_view start) {
     if (start.starts_with(kind.start)) return kind.text;
   if (start.starts_with("PK\x03\x04"sv)) return kind_of_zip(start);
   if (start.size() > 262 && start.substr(257, 5) == "ustar"sv) return "a tar archive (unpack it)";
-  // A pickle of protocol 2 to 5; PyTorch's before 1.6 begins with a number that tells it.
+  // A pickle of protocol 2 to 5; those of PyTorch before 1.6 begin with a magic number.
   if (start.size() >= 2 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
     return start.find("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv) < 8
                ? kTorch
@@ -103,7 +103,7 @@ const char* kind_of(std::string_view start) {
 void refuse_other_kinds(const ByteSource& source) {
   std::string start(std::min<uint64_t>(source.size(), kLongestStart), '\0');
   source.read(0, std::as_writable_bytes(std::span(start)));
-  // A header length that happens to read as another kind's mark is followed by JSON.
+  // A header length that happens to match another kind's magic is followed by JSON.
   if (start.size() > 8 && start.substr(4, 4) == "\0\0\0\0"sv && (start[8] == '{' || blank(start[8]))) return;
   if (const char* kind = kind_of(start)) malformed(source.name(), "file", "a safetensors or .npy file", kind);
 }

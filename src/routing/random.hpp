@@ -13,7 +13,7 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// What a sequence of random numbers is used for; sequences of different purposes are independent.
+/// Purpose of a sequence of random numbers; sequences of different purposes are independent.
 enum class Purpose : uint64_t { experts = 0, drops = 1, weights = 2, popularity = 3 };
 
 /// The random numbers of one (seed, rank, token, purpose). The sequence is part of the documented format of generated routing

@@ -28,11 +28,11 @@ using detail::TensorTable;
 constexpr int64_t kMaxRecordedRanks = 65536;
 constexpr int kSingleTensor = -1;  ///< rank of names without a rank: one tensor for all ranks
 
-/// What was recorded on one rank: where its rows begin.
+/// Recording of one rank: the start of its rows.
 struct RankData {
   int64_t tokens = 0;
-  int64_t first = 0;        ///< number of this rank's first element in its tensors
-  TensorInfo ids, weights;  ///< `offset` is that of this rank's first element
+  int64_t first = 0;        ///< index of this rank's first element in its tensors
+  TensorInfo ids, weights;  ///< `offset` of this rank's first element
 };
 
 struct Layer {
@@ -54,7 +54,7 @@ using Index = std::map<int, std::map<int, Named>>;
   malformed(tensor.source->name(), tensor.label, expected, found);
 }
 
-/// Sorts the tensors by what their names say; ignores other names.
+/// Sorts the tensors by layer and rank in their names; ignores other names.
 Index index_tensors(const std::string& file, const TensorTable& table) {
   Index index;
   for (const auto& [name, tensor] : table.tensors) {
@@ -93,7 +93,7 @@ void check_ids(const TensorInfo& ids, bool single) {
   if (dimensions == 3 && (ids.shape[0] < 1 || ids.shape[0] > kMaxRecordedRanks)) {
     bad_tensor(ids, "R, the first extent, of 1 to " + std::to_string(kMaxRecordedRanks), detail::shape_text(ids.shape));
   }
-  // Serving engines dump [tokens, layers, K], which nothing but the extents tells from [R, T, K].
+  // Serving engines dump [tokens, layers, K], distinguishable from [R, T, K] only by the extents.
   if (dimensions == 3 && ids.shape[1] > 0 && (ids.shape[0] > kMaxRanks || (ids.shape[1] > 1 && ids.shape[0] > ids.shape[1]))) {
     bad_tensor(ids,
                "shape [R, T, K] with R at most T and " + std::to_string(kMaxRanks) +
@@ -113,7 +113,7 @@ void check_weights(const TensorInfo& weights, const TensorInfo& ids) {
   }
 }
 
-/// Appends the rank, or the R ranks of a single tensor, that `named` holds.
+/// Appends the rank, or the R ranks of a single tensor, in `named`.
 void append_ranks(const Named& named, bool single, Layer& layer) {
   if (named.ids == nullptr) bad_tensor(*named.weights, "a tensor of topk_ids beside it", "none");
   const TensorInfo& ids = *named.ids;
@@ -186,7 +186,7 @@ int metadata_experts(const std::string& file, const std::map<std::string, std::s
   return experts;
 }
 
-/// Reads elements [begin, begin + count) of `tensor` in pieces and hands each to consume(bytes, elements).
+/// Reads elements [begin, begin + count) of `tensor` in pieces and passes each to consume(bytes, elements).
 template <class Consume>
 void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consume consume) {
   constexpr int64_t kPiece = 1 << 17;
@@ -202,7 +202,7 @@ void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consu
   }
 }
 
-/// Ids that no int32 can hold name no expert; they must not become one's number.
+/// Ids outside int32 name no expert; truncation must not turn them into one.
 template <class T>
 void widen_ids(const std::byte* bytes, size_t n, int32_t* out) {
   for (size_t i = 0; i < n; ++i) {
@@ -226,7 +226,7 @@ void read_ids(const TensorInfo& tensor, int64_t begin, int64_t count, int32_t* o
       case ElementType::f32:
       case ElementType::f16:
       case ElementType::bf16:
-      case ElementType::other: break;  // check_ids refused them
+      case ElementType::other: break;  // rejected by check_ids
     }
     out += n;
   });
@@ -239,7 +239,7 @@ std::string index_text(const TensorInfo& tensor, int64_t number) {
   return detail::shape_text(index);
 }
 
-/// `first`: number in the tensor of the element at `tensor.offset`. Weights must be finite.
+/// `first`: index in the tensor of the element at `tensor.offset`. Weights must be finite.
 void read_weights(const TensorInfo& tensor, int64_t first, int64_t begin, int64_t count, float* out) {
   const DType type = tensor.type == ElementType::f32 ? DType::f32 : tensor.type == ElementType::f16 ? DType::f16 : DType::bf16;
   int64_t number = first + begin;
@@ -257,7 +257,7 @@ void read_weights(const TensorInfo& tensor, int64_t first, int64_t begin, int64_
 
 struct RoutingFile::Impl {
   std::string name;
-  std::vector<std::unique_ptr<ByteSource>> sources;  ///< owned here, named by the TensorInfos
+  std::vector<std::unique_ptr<ByteSource>> sources;  ///< owned here, referenced by the TensorInfos
   std::map<std::string, std::string> metadata;
   int num_experts = 0;
   std::map<int, Layer> layers;
@@ -275,7 +275,7 @@ struct RoutingFile::Impl {
     num_experts = metadata_experts(name, metadata);
   }
 
-  /// One file of either kind.
+  /// Builds from one file of either kind.
   void build_from(const ByteSource& source, bool npy) {
     if (!npy) return build(detail::parse_safetensors(source));
     TensorTable table;
@@ -288,7 +288,7 @@ struct RoutingFile::Impl {
     build(std::move(table));
   }
 
-  /// The `.npy` files of a folder whose names are those of tensors.
+  /// Builds from the `.npy` files of a folder whose names are those of tensors.
   void build_from_folder() {
     TensorTable table;
     std::error_code error;
@@ -316,7 +316,7 @@ struct RoutingFile::Impl {
     return data.ranks[static_cast<size_t>(rank_number)];
   }
 
-  /// E for the caller's `given`.
+  /// E for the caller's `given` value.
   int experts(const char* function, int given) const {
     if (given == 0 && num_experts > 0) return num_experts;
     if (given < 1 || given < num_experts) {
@@ -329,7 +329,7 @@ struct RoutingFile::Impl {
     return given;
   }
 
-  /// Copies `count` tokens from token `begin` of `data` to token `at` of `routing`.
+  /// Copies `count` tokens, starting at token `begin` of `data`, to token `at` of `routing`.
   static void copy(const RankData& data, int64_t begin, int64_t count, Routing& routing, int64_t at) {
     const int64_t k = routing.topk;
     read_ids(data.ids, begin * k, count * k, routing.ids.data() + at * k);

@@ -18,9 +18,9 @@
 namespace switchyard {
 namespace {
 
-constexpr int kLargestNumber = 999'999;  // of a layer or rank: what a name can hold
+constexpr int kLargestNumber = 999'999;  // maximum layer or rank number in a name
 
-/// A file that appears under its name when commit() is called, and leaves nothing behind if it is not.
+/// A file that appears under its name when commit() is called, and is removed otherwise.
 class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path), temporary_(path + ".tmp" + std::to_string(::getpid())) {
@@ -64,10 +64,10 @@ size_t bytes_of(const std::vector<T>& values) {
   return values.size() * sizeof(T);
 }
 
-/// Throws unless all parts can stand in one file; returns their E (0 without parts).
+/// Throws unless all parts can be in one file; returns their E (0 without parts).
 int check_recording(const char* function, std::span<const RecordedRouting> recording) {
   std::set<std::pair<int, int>> seen;
-  std::map<int, bool> weighted;  // by layer, as its first rank with tokens
+  std::map<int, bool> weighted;  // by layer, from its first rank with tokens
   for (const RecordedRouting& part : recording) {
     check_routing(part.routing);
     detail::check_range(function, "layer", part.layer, kNoLayer, kLargestNumber);

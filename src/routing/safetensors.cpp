@@ -23,8 +23,8 @@ struct Entry {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-/// Receives the header's JSON event by event, so that memory stays proportional to what is kept. A method that returns false
-/// ends the parse; `part`, `expected` and `found` then say why.
+/// Receives the header's JSON event by event, so that memory stays proportional to the kept data. A method that returns false
+/// ends the parse; `part`, `expected` and `found` then give the reason.
 class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
  public:
   std::map<std::string, Entry> entries;
@@ -48,7 +48,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
 
   bool string(string_t& value) override {
     if (skips()) {
-      // a field of an entry that is not ours
+      // a foreign field of an entry
     } else if (state_ == State::metadata) {
       metadata[key_] = value;
     } else if (state_ == State::tensor && key_ == "dtype") {
@@ -113,7 +113,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
 
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     part = "header";
-    // The library's text without its code in brackets, which says nothing to a user.
+    // The library's text without its bracketed code, which is of no use to a user.
     std::string text = error.what();
     text = text.substr(std::min(text.size(), text.find(']') + 1));
     return fail("JSON", "an error at byte " + std::to_string(position) + ":" + text);
@@ -137,7 +137,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
     return !std::exchange(*has, true) || fail("one entry " + key_, "two");
   }
 
-  /// Whether a value is that of a field that is ignored, or inside one.
+  /// True if a value is that of an ignored field, or inside one.
   bool skips() { return skipped_depth_ > 0 || std::exchange(skip_next_, false); }
   bool starts_skipped() {
     const bool skip = skips();
@@ -167,7 +167,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   Entry* entry_ = nullptr;
   std::vector<int64_t>* list_ = nullptr;
   bool seen_metadata_ = false;
-  bool skip_next_ = false;     ///< the value that follows is of a field that is ignored
+  bool skip_next_ = false;     ///< the next value belongs to an ignored field
   int64_t skipped_depth_ = 0;  ///< objects and arrays open inside such a value
 };
 
@@ -184,7 +184,7 @@ constexpr NamedType kTypes[] = {
     {"F8_E4M3", ElementType::other, 1}, {"F8_E5M2", ElementType::other, 1}, {"F64", ElementType::other, 8},
 };
 
-/// The entry as a tensor whose data lies within the `data_bytes` after the header.
+/// The entry as a tensor whose data is within the `data_bytes` after the header.
 TensorInfo check_entry(const ByteSource& source, const std::string& name, Entry& entry, uint64_t data_bytes) {
   TensorInfo info;
   info.label = "tensor " + quote_text(name);
@@ -215,7 +215,7 @@ TensorInfo check_entry(const ByteSource& source, const std::string& name, Entry&
   return info;
 }
 
-/// Throws unless the tensors fill the data one after the other.
+/// Throws unless the tensors fill the data contiguously.
 void check_coverage(const ByteSource& source, const std::map<std::string, Entry>& entries, uint64_t data_bytes) {
   struct Range {
     int64_t begin, end;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading of tensor containers: byte sources, the parsers of their headers, and the errors that both share. A parser looks at
-// the header only and describes what the file holds; nothing is allocated by a size that was not compared with the file's.
+// Readers of tensor containers: byte sources, the parsers of their headers, and the errors that both share. A parser reads only
+// the header and describes the contents of the file; every size is checked against the file's before anything is allocated by
+// it.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 namespace switchyard::detail {
 
-/// `text` in quotes, printable and short, whatever a file holds.
+/// `text` in quotes, printable and short, for any input.
 std::string quote_text(std::string_view text);
 
 /// Throws Error(io) "<file>: <part>: expected <expected>, found <found>".
@@ -29,7 +30,7 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   virtual uint64_t size() const = 0;
-  /// Fills `out` from `offset`; the range lies within size(). \throws Error(io).
+  /// Fills `out` from `offset`; the range must be within size(). \throws Error(io).
   virtual void read(uint64_t offset, std::span<std::byte> out) const = 0;
   const std::string& name() const { return name_; }
 
@@ -40,19 +41,19 @@ class ByteSource {
   std::string name_;
 };
 
-/// A regular file, opened for each read; it must not change its size. \throws Error(io).
+/// A regular file, opened for each read; its size must not change. \throws Error(io).
 std::unique_ptr<ByteSource> open_file(const std::string& path);
 /// A copy of `image`.
 std::unique_ptr<ByteSource> copy_image(std::span<const std::byte> image, const std::string& name);
 
 enum class ElementType : uint8_t { i8, u8, i16, u16, i32, u32, i64, u64, f32, f16, bf16, other };
 
-/// True for types that ids may have.
+/// True for the allowed types of ids.
 constexpr bool is_integer(ElementType type) { return type <= ElementType::u64; }
 
-/// One tensor: what the header says, checked against the size of the file.
+/// One tensor: header data, checked against the size of the file.
 struct TensorInfo {
-  std::string label;  ///< how errors call it: "tensor 'rank0.topk_ids'", "array"
+  std::string label;  ///< as in errors: "tensor 'rank0.topk_ids'", "array"
   ElementType type = ElementType::other;
   std::string spelled_type;  ///< as in the file
   std::vector<int64_t> shape;
@@ -60,7 +61,7 @@ struct TensorInfo {
   const ByteSource* source = nullptr;
 };
 
-/// Bytes of one element, for all types but `other`.
+/// Bytes of one element, for all types except `other`.
 size_t element_bytes(ElementType type);
 /// Bytes of a tensor of this shape; false if that overflows 63 bits or an extent is negative.
 bool tensor_bytes(std::span<const int64_t> shape, size_t element, uint64_t* bytes);
@@ -75,11 +76,11 @@ struct TensorTable {
 /// Header of a safetensors file: 8 bytes of header length, JSON, data without gaps. \throws Error(io).
 TensorTable parse_safetensors(const ByteSource& source);
 
-/// Throws Error(io) that says what the file is, and what to do, if it begins as files of another kind do: Git LFS pointers,
-/// compressed files and archives, PyTorch's files, web pages, JSON.
+/// Throws Error(io) that names the kind of the file, and how to proceed, if it begins like a file of another kind: Git LFS
+/// pointers, compressed files and archives, PyTorch's files, web pages, JSON.
 void refuse_other_kinds(const ByteSource& source);
 
-/// True if the file begins as `.npy` files do.
+/// True if the file begins like a `.npy` file.
 bool has_npy_magic(const ByteSource& source);
 /// Header of a `.npy` file, format 1, 2 or 3, little endian, C order, integers of 8 to 64 bits, float32 or float16.
 /// \throws Error(io).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chrome's JSON trace format: https://ui.perfetto.dev and chrome://tracing read it.
+// Chrome's JSON trace format, read by https://ui.perfetto.dev and chrome://tracing.
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
@@ -41,8 +41,8 @@ std::string json_quoted(std::string_view text) {
 }
 
 /// Microseconds with nanosecond digits; exact for traces of up to 104 days. Perfetto multiplies them by 1000 as a double and
-/// cuts off the rest, which may be a nanosecond less, so that a span would begin in the one before it, and be dropped: a tenth
-/// of a nanosecond more prevents that.
+/// truncates, which may lose a nanosecond: a span could then begin in the previous one and be dropped. Adding a tenth of a
+/// nanosecond prevents that.
 std::string micros(uint64_t ns) {
   char buffer[40];
   const bool falls_short = static_cast<uint64_t>(static_cast<double>(ns) / 1000.0 * 1000.0) < ns;
@@ -50,7 +50,7 @@ std::string micros(uint64_t ns) {
   return buffer;
 }
 
-/// Appends one event object, with the commas between them.
+/// Writes event objects, with commas between them.
 class Writer {
  public:
   void event(const std::string& fields) {
@@ -85,10 +85,10 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
   }
 }
 
-/// False for the caller's own: these have no row in the event table.
+/// False for user events, which have no row in the event table.
 bool is_event_of_the_library(const PlacedRecord& p) { return p.record.event < static_cast<uint16_t>(Event::count_of_events); }
 
-/// The kinds of spans that let a wait of this kind end: the last of them did.
+/// The kinds of spans that end a wait of this kind; the last of them did.
 std::initializer_list<Event> causes_of(Event wait) {
   static constexpr auto kEntered = {Event::dispatch, Event::combine, Event::all_to_all},
                         kCounts = {Event::exchange_counts, Event::plan},
@@ -113,7 +113,7 @@ std::initializer_list<Event> causes_of(Event wait) {
   return {};
 }
 
-/// True if a span of this kind raises its signal early and goes on: then its begin counts, otherwise its end.
+/// True if a span of this kind raises its signal early and continues: then its begin counts, otherwise its end.
 bool signals_at_begin(Event cause) {
   return cause == Event::exchange_counts || std::string_view(detail::event_info(cause).category) == "call";
 }
@@ -124,8 +124,8 @@ uint64_t signal_ns(const PlacedRecord& p) {
 
 using Causes = std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>>;  // (rank, event) -> spans by signal time
 
-/// The last span that can have ended a wait of this kind for `rank`, of those that gave their signal until `latest`, or null.
-/// O(log n).
+/// The last span that can have ended a wait of this kind for `rank`, among those that signaled up to `latest`, or null. O(log
+/// n).
 const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes& causes) {
   const PlacedRecord* best = nullptr;
   for (const Event cause : causes_of(wait)) {
@@ -139,12 +139,12 @@ const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes
   return best;
 }
 
-/// An end of an arrow belongs to the innermost slice that is open at its time, and a slice's end is no part of it. An importer
-/// may add up begins and lengths that it has rounded, so an end stays this far from where a slice ends.
+/// An end of an arrow belongs to the innermost slice open at its time, and the end of a slice is exclusive. An importer may add
+/// rounded begins and lengths, so an end stays this far from the end of a slice.
 constexpr uint64_t kInsideNs = 3;
 
-/// When `span` is open and none inside of it is: the last such time until `wanted`, otherwise the first one until `latest`.
-/// Spans inside follow it, up to `end`. O(spans inside).
+/// A time when `span` is open and no span inside it is: the last such time up to `wanted`, otherwise the first one up to
+/// `latest`. Spans inside follow it, up to `end`. O(spans inside).
 std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord* end, uint64_t wanted, uint64_t latest) {
   std::optional<uint64_t> best;
   uint64_t from = span->record.begin_ns;
@@ -165,8 +165,8 @@ std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord
   return best;
 }
 
-/// An arrow into a wait ends in a marker, a slice of 1 ns just before the wait's end: of the two slices that an arrow connects
-/// some importers take the one that begins first as its source, and a wait often begins before what ends it.
+/// An arrow into a wait ends in a marker, a slice of 1 ns just before the wait's end: some importers take as its source the
+/// slice that begins first, and a wait often begins before the span that ends it.
 void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns, const PlacedRecord& wait,
                  uint64_t marker_ns) {
   const std::string common = "\"cat\":\"flow\",\"name\":\"signal\",";
@@ -177,8 +177,8 @@ void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns
   out.event("\"ph\":\"f\",\"bp\":\"e\"," + common + head + number);
 }
 
-/// An arrow into every wait for one known rank, from the last span of that rank that can have ended it. None where either lasts
-/// less than kInsideNs. O(n log n).
+/// Writes an arrow into every wait for one known rank, from the last span of that rank that can have ended it. None if either
+/// is shorter than kInsideNs. O(n log n).
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;
   for (const PlacedRecord& p : all) {
@@ -192,7 +192,7 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
     if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
     if (!is_event_of_the_library(wait) || wait.record.end_ns < wait.record.begin_ns + kInsideNs) continue;
     const uint64_t marker = wait.record.end_ns - kInsideNs;
-    const uint64_t latest = marker > 1 ? marker - 2 : 0;  // begins before the marker, also rounded
+    const uint64_t latest = marker > 1 ? marker - 2 : 0;  // begins before the marker, also when rounded
     const PlacedRecord* const cause =
         cause_of(static_cast<Event>(wait.record.event), static_cast<int>(wait.record.arg), latest, causes);
     if (cause == nullptr) continue;

@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// From the first to the last of what a call's launches of one kind left, in nanoseconds of the global timer.
+/// Time from the first to the last record of a call's launches of one kind, in nanoseconds of the global timer.
 struct Launch {
   uint64_t begin = ~uint64_t{0}, end = 0;
   int64_t tokens = 0;
@@ -23,20 +23,20 @@ struct Launch {
 };
 using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, launch_call)
 
-/// Which launch ran as which block of which multiprocessor. Only a block's first warp says so, and it ends when it has no more
-/// work; but a block's next kernel begins after all warps of this one have ended, so the last anchor before a span's end says
-/// whose span that is. The end, because other warps may begin a few cycles before the one that leaves anchors.
+/// Maps blocks of multiprocessors to launches. Only a block's first warp records this, and it ends when it has no more work;
+/// but a block's next kernel begins after all warps of this one have ended, so the last anchor before the end of a span
+/// identifies its launch. The end, because other warps may begin a few cycles before the warp that records anchors.
 class Blocks {
  public:
   void add(int64_t block, const DeviceRecord& anchor, Launch* launch) {
     seen_[{block, anchor.multiprocessor}].push_back({anchor.begin, launch});
   }
-  /// After the last add().
+  /// Call after the last add().
   void sort() {
     for (auto& [place, all] : seen_)
       std::sort(all.begin(), all.end(), [](const Seen& a, const Seen& b) { return a.cycles < b.cycles; });
   }
-  /// Null if its anchors were replaced.
+  /// Null if its anchors were overwritten.
   Launch* launch_of(int64_t block, const DeviceRecord& span) const {
     const auto found = seen_.find({block, span.multiprocessor});
     if (found == seen_.end()) return nullptr;

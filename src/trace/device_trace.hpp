@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records that kernels write, and how they become records of a Tracer.
+// Records written by kernels, and their conversion to records of a Tracer.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace switchyard::detail {
 
-/// A span in clock cycles of its multiprocessor, or an anchor, which says when a cycle was: `begin` in cycles, `end` in
-/// nanoseconds of the GPU's global timer. A kernel's anchors also say which launch they belong to: `arg` is pack_launch's, and
-/// `bytes` its Event.
+/// A span in clock cycles of its multiprocessor, or an anchor, which relates cycles to time: `begin` in cycles, `end` in
+/// nanoseconds of the GPU's global timer. A kernel's anchors also identify their launch: `arg` is the value of pack_launch, and
+/// `bytes` is its Event.
 struct alignas(16) DeviceRecord {
   uint64_t begin;
   uint64_t end;
@@ -25,7 +25,7 @@ struct alignas(16) DeviceRecord {
 };
 static_assert(sizeof(DeviceRecord) == 32);
 
-/// Tells the launches that a buffer holds apart: by the call's number, its object's state in device memory, and its tokens.
+/// Distinguishes the launches in a buffer: by the call's number, its object's state in device memory, and its tokens.
 SWITCHYARD_FN inline int64_t pack_launch(uint64_t epoch, const void* object, int64_t tokens) {
   const uint64_t place = reinterpret_cast<uint64_t>(object) >> 8 & 0xfff;
   return static_cast<int64_t>((epoch & 0xfffff) << 44 | place << 32 | (static_cast<uint64_t>(tokens) & 0xffffffff));
@@ -37,7 +37,7 @@ inline int64_t launch_call(int64_t launch) { return launch >> 32; }
 /// One rank's buffers in device memory. Trivially copyable. Each track is a ring, written by one warp of one kernel at a time.
 struct DeviceTrace {
   DeviceRecord* records = nullptr;  ///< [blocks * warps, capacity]; null: tracing is off
-  uint32_t* sizes = nullptr;        ///< [blocks * warps] records that came, also those that others have replaced
+  uint32_t* sizes = nullptr;        ///< [blocks * warps] number of records written, including overwritten ones
   int32_t blocks = 0;
   int32_t warps = 0;
   uint32_t capacity = 0;  ///< a power of two
@@ -45,16 +45,16 @@ struct DeviceTrace {
   SWITCHYARD_FN uint64_t tracks() const { return static_cast<uint64_t>(blocks) * static_cast<uint64_t>(warps); }
 };
 
-/// What a GPU answered when it was asked for its global timer.
+/// Result of reading a GPU's global timer.
 struct TimerReading {
   uint64_t timer_ns = 0;
-  int64_t host_minus_timer = 0;  ///< this host's steady clock minus that, in the middle of the way there and back
-  uint64_t way_ns = 0;           ///< how long that was: the difference is within half of it
+  int64_t host_minus_timer = 0;  ///< this host's steady clock minus the timer, at the middle of the round trip
+  uint64_t way_ns = 0;           ///< its duration: the difference is within half of it
 };
 
-/// Host time out of a GPU's global timer, by a reading before a recording and one after it, because the two clocks drift apart.
-/// Readings that are apart by more than kReadingsApartNs are connected by a line. Of closer ones the line's slope would be what
-/// the readings are wrong by, so one difference holds for all times: that of the shorter way.
+/// Converts a GPU's global timer to host time, from one reading before and one after a recording, because the two clocks drift
+/// apart. Readings more than kReadingsApartNs apart are connected by a line. For closer readings the slope would be dominated
+/// by their error, so one difference is used for all times: that of the shorter round trip.
 class HostTime {
  public:
   static constexpr uint64_t kReadingsApartNs = 100'000'000;
@@ -63,7 +63,7 @@ class HostTime {
   HostTime(const TimerReading& first, const TimerReading& last);
   /// Ascending in `timer_ns`.
   uint64_t ns(uint64_t timer_ns) const;
-  /// Most that ns() is wrong by between the readings, if each clock keeps its rate meanwhile.
+  /// Maximum error of ns() between the readings, if each clock keeps its rate.
   uint64_t error_ns() const { return error_ns_; }
 
  private:
@@ -72,10 +72,11 @@ class HostTime {
   uint64_t error_ns_ = 0;
 };
 
-/// Appends what kernels recorded to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are host copies
-/// of `trace`'s buffers. A record's time is interpolated between the anchors of its multiprocessor around it; records of a
-/// multiprocessor without two anchors are counted as lost. On the host's track come spans of the calls: from the first anchor
-/// of a launch to its last, or to the end of the last span of any of its warps; a dispatch begins with its plan.
+/// Appends the records of kernels to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are host
+/// copies of `trace`'s buffers. The time of a record is interpolated between the surrounding anchors of its multiprocessor;
+/// records of a multiprocessor without two anchors are counted as lost. Spans of the calls are added to the host's track: from
+/// the first anchor of a launch to its last, or to the end of the last span of any of its warps; a dispatch begins with its
+/// plan.
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
                            const std::vector<DeviceRecord>& records, const HostTime& host);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's records as bytes, for ranks that are processes of one host. Native byte order: it never leaves the host.
+// One rank's records as bytes, for ranks that are processes of one host. Native byte order: the bytes never leave the host.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -108,7 +108,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
   constexpr auto kBuiltIn = static_cast<uint16_t>(detail::Event::count_of_events);
   detail::Tracer& tracer = impl.tracers[static_cast<size_t>(rank)];
   const uint64_t clock_error_ns = in.get<uint64_t>();
-  std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been understood
+  std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been parsed
   std::vector<uint64_t> lost_there;
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
     const uint64_t size = in.get<uint64_t>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nanoseconds out of ticks of a counter that is faster to read than a clock.
+// Converts ticks of a counter that is faster to read than a clock to nanoseconds.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace switchyard::detail {
 
-/// A clock that is known at some of its ticks, the anchors, and elsewhere by their slope. Time never goes back: anchors of one
-/// time, as a coarse clock leaves them, have slope 0 between them.
+/// A clock known at some ticks, the anchors, and interpolated elsewhere. Monotonic: anchors with equal times, as from a coarse
+/// clock, have slope 0 between them.
 class TickClock {
  public:
   void add(uint64_t ticks, uint64_t ns) { anchors_.push_back({ticks, ns}); }
-  /// Adds an anchor that is later than all others. It replaces the one before it if that is less than `apart_ns` older and not
-  /// the first, because the error of an anchor must be small against the time between two.
+  /// Adds an anchor later than all others. It replaces the previous one if that is less than `apart_ns` older and not the
+  /// first, because the error of an anchor must be small relative to the time between two.
   void add_latest(uint64_t ticks, uint64_t ns, uint64_t apart_ns);
-  /// After the last add(): anchors in order, of two at the same tick one.
+  /// Call after the last add(): sorts the anchors and keeps one of each tick.
   void sort();
-  /// After sort(). False: ns() must not be called.
+  /// Call after sort(). If false, ns() must not be called.
   bool usable() const { return anchors_.size() >= 2; }
-  /// Between two anchors by their slope; before the first and after the last by the slope from the first to the last: two that
-  /// follow each other may be a few ticks apart, and their slope is anything.
+  /// Interpolates between two anchors; before the first and after the last it uses the slope from the first to the last,
+  /// because adjacent anchors may be a few ticks apart, with an arbitrary slope.
   uint64_t ns(uint64_t ticks) const;
 
  private:

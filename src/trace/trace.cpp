@@ -30,7 +30,7 @@ const EventInfo& event_info(Event event) { return kEvents[static_cast<size_t>(ev
 
 namespace {
 
-/// Where counter and clock are read closest to each other, of several tries.
+/// Reads both clocks eight times; returns the pair with the smallest gap.
 std::pair<uint64_t, uint64_t> ticks_and_ns() {
   uint64_t best_way = std::numeric_limits<uint64_t>::max();
   std::pair<uint64_t, uint64_t> best;
@@ -45,8 +45,8 @@ std::pair<uint64_t, uint64_t> ticks_and_ns() {
 
 constexpr uint64_t kAnchorsApartNs = 1'000'000;
 
-/// The kernel measures the counter against other clocks before it keeps time by it, and stops if it is not the same on all
-/// cores.
+/// True if the kernel uses the counter for timekeeping. It first checks the counter against other clocks, and stops using it if
+/// it differs between cores.
 bool kernel_counts_ticks() {
 #if defined(__x86_64__)
   std::ifstream in("/sys/devices/system/clocksource/clocksource0/current_clocksource");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of a Trace, shared by its recording and its writing halves.
+// State of a Trace, shared by the recording and the writing code.
 #pragma once
 
 #include <string>
@@ -26,18 +26,18 @@ struct Trace::Impl {
 
 namespace detail {
 
-/// In nanoseconds.
+/// Converts a record to nanoseconds.
 TraceRecord timed(TraceRecord record, const TickClock& clock);
 
-/// One record with its place, in nanoseconds. Ordered by rank, track, begin; of two spans that begin together the longer comes
-/// first (it encloses).
+/// A record with its rank and track, in nanoseconds. Ordered by rank, track, begin; of two spans with equal begin the longer
+/// comes first (it encloses the other).
 struct PlacedRecord {
   int rank;
   int track;
   TraceRecord record;
 };
 std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers, const TickClock& clock);
-/// Smallest begin of them, 0 without any: the origin of every written time.
+/// Smallest begin of the records, 0 if there are none: the origin of all written times.
 uint64_t origin_ns(const std::vector<PlacedRecord>& records);
 
 }  // namespace detail

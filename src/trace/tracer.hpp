@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracer: what one rank's workers did and when. Appending takes no lock and no allocation: each worker owns one ring.
+// Tracer: timeline of one rank's workers. Appending takes no lock and does not allocate: each worker owns one ring.
 //
 // A null Tracer* costs one predictable branch per span. An active one costs two reads of a counter and a 32-byte store.
 #pragma once
@@ -37,25 +37,25 @@ struct TraceRecord {
   uint64_t begin_ns;  ///< steady clock, unless in_ticks
   uint64_t end_ns;    ///< spans; otherwise equal to begin_ns
   int64_t arg;        ///< unit from the event table
-  uint16_t event;     ///< Event, or an id that Trace::event gave out
+  uint16_t event;     ///< Event, or an id from Trace::event
   RecordKind kind;
   uint8_t in_ticks = 0;  ///< not 0: both times are Tracer::ticks(), not nanoseconds
-  uint32_t bytes = 0;    ///< of rows from or for other ranks that a span carried; 4 GiB - 1 stands for more
+  uint32_t bytes = 0;    ///< of rows from or for other ranks, moved in the span; 4 GiB - 1 means at least that
 };
 
 static_assert(sizeof(TraceRecord) == 32);
 
-/// A count of bytes as records hold it.
+/// A byte count in the form stored in records.
 SWITCHYARD_FN inline uint32_t record_bytes(uint64_t bytes) {
   return bytes < 0xffffffffu ? static_cast<uint32_t>(bytes) : 0xffffffffu;
 }
 
-/// When Tracer::ticks() was what time. From any thread.
+/// Pairs of Tracer::ticks() and time. Any thread.
 class ClockAnchors {
  public:
-  /// Now: at least before the first tick is recorded and after the last.
+  /// Adds an anchor for now: call it at least before the first recorded tick and after the last.
   void add();
-  /// Up to now. There must have been an add().
+  /// Clock up to now. Requires an earlier add().
   TickClock clock() const;
 
  private:
@@ -66,13 +66,12 @@ class ClockAnchors {
 /// Track of work on the rank's own thread, outside its workers. Worker tracks are 0 .. workers() - 1 (block * warps + warp).
 inline constexpr int kHostTrack = -1;
 
-/// One rank's records.
-/// Thread safety: a track is appended to by one thread at a time; tracks are independent. Reading a track needs the writer's
-/// work to happen before it, which the return of the collective call gives.
+/// One rank's records. Thread safety: a track is appended to by one thread at a time; tracks are independent. A track may be
+/// read only after the writer's work happened before the read, which the return of the collective call guarantees.
 class Tracer {
  public:
-  /// `capacity` records per track are reserved now. A full track forgets its oldest record for each new one and counts it as
-  /// lost, so that tracing never allocates while the exchange runs and a long run stays bounded.
+  /// `capacity` records per track are allocated now. A full track overwrites its oldest record and counts it as lost, so that
+  /// tracing never allocates while the exchange runs and memory stays bounded.
   Tracer(int rank, int num_blocks, int num_warps, size_t capacity, ClockAnchors* anchors = nullptr);
 
   int rank() const noexcept { return rank_; }
@@ -83,15 +82,15 @@ class Tracer {
     return static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
   }
-  /// For spans: the time stamp counter where the kernel keeps time by it, which all cores then share; else nanoseconds.
-  /// Cheaper than a clock. There must be a Tracer.
+  /// Time for spans: the time stamp counter if the kernel uses it for timekeeping, so that all cores share it; else
+  /// nanoseconds. Cheaper than a clock. Requires that a Tracer exists.
   static uint64_t ticks() noexcept {
 #if defined(__x86_64__)
     if (counts_ticks) return __builtin_ia32_rdtsc();
 #endif
     return now_ns();
   }
-  /// When recording begins and when it ends.
+  /// Call when recording begins and when it ends.
   void add_anchor() {
     if (anchors_ != nullptr) anchors_->add();
   }
@@ -109,7 +108,7 @@ class Tracer {
   void span(int track, Event event, uint64_t begin_ns, uint64_t end_ns, int64_t arg, uint32_t bytes = 0) noexcept {
     append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span, 0, bytes});
   }
-  /// From and to a time of ticks().
+  /// A span with begin and end in ticks().
   void tick_span(int track, uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes = 0) noexcept {
     append(track, {begin, end, arg, event, RecordKind::span, counts_ticks, bytes});
   }
@@ -118,7 +117,7 @@ class Tracer {
     append(track, {now, now, arg, static_cast<uint16_t>(event), RecordKind::instant, counts_ticks});
   }
 
-  /// The i-th record that a track holds, in the order in which they were appended (spans: by end). May be in ticks.
+  /// The i-th record of a track, in the order of appending (spans: by end). May be in ticks.
   const TraceRecord& record(int track, size_t i) const noexcept {
     const Track& t = tracks_[static_cast<size_t>(track - kHostTrack)];
     const size_t oldest = t.size < t.capacity ? 0 : t.next;
@@ -126,19 +125,19 @@ class Tracer {
   }
   size_t size(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].size; }
   uint64_t lost(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].lost; }
-  /// Counts records that were lost elsewhere before they could be appended here.
+  /// Counts records lost before they could be appended here.
   void add_lost(int track, uint64_t n) noexcept { tracks_[static_cast<size_t>(track - kHostTrack)].lost += n; }
-  /// Most that this rank's times may be off this host's steady clock.
+  /// Maximum difference of this rank's times from this host's steady clock.
   uint64_t clock_error_ns() const noexcept { return clock_error_ns_; }
   void set_clock_error_ns(uint64_t ns) noexcept { clock_error_ns_ = ns; }
-  /// Forgets all records; the memory stays.
+  /// Discards all records; keeps the memory.
   void clear() noexcept;
 
  private:
   struct alignas(64) Track {
     std::unique_ptr<TraceRecord[]> records;
     size_t size = 0;
-    size_t next = 0;  ///< where the next record goes
+    size_t next = 0;  ///< index of the next record
     size_t capacity = 0;
     uint64_t lost = 0;
   };
@@ -148,10 +147,10 @@ class Tracer {
   uint64_t clock_error_ns_ = 0;
   ClockAnchors* anchors_;
   std::vector<Track> tracks_;
-  static inline bool counts_ticks = false;  ///< settled before the first Tracer can be used
+  static inline bool counts_ticks = false;  ///< set before the first Tracer can be used
 };
 
-/// A span from construction to destruction. With a null tracer nothing happens.
+/// A span from construction to destruction. Does nothing with a null tracer.
 class [[nodiscard]] TraceSpan {
  public:
   TraceSpan(Tracer* tracer, int track, Event event, int64_t arg = 0) noexcept

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI for bindings of other languages, which write down what a C compiler would read from the headers: what they check when
-/// they load the library.
+/// C ABI for bindings of other languages, which repeat the declarations of the headers: checks for use when a binding loads the
+/// library.
 #pragma once
 
 #include <stddef.h>
@@ -12,10 +12,10 @@
 extern "C" {
 #endif
 
-/// Size of the struct `name`, for example "sy_normal_config", in the headers that this library was built with. All structs of
-/// include/switchyard/c that begin with `struct_size` are known, those of the library switchyard_layer too. A binding that
-/// counts more bytes was made for a newer library, and one that counts fewer leaves members at their defaults. Errors:
-/// invalid_argument if there is no such struct or a pointer is NULL.
+/// Size of the struct `name`, for example "sy_normal_config", in the headers that this library was built with. Covers all
+/// structs of include/switchyard/c that begin with `struct_size`, also those of the library switchyard_layer. A binding with a
+/// larger size was made for a newer library; one with a smaller size leaves members at their defaults. Errors: invalid_argument
+/// if there is no such struct or a pointer is NULL.
 switchyard_code_t sy_struct_bytes(const char* name, size_t* bytes);
 
 #ifdef __cplusplus

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: the SwiGLU MLPs of one rank's experts, the twin of switchyard/expert.hpp, which says what is rounded where. Library
-/// switchyard_layer (CMake: switchyard::layer). What switchyard.h says of errors (sy_last_error), structs and destruction holds
-/// here too; no call is collective, and none needs a group.
+/// C ABI: the SwiGLU MLPs of one rank's experts, the counterpart of switchyard/expert.hpp, which documents the rounding.
+/// Library switchyard_layer (CMake: switchyard::layer). The rules of switchyard.h on errors (sy_last_error), structs and
+/// destruction apply; no call is collective, and none needs a group.
 ///
 ///     y = (silu(x W1^T) * (x W3^T)) W2^T
 ///
 /// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16), dense and row-major.
 ///
-/// Threads: one at a time per object; objects are independent. A call on the CPU runs on the calling thread alone.
+/// Threads: one at a time per object; objects are independent. A call on the CPU runs only on the calling thread.
 #pragma once
 
 #include "switchyard/c/gemm.h"
@@ -20,14 +20,14 @@ extern "C" {
 
 typedef struct sy_expert_mlp sy_expert_mlp;  ///< one rank's experts; sy_expert_mlp_destroy
 
-/// Where an object keeps its weights.
+/// Storage of the weights.
 typedef int32_t sy_weight_storage;
 enum {
-  SWITCHYARD_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may go after the creation
-  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: this one
+  SWITCHYARD_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may be freed after creation
+  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: required
 };
 
-/// Size of one rank's experts; all experts are alike.
+/// Size of one rank's experts; all experts have the same size.
 typedef struct sy_expert_shape {
   size_t struct_size;
   int64_t hidden;             ///< H >= 1
@@ -41,13 +41,13 @@ typedef struct sy_expert_shape {
 /// Settings of an object.
 typedef struct sy_expert_options {
   size_t struct_size;
-  sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at the creation
-  sy_dtype type;       ///< of rows and weights: bf16; CUDA: or f16, or fp8_e4m3, with outputs of bf16
+  sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at creation
+  sy_dtype type;       ///< of rows and weights: bf16; CUDA: also f16 or fp8_e4m3, with bf16 outputs
   sy_weight_storage storage;
   int32_t reserved;            ///< must be 0
   size_t route_scratch_bytes;  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
-  int64_t max_rows;            ///< CUDA: most rows of a call's `x`, each with an intermediate row in the object; 0: none
-  const void* w13_scales;      ///< fp8: scales of the weights, as switchyard/expert.hpp has them; they stay the caller's
+  int64_t max_rows;            ///< CUDA: maximum rows of a call's `x`, each with an intermediate row in the object; 0: none
+  const void* w13_scales;      ///< fp8: scales of the weights, as in switchyard/expert.hpp; they stay the caller's
   const void* w2_scales;
   sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0
   int32_t reserved2;            ///< must be 0
@@ -58,56 +58,56 @@ typedef struct sy_expert_options {
         NULL, SWITCHYARD_SCALE_F32, 0                                                                                          \
   }
 
-/// Memory of one object, in bytes, beside the caller's arrays.
+/// Memory of one object, in bytes, excluding the caller's arrays.
 typedef struct sy_expert_memory {
   size_t struct_size;
   size_t weight_bytes;   ///< packed: own weights; view: 0
-  size_t scratch_bytes;  ///< fixed at the creation; CUDA: intermediate rows, in memory of the GPU
+  size_t scratch_bytes;  ///< fixed at creation; CUDA: intermediate rows, in memory of the GPU
   size_t total_bytes;
 } sy_expert_memory;
 #define SWITCHYARD_EXPERT_MEMORY_INIT \
   { sizeof(sy_expert_memory), 0, 0, 0 }
 
-/// Of an object of this shape on this machine. Allocates nothing that stays. `options` NULL: defaults.
+/// Memory of an object of this shape on this machine. Allocates nothing permanently. `options` NULL: defaults.
 switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
                                                 sy_expert_memory* memory);
 
-/// `w13` is [L, 2 * I, H]: of each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are read
-/// here only (packed), or stay valid and unchanged while calls run (view). CUDA: both at multiples of 16 bytes. `options` NULL:
-/// defaults. Errors: invalid_argument naming the argument; system without memory; unsupported for f16 on the CPU, and for GPUs
-/// as sy_grouped_gemm_create.
+/// `w13` is [L, 2 * I, H]: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are
+/// read only here (packed), or must stay valid and unchanged while calls run (view). CUDA: both aligned to 16 bytes. `options`
+/// NULL: defaults. Errors: invalid_argument naming the argument; system if memory is insufficient; unsupported for f16 on the
+/// CPU, and for GPUs as sy_grouped_gemm_create.
 switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
                                        const sy_expert_options* options, sy_expert_mlp** mlp);
-/// CUDA: at any time; memory that enqueued calls and captured graphs use is freed after them.
+/// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
 switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp);
 
 /// Settings of one call.
 typedef struct sy_expert_call {
   size_t struct_size;
   void* stream;      ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
-  int32_t num_sms;   ///< CUDA: most multiprocessors, in [1, those of the GPU]; 0: all
+  int32_t num_sms;   ///< CUDA: maximum number of multiprocessors, in [1, those of the GPU]; 0: all
   int32_t reserved;  ///< must be 0
 } sy_expert_call;
 #define SWITCHYARD_EXPERT_CALL_INIT \
   { sizeof(sy_expert_call), NULL, 0, 0 }
 
-/// The rows of each expert of `x` go through it into the same rows of `y`, both [rows, H] of the object's type: what an
-/// expert-major dispatch or a low-latency one delivered, and where combine reads. Rows of no expert, and rows behind those of
-/// `x` or `y`, are not touched. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and `y` at
-/// multiples of 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is written;
-/// system.
+/// Passes the rows of each expert in `x` through that expert into the same rows of `y`, both [rows, H] of the object's type:
+/// `x` as delivered by an expert-major or low-latency dispatch, `y` as read by combine. Rows of no expert, and rows beyond
+/// those of `x` or `y`, are not accessed. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and
+/// `y` are aligned to 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is
+/// written; system.
 switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
                                         const sy_row_view* y, const sy_expert_call* call);
 
 /// CPU only. Rank-major rows: y[r] = sum over k of weights[r, k] * mlp_(ids[r, k])(x[r]), for `x` and `y` of [ids.tokens, H],
-/// float32 from +0, k ascending, rounded once. `ids` are local (sy_dispatched_view::topk_ids); one outside [0, L) is skipped.
+/// float32 from +0, k ascending, rounded once. `ids` are local (sy_dispatched_view::topk_ids); an id outside [0, L) is skipped.
 /// `weights` is float32 [ids.tokens, ids.topk], or NULL: all 1. `x` and `y` must not overlap. Errors: invalid_argument before
 /// anything is written; unsupported on a GPU.
 switchyard_code_t sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* ids,
                                                    const float* weights, void* y);
 
 switchyard_code_t sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory);
-/// The data type of the products and the kernel, for example "bf16 wgmma:sm_90a". The text belongs to the object.
+/// Data type and kernel of the products, for example "bf16 wgmma:sm_90a". The object owns the text.
 switchyard_code_t sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text);
 
 #ifdef __cplusplus

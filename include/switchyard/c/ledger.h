@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: combine driven by an explicit route ledger, the twin of switchyard/ledger.hpp. What switchyard.h says of errors,
-/// structs, ownership, threads and GPUs holds here too; docs/concepts/ledger.md describes the tables.
+/// C ABI: combine driven by an explicit route ledger, the counterpart of switchyard/ledger.hpp. The rules of switchyard.h on
+/// errors, structs, ownership, threads and GPUs apply; docs/concepts/ledger.md describes the tables.
 ///
-/// Notation as in switchyard.h, and M: the tokens of a rank. The rank that holds an expert returns the expert's rows to the
-/// *return buffer* of the rank that owns their tokens, in the order that the ledger says; the owner sums
-/// `probs[f] * return_buffer[expanded_row_idx[f]]` over each token's K routes: float32 from +0, multiply then add, k ascending,
-/// one rounding to the row type. Routes of -1 are skipped; a token without a route gives +0.
+/// Notation as in switchyard.h; M: the tokens of a rank. The rank that holds an expert returns the expert's rows to the *return
+/// buffer* of the rank that owns their tokens, in ledger order; the owner sums `probs[f] * return_buffer[expanded_row_idx[f]]`
+/// over each token's K routes: float32 from +0, multiply then add, k ascending, one rounding to the row type. Routes of -1 are
+/// skipped; a token without a route gives +0.
 ///
-/// A ledger is a sy_ledger: of a dispatch (sy_handle_ledger), or with the caller's own arrays (`storage` NULL).
+/// A ledger is a sy_ledger, from a dispatch (sy_handle_ledger) or with the caller's own arrays (`storage` NULL).
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -17,28 +17,28 @@
 extern "C" {
 #endif
 
-typedef struct sy_ledger_combine sy_ledger_combine;    ///< the operator over a group; sy_ledger_combine_destroy
+typedef struct sy_ledger_combine sy_ledger_combine;    ///< ledger combine over a group; sy_ledger_combine_destroy
 typedef struct sy_prepared_ledger sy_prepared_ledger;  ///< a checked ledger; sy_prepared_ledger_destroy
 
-/// Fixed properties of an operator; equal on all ranks.
+/// Fixed properties of a ledger combine; equal on all ranks.
 typedef struct sy_ledger_config {
   size_t struct_size;
   int64_t hidden;       ///< H >= 1: rows of any length, also not a multiple of 16 bytes
-  int64_t max_tokens;   ///< largest M on any rank, >= 0
-  int64_t max_rows;     ///< most rows of expert output that a ledger may speak of; 0: as many as int32 can number
+  int64_t max_tokens;   ///< maximum M on any rank, >= 0
+  int64_t max_rows;     ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
   sy_dtype row_type;    ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int32_t max_ledgers;  ///< CUDA: prepared ledgers that are alive at once, graphs' included, >= 1
+  int32_t max_ledgers;  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
 } sy_ledger_config;
 #define SWITCHYARD_LEDGER_CONFIG_INIT \
   { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4 }
 
-/// SWITCHYARD_INVALID_ARGUMENT, naming field and index, for the first value that rank `rank` of `world` could not use. Needs no
-/// group.
+/// SWITCHYARD_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
+/// no group.
 switchyard_code_t sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank);
 
-/// Bytes of the buffers of the published ledger format, for comparison and for callers that lay them out themselves.
+/// Sizes in bytes of the buffers of the published ledger format, for comparison and for callers that allocate them.
 typedef struct sy_ledger_format {
   size_t struct_size;
   size_t workspace_bytes;   ///< int32 [max(64, blocks * (8 + Ep))]; Ep: E rounded up to 16
@@ -48,19 +48,20 @@ typedef struct sy_ledger_format {
 } sy_ledger_format;
 #define SWITCHYARD_LEDGER_FORMAT_INIT \
   { sizeof(sy_ledger_format), 0, 0, 0, 0 }
-/// For max_tokens tokens. `blocks`: workers that synchronise through the workspace. Needs no group.
+/// Sizes for max_tokens tokens. `blocks`: number of workers that synchronize through the workspace. Needs no group.
 switchyard_code_t sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format);
 
 /// The tables of rank `rank` as published kernels read them: int32, little endian, each rounded up to 64 bytes, in the order of
 /// sy_ledger's members. Needs no group. Errors: as sy_ledger_check.
 switchyard_code_t sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
                                  sy_bytes* bytes);
-/// The inverse, of `size` bytes in host memory, for a rank with `tokens` tokens; `data` is not kept. Release ledger->storage.
+/// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `tokens` tokens; `data` is not kept. Release
+/// ledger->storage.
 switchyard_code_t sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
                                    int64_t tokens, sy_ledger* ledger);
 
-/// Symmetric memory that an operator with this config takes from each rank's heap, and the heap size for a group whose only
-/// object has it. Need no group.
+/// Symmetric memory that a ledger combine with this config takes from each rank's heap, and the heap size for a group whose
+/// only object has this config. Needs no group.
 switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
                                                     sy_memory_requirement* requirement);
 switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* config, int32_t world, sy_backend backend,
@@ -68,16 +69,16 @@ switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* confi
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
-/// CUDA: waits for the calls so far. The operator's symmetric memory stays until its prepared ledgers are destroyed: before
-/// another object is created in the same group, they must be gone on all ranks or on none.
+/// CUDA: waits for the calls so far. The symmetric memory stays allocated until the prepared ledgers are destroyed: before
+/// another object is created in the same group, they must be destroyed on all ranks or on none.
 switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine);
 
-/// Local. Checks the tables (sy_ledger_check) and makes them ready for `combine`, for any number of calls; `ledger` is not
-/// kept. CUDA: waits for the calls so far and for a copy to the GPU, and is not to be called while the thread captures. Errors:
-/// pool_exhausted if sy_ledger_config::max_ledgers are alive.
+/// Local. Checks the tables (sy_ledger_check) and prepares them for any number of `combine` calls; `ledger` is not kept. CUDA:
+/// waits for the calls so far and for a copy to the GPU; must not be called while the thread captures. Errors: pool_exhausted
+/// if sy_ledger_config::max_ledgers are alive.
 switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger, sy_prepared_ledger** prepared);
 switchyard_code_t sy_prepared_ledger_destroy(sy_prepared_ledger* prepared);
-/// M, the least number of rows of the expert output, and the rows that come back to this rank. Any pointer may be NULL.
+/// M, the minimum number of rows of the expert output, and the number of rows returned to this rank. Any pointer may be NULL.
 switchyard_code_t sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
                                            int64_t* returned_rows);
 
@@ -92,21 +93,22 @@ typedef struct sy_ledger_combine_options {
   { sizeof(sy_ledger_combine_options), NULL, 0, 0 }
 
 /// Collective. Returns the rows of `expert_output` ([at least the ledger's rows, H] of row_type) to their owners and sums this
-/// rank's tokens into `out` [M, H]. `probs` is float32 [M, K], or NULL: rows are added as they are. peer_token_per_expert must
-/// be the same on all ranks, else SWITCHYARD_MISMATCH. CUDA: allocates nothing, waits for nothing, can be captured. `options`
-/// NULL: defaults.
+/// rank's tokens into `out` [M, H]. `probs` is float32 [M, K], or NULL: rows are added unweighted. peer_token_per_expert must
+/// be equal on all ranks, else SWITCHYARD_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
+/// defaults.
 switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                                         const sy_prepared_ledger* prepared, void* out,
                                         const sy_ledger_combine_options* options);
 
-/// Collective. sy_ledger_combine_run by packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on both
-/// backends, for a rank with `tokens` tokens. They are not kept. `window`: the operator, whose symmetric memory rows return to
-/// (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
+/// Collective. sy_ledger_combine_run with packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on
+/// both backends, for a rank with `tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives the
+/// returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
 switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
                                        size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
                                        const sy_ledger_combine_options* options);
 
-/// Local. This rank's return buffer as the last call left it, until its next one. CUDA: device memory; waits for the last call.
+/// Local. This rank's return buffer after the last call, valid until its next one. CUDA: device memory; waits for the last
+/// call.
 switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows);
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 switchyard_code_t sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: low-latency mode and the flat exchange, the twin of switchyard/low_latency.hpp. What switchyard.h says of errors,
-/// structs, ownership, threads and GPUs holds here too; docs/concepts/low_latency.md explains the mode.
+/// C ABI: low-latency mode and the flat exchange, the counterpart of switchyard/low_latency.hpp. The rules of switchyard.h on
+/// errors, structs, ownership, threads and GPUs apply; docs/concepts/low_latency.md explains the mode.
 ///
-/// Notation as in switchyard.h, and R = W * max_tokens: the rows that are kept for each local expert, whatever the routing, so
-/// that no count is needed to place a row, nothing can overflow and every call can be captured in a CUDA graph.
+/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows, whatever the routing: placing a row needs no
+/// count, nothing can overflow and every call can be captured in a CUDA graph.
 ///
 /// A layer:
 ///   sy_low_latency_create(group, &config, &exchange);            // once, on all ranks
@@ -15,7 +15,7 @@
 ///   sy_low_latency_combine(exchange, &y, output, out, NULL);     // y: `rows` as a sy_const_row_view
 ///
 /// Calls on one object are totally ordered. CPU: synchronous on the calling thread; a send half does not wait for peers. CUDA:
-/// two objects whose calls run at the same time must together fit the GPU, by a num_sms for each, or be ordered alike on all
+/// two objects whose calls run at the same time must fit the GPU together, by a num_sms for each, or be ordered alike on all
 /// ranks by a stream or by events.
 #pragma once
 
@@ -25,20 +25,20 @@
 extern "C" {
 #endif
 
-typedef struct sy_low_latency sy_low_latency;                ///< the mode over a group; sy_low_latency_destroy
-typedef struct sy_low_latency_output sy_low_latency_output;  ///< where dispatch delivers; sy_low_latency_output_destroy
-typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< what experts make of it; sy_low_latency_rows_destroy
+typedef struct sy_low_latency sy_low_latency;                ///< low latency over a group; sy_low_latency_destroy
+typedef struct sy_low_latency_output sy_low_latency_output;  ///< results of dispatch; sy_low_latency_output_destroy
+typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< expert outputs; sy_low_latency_rows_destroy
 
 /// Order of the scales in memory.
 typedef int32_t sy_scale_order;
 enum {
-  SWITCHYARD_SCALES_ROW_MAJOR = 0,  ///< a scale row of sy_low_latency_scale_row_bytes per row
+  SWITCHYARD_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
   /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
-  /// Rs is R rounded up to 4, so that every column begins at 16 bytes.
+  /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
   SWITCHYARD_SCALES_COLUMN_MAJOR = 1
 };
 
-/// How often a row crosses the link.
+/// Number of times that a row crosses the link.
 typedef int32_t sy_sending;
 enum {
   SWITCHYARD_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
@@ -48,16 +48,16 @@ enum {
 /// Fixed properties of an object; equal on all ranks.
 typedef struct sy_low_latency_config {
   size_t struct_size;
-  int64_t hidden;        ///< H; any if rows travel as they are, else a multiple of 16
-  int64_t max_tokens;    ///< largest T on any rank, in [1, 65535]
+  int64_t hidden;        ///< H; any if rows are sent unquantized, else a multiple of 16
+  int64_t max_tokens;    ///< maximum T on any rank, in [1, 65535]
   int32_t num_experts;   ///< E >= 1; need not divide by W
   int32_t topk;          ///< K in [1, 32]
-  sy_dtype row_type;     ///< of `x` unless it comes quantised, and the widest that is combined: bf16, f16, f32
-  sy_scale_kind scales;  ///< rows travel as fp8 e4m3 with these scales; SWITCHYARD_SCALE_NONE: as they are
+  sy_dtype row_type;     ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
+  sy_scale_kind scales;  ///< rows are sent as fp8 e4m3 with these scales; SWITCHYARD_SCALE_NONE: unquantized
   int32_t scale_group;   ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;              ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
+  int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: as tuned, or chosen by the shape
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   int32_t reserved;            ///< must be 0
 } sy_low_latency_config;
@@ -73,26 +73,27 @@ switchyard_code_t sy_low_latency_memory_required(const sy_low_latency_config* co
                                                  sy_memory_requirement* requirement);
 /// Heap size for a group whose only object has this config: sy_group_options::heap_bytes.
 switchyard_code_t sy_low_latency_heap_bytes_for(const sy_low_latency_config* config, int32_t world, size_t* bytes);
-/// Bytes of one row-major scale row, padded to a multiple of 16; 0 without scales. Of the config only `hidden`, `scales` and
-/// `scale_group` count.
+/// Bytes of one row-major scale row, padded to a multiple of 16; 0 without scales. Uses only `hidden`, `scales` and
+/// `scale_group` of the config.
 switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes);
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// Local, at any time, and waits for nothing. Outputs and rows stay, and can be used with another object of the same config.
+/// Local, allowed at any time, does not wait. Outputs and rows survive, and can be used with another object of the same config.
 switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange);
 
-/// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: not on the hot path.
+/// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: do not call on the hot
+/// path.
 switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
-/// The same with rows and scales in memory of the caller, who frees it after the output; switchyard/low_latency.hpp says of
-/// what shape. Errors: invalid_argument naming the member of `memory`.
+/// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
+/// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
 switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output);
-/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by names
-/// other streams whose work uses it.
+/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by declares
+/// other streams that use it.
 switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output);
 
-/// Where dispatch delivers. The pointers never change; CUDA: device pointers, the counts included.
+/// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.
 typedef struct sy_low_latency_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]: local expert e's rows are [e * R, e * R + rows_of_expert[e])
@@ -102,15 +103,15 @@ typedef struct sy_low_latency_view {
   sy_scale_kind x_scale_kind;
   void* x_scales;           ///< NULL without scales; see sy_scale_order
   int64_t rows_per_expert;  ///< R
-  int64_t scale_rows;       ///< Rs: words from a column of scales to the next; row-major: R
+  int64_t scale_rows;       ///< Rs: distance in words between columns of scales; row-major: R
   int32_t world;            ///< W
   int32_t experts_here;
   const int32_t* rows_of_expert;  ///< [experts_here]
   const int64_t* source_range;    ///< [experts_here, W] rows of a source: first << 32 | count; sources ascending
-  /// [experts_here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond
-  /// rows_of_expert unspecified, like the rows themselves.
+  /// [experts_here, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
+  /// Unspecified beyond rows_of_expert, like the rows themselves.
   const int64_t* row_source;
-  sy_scale_order scale_order;  ///< and scale_group: as configured
+  sy_scale_order scale_order;  ///< as configured; so is scale_group
   int32_t scale_group;
 } sy_low_latency_view;
 #define SWITCHYARD_LOW_LATENCY_VIEW_INIT                                                                                       \
@@ -120,8 +121,8 @@ typedef struct sy_low_latency_view {
   }
 switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view);
 
-/// Local. Room for what the experts make of an output's rows, [experts_here * R, H] of `type` (bf16, f16 or f32, not wider than
-/// row_type): the result for row i of an output is row i. Combine reads it where it lies. Allocates.
+/// Local. Memory for the expert outputs, [experts_here * R, H] of `type` (bf16, f16 or f32, not wider than row_type): the
+/// result for row i of an output is row i. Combine reads it in place. Allocates.
 switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype type, sy_low_latency_rows** rows);
 switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view);
 /// As sy_low_latency_output_destroy.
@@ -130,10 +131,10 @@ switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
 /// Options of one dispatch. May differ by rank.
 typedef struct sy_low_latency_dispatch_options {
   size_t struct_size;
-  const float* weights;  ///< float32 [T, K] or NULL: go with the rows, for the weighted sums of combine
+  const float* weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
   void* stream;          ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
-  /// Memory of the rank (CUDA: of its GPU), or NULL: T at the time the call runs, so that it can vary in a graph; clamped to
-  /// [0, T of the ids]. All of the ids must be readable.
+  /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
+  /// T of the ids]. All ids must be readable.
   const int32_t* device_tokens;
   int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   int32_t known_memory;  ///< CUDA: as in sy_dispatch_options
@@ -142,19 +143,20 @@ typedef struct sy_low_latency_dispatch_options {
   { sizeof(sy_low_latency_dispatch_options), NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the
-/// config's kind and group. The same expert twice in a token is one row, read twice by combine. `options` NULL: defaults.
+/// config's kind and group. An expert chosen twice by a token gets one row, which combine reads twice. `options` NULL:
+/// defaults.
 switchyard_code_t sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                           sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 
 /// Options of one combine; `order` is equal on all ranks.
 typedef struct sy_low_latency_combine_options {
   size_t struct_size;
-  /// SWITCHYARD_ORDER_PER_ROUTE: one row back per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
-  /// summed where the experts are, one row back per (token, rank): fewer bytes, one more rounding.
+  /// SWITCHYARD_ORDER_PER_ROUTE: one row returns per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
+  /// rows are summed on the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding.
   sy_combine_order order;
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
   const float* weights;       ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
-  const float* expert_scale;  ///< float32 [experts_here], per_route only, or NULL: each row goes back as round(y * scale)
+  const float* expert_scale;  ///< float32 [experts_here], per_route only, or NULL: each row returns as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
   int32_t known_memory;       ///< CUDA: as in sy_dispatch_options
   int32_t reserved;           ///< must be 0
@@ -162,45 +164,45 @@ typedef struct sy_low_latency_combine_options {
 #define SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT \
   { sizeof(sy_low_latency_combine_options), SWITCHYARD_ORDER_PER_ROUTE, 0, NULL, NULL, NULL, 0, 0 }
 
-/// Collective. Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
-/// f32). `y` has the shape of the output's `x` and is read where it lies; `out` must not overlap it, nor anything in `options`.
-/// All ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
+/// Collective. Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
+/// f32). `y` has the shape of the output's `x` and is read in place; `out` must not overlap `y` or anything in `options`. All
+/// ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
 switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options);
 
-/// Dispatch and combine in two halves. _send returns with nothing held; sy_low_latency_receive, local and once for each,
-/// enqueues the rest (CPU: waits for the peers). In between the caller may compute, and may make no other call on the object;
-/// the library keeps the output, `out` and combine's weights, all else is the caller's again.
+/// Dispatch and combine in two halves. _send returns without holding resources; sy_low_latency_receive, local and once for
+/// each, enqueues the rest (CPU: waits for the peers). Between the halves the caller may compute, but must make no other call
+/// on the object. The call uses the output, `out` and combine's weights until then; all other arguments may be reused at once.
 switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
                                               const sy_low_latency_output* output, void* out,
                                               const sy_low_latency_combine_options* options);
-/// Errors: invalid_argument if nothing was sent since the last one.
+/// Errors: invalid_argument if nothing was sent since the last receive.
 switchyard_code_t sy_low_latency_receive(sy_low_latency* exchange);
 
-/// A row and the expert that answers it.
+/// A row and the expert that processes it.
 typedef struct sy_row_origin {
   int32_t expert;  ///< in [0, E)
-  int32_t rank;    ///< that holds the token
-  int32_t token;   ///< its index there
-  int32_t k;       ///< the first of the token's choices that is this expert
+  int32_t rank;    ///< rank that holds the token
+  int32_t token;   ///< its index on that rank
+  int32_t k;       ///< first of the token's choices equal to this expert
 } sy_row_origin;
 
-/// CPU groups: makes of x[i], element `column + i` of the row as float32, what the expert makes of it, for i in [0, n). Called
-/// by several threads at a time. Must return.
+/// CPU groups: replaces x[i], element `column + i` of the row as float32, by the expert's result, for i in [0, n). Called by
+/// several threads concurrently. Must return.
 typedef void (*sy_row_function)(float* x, int64_t n, const sy_row_origin* row, int64_t column, void* user);
 
 /// Options of sy_low_latency_all_to_all. May differ by rank.
 typedef struct sy_all_to_all_options {
   size_t struct_size;
   const float* weights;       ///< float32 [T, K]; NULL: 1
-  const float* expert_scale;  ///< float32 [experts_here]: expert e returns round(x * scale); NULL: the row as it is
-  /// Instead of expert_scale, in a CPU group: expert e returns round(f(x)). For GPUs such a function is device code, which
-  /// takes C++ (switchyard/cuda/row_function.cuh).
+  const float* expert_scale;  ///< float32 [experts_here]: expert e returns round(x * scale); NULL: the row unchanged
+  /// Alternative to expert_scale, in a CPU group: expert e returns round(f(x)). For GPUs the function is device code and
+  /// requires C++ (switchyard/cuda/row_function.cuh).
   sy_row_function row_function;
-  void* row_function_user;       ///< passed to it
+  void* row_function_user;       ///< argument of row_function
   void* stream;                  ///< CUDA: as in sy_low_latency_dispatch_options
   const int32_t* device_tokens;  ///< as in sy_low_latency_dispatch_options
   int32_t num_sms;               ///< CUDA: as in sy_low_latency_dispatch_options
@@ -209,16 +211,16 @@ typedef struct sy_all_to_all_options {
 #define SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT \
   { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
-/// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by itself.
-/// `x` and `out` are [T, H] of row_type. `out` must not overlap `x`, the ids or anything in `options`. Needs
+/// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
+/// independently. `x` and `out` are [T, H] of row_type. `out` must not overlap `x`, the ids or anything in `options`. Requires
 /// sy_low_latency_config::scales = SWITCHYARD_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
 switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                             void* out, const sy_all_to_all_options* options);
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
-/// Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of the calls that have run, replays of graphs
-/// included; waits for a copy of the number and for no kernel.
+/// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
+/// included; waits for a copy of the number but for no kernel.
 switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus

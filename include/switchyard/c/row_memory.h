@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI of symmetric memory for allocators of others, as torch's
-/// CUDAPluggableAllocator, which call functions of these types. What
-/// switchyard.h says of errors, structs, ownership and threads holds here too.
+/// C ABI: symmetric memory for external allocators, for example torch's CUDAPluggableAllocator, which calls functions of these
+/// types. The rules of switchyard.h on errors, structs, ownership and threads apply.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -13,25 +12,26 @@ extern "C" {
 
 typedef struct sy_row_memory sy_row_memory;  ///< sy_row_memory_destroy
 
-/// Collective; takes `bytes` of the group's heap, the same number on all ranks. Rows that a dispatch is to write there arrive
-/// there, and combines read rows there, both without a copy. Errors: as sy_exchange_create.
+/// Collective; takes `bytes` of the group's heap, the same number on all ranks. Rows that a dispatch writes there, and rows
+/// that a combine reads there, need no copy. Errors: as sy_exchange_create.
 switchyard_code_t sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory);
-/// The group, and its heap with it, stay until what sy_row_memory_allocate gave is freed.
+/// The group and its heap stay alive until all memory from sy_row_memory_allocate is freed.
 switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory);
-/// Local. What sy_row_memory_allocate takes from in this thread from now on; NULL: nothing. It does not keep `memory` alive.
+/// Local. Sets the source of sy_row_memory_allocate in this thread; NULL: none. Does not keep `memory` alive.
 switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
-/// At least `bytes` at a multiple of 512 of what this thread uses; where that has no room left, ordinary memory of its rank,
-/// which costs a dispatch one copy of its rows and a combine one of its. NULL: without memory of either kind, or where nothing
-/// is used. For work on `stream` (cudaStream_t); `device` is not looked at.
+/// At least `bytes`, aligned to 512, from this thread's source; if it is full, ordinary memory of its rank, which costs a
+/// dispatch one copy of its rows and a combine one copy of its rows. NULL if memory of neither kind is available or no source
+/// is set. For work on `stream` (cudaStream_t); `device` is ignored.
 void* sy_row_memory_allocate(ptrdiff_t bytes, int device, void* stream);
-/// Gives back what sy_row_memory_allocate returned. Any thread; waits for nothing. Nobody else has the memory before all work
-/// that was enqueued on `stream` so far is done. Work on other streams is done, or `stream` waits for it. With the last of a
-/// group that was destroyed before, the group ends here.
+/// Releases memory from sy_row_memory_allocate. Any thread; does not wait. The memory is not reused before all work enqueued on
+/// `stream` so far is done. Work on other streams must be done, or `stream` must wait for it. Freeing the last memory of a
+/// group that was already destroyed ends the group here.
 void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream);
 
-/// CUDA: what is enqueued on `stream` (cudaStream_t) until the library's memory at `memory` (rows, outputs, ordinary memory) is
-/// destroyed uses it: nobody else has it before. A graph that is captured there keeps it. The streams of the library's calls
-/// are known. Local; nothing on the CPU. Errors: invalid_argument if no such memory lies there.
+/// CUDA: declares that `stream` (cudaStream_t) uses the library's memory at `memory` (rows, outputs, ordinary memory): work
+/// enqueued on `stream` before that memory is destroyed finishes before it is reused. A graph being captured on `stream` keeps
+/// it. The library declares the streams of its own calls. Local; no effect on the CPU. Errors: invalid_argument if the address
+/// is not in such memory.
 switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream);
 
 #ifdef __cplusplus

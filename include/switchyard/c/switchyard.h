@@ -1,46 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The same vocabulary as
-/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction. Low latency and the flat
-/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory that CUDA graphs share in c/graph_memory.h;
-/// expert compute, in a library of its own, in c/gemm.h, c/gemm_gradients.h and c/expert.h.
+/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The terms are those of
+/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is a short introduction. Low latency and the flat
+/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory shared by CUDA graphs in c/graph_memory.h; expert
+/// compute, in a separate library, is in c/gemm.h, c/gemm_gradients.h and c/expert.h.
 ///
-/// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts, the
-/// first `E mod W` ranks one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same calls
-/// in the same order with the same options; every other function is local.
+/// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts; the
+/// first `E mod W` ranks hold one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same
+/// calls in the same order with the same options; every other function is local.
 ///
 /// Errors. Every function returns a switchyard_code_t, except the three that return text. No exception leaves the library.
-/// After a failure sy_last_error() explains; handles returned through `T** out` are then NULL, other outputs are untouched.
-///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls with
-///     SWITCHYARD_PEER_FAILED, and the group with them (not if the object itself is NULL: then the peers wait until their
-///     deadline).
-///   - Creation of an object waits for the peers for rendezvous_timeout_ms. What it finds (SWITCHYARD_HEAP_EXHAUSTED, a config
-///     that is out of range on any rank or differs) all ranks report alike; the group stays usable and a smaller object may be
-///     made. A struct that cannot be read is misuse as above.
+/// After a failure sy_last_error() gives the text; objects returned through `T** out` are then NULL, other outputs are
+/// unchanged.
+///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls, and the group, with
+///     SWITCHYARD_PEER_FAILED (except if the object itself is NULL: then the peers wait until their deadline).
+///   - Creation of an object waits up to rendezvous_timeout_ms for the peers. All ranks report its failures alike
+///     (SWITCHYARD_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller
+///     object may be made. An unreadable struct is misuse as above.
 ///   - SWITCHYARD_CAPACITY_EXCEEDED and SWITCHYARD_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
 ///   - SWITCHYARD_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
-///   - SWITCHYARD_SYSTEM also stands for exhausted memory and for anything unexpected.
+///   - SWITCHYARD_SYSTEM also covers exhausted memory and unexpected errors.
 ///
-/// Structs. The first member is `struct_size`; the SWITCHYARD_..._INIT macro sets it and the defaults, and every struct must
-/// start from it, also one that is filled by a call. A shorter struct (of a program compiled against an older header) is
-/// accepted: missing members have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes
-/// unknown to this library are zero.
+/// Structs. The first member is `struct_size`; the SWITCHYARD_..._INIT macro sets it and the defaults. Initialize every struct
+/// with it, also those that a call fills. A shorter struct (program compiled against an older header) is accepted: missing
+/// members have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes unknown to this library
+/// are zero.
 ///
-/// Ownership. Objects are reference counted inside: a group lives until itself and everything made from it have been destroyed,
-/// an exchange until its outputs and row buffers have, in any order. Destruction is local, never fails, and accepts NULL.
-/// GPUs: objects and memory may be destroyed at any time, also while calls and graphs use them, and destruction waits for
-/// nothing (but that of the last share of a group, and of objects of a group of several hosts): memory is handed on after all
-/// work that uses it. Streams that calls are given live until that memory is destroyed, or are synchronised before they are.
+/// Ownership. Objects are reference counted: a group lives until it and everything made from it have been destroyed, an
+/// exchange until its outputs and row buffers have been destroyed, in any order. Destruction is local, never fails, and accepts
+/// NULL. GPUs: objects and memory may be destroyed at any time, even while calls and graphs use them, and destruction does not
+/// wait (except for the last share of a group, and for objects of a group of several hosts): memory is reused only after all
+/// work that uses it. Streams passed to calls must live until that memory is destroyed, or be synchronized before they are
+/// destroyed.
 ///
 /// Thread safety. One thread at a time per group and the objects made from it; different ranks' groups are independent.
 /// sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be destroyed on
 /// any thread. Error texts and reports belong to the calling thread.
 ///
-/// GPUs. In a group with SWITCHYARD_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, given or
+/// GPUs. In a group with SWITCHYARD_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, passed or
 /// returned, is a device pointer of the rank's GPU (cudaMalloc, managed memory, or a stream-ordered allocation; rows aligned to
-/// 16 bytes); structs, options and what fills them lie in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
-/// memory that a call uses stays valid until its work on the stream is done. What waits for the GPU: SWITCHYARD_SIZE_EXACT, the
-/// sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
+/// 16 bytes); structs, options and filled structs are in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
+/// memory used by a call must stay valid until its work on the stream is done. Only these wait for the GPU:
+/// SWITCHYARD_SIZE_EXACT, the sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>
@@ -55,10 +56,10 @@ extern "C" {
 /// Opaque objects. See "Ownership" above.
 typedef struct sy_group sy_group;            ///< one rank's membership; sy_group_destroy
 typedef struct sy_exchange sy_exchange;      ///< dispatch and combine over a group; sy_exchange_destroy
-typedef struct sy_dispatched sy_dispatched;  ///< what a dispatch delivered; sy_dispatched_destroy
-typedef struct sy_handle sy_handle;          ///< routing of a dispatch; counted: sy_handle_retain, sy_handle_release
+typedef struct sy_dispatched sy_dispatched;  ///< result of a dispatch; sy_dispatched_destroy
+typedef struct sy_handle sy_handle;          ///< routing of a dispatch, reference counted: sy_handle_retain, sy_handle_release
 typedef struct sy_rows sy_rows;              ///< rows in symmetric memory; sy_rows_destroy
-typedef struct sy_registered sy_registered;  ///< memory of the caller that all ranks reach; sy_registered_destroy
+typedef struct sy_registered sy_registered;  ///< caller's memory accessible to all ranks; sy_registered_destroy
 typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled struct; sy_storage_release
 
 // ---- Version, error text ----
@@ -73,7 +74,7 @@ const char* sy_code_name(switchyard_code_t code);
 /// Text of this thread's last failed call, "" if none failed; at most 2047 bytes. Valid until its next failure.
 const char* sy_last_error(void);
 
-/// The full story of a wait that did not end.
+/// Details of a wait that did not end.
 typedef struct sy_wait_report {
   size_t struct_size;
   const char* operation;  ///< "dispatch", "combine", ...; static storage
@@ -84,18 +85,18 @@ typedef struct sy_wait_report {
   uint64_t expected;  ///< smallest flag word that would have ended the wait
   uint64_t seen;      ///< last flag word read
   double waited_ms;
-  double silent_ms;  ///< how long nothing has come from awaited_rank, if it is a process on another host; negative otherwise
+  double silent_ms;  ///< time since the last sign of life of awaited_rank, if it is a process on another host; else negative
 } sy_wait_report;
 #define SWITCHYARD_WAIT_REPORT_INIT \
   { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0, 0.0 }
 
-/// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
+/// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() unchanged, if
 /// that failure was of another kind or a pointer is NULL.
 /// After SWITCHYARD_PEER_TIMEOUT: the report of the wait.
 switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// After SWITCHYARD_PEER_FAILED: the rank that failed, and its reason (SWITCHYARD_SYSTEM: its process ended, or it left).
+/// After SWITCHYARD_PEER_FAILED: the failed rank and its reason (SWITCHYARD_SYSTEM: its process ended, or it left).
 switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
-/// After SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
+/// After SWITCHYARD_RENDEZVOUS: bit r is set if rank r never arrived; 0 if the cause is another.
 switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
 
 // ---- Group ----
@@ -105,21 +106,21 @@ typedef struct sy_group_options {
   size_t struct_size;
   size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
   int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< the same of what builds (the group, objects, registered memory), sleeps or wakes, >= 1
+  int64_t rendezvous_timeout_ms;  ///< deadline of construction (group, objects, registered memory), sleep and wake, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t reserved;  ///< must be 0
-  int32_t num_sms;   ///< CUDA: most multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
+  int32_t num_sms;   ///< CUDA: max multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
   sy_backend backend;
   int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
-  /// Where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are
-  /// for one rank each, in turn ("a,a,b": rank 3 is on a again). NULL or "": SWITCHYARD_HOST in the environment; if that is not
-  /// set either, ranks that can share memory share a host. May differ by rank. Read during the call only.
+  /// Host of this rank: ranks with equal texts share a host, whose memory they map. A comma-separated list holds one text per
+  /// rank, repeated cyclically ("a,a,b": rank 3 is on a again). NULL or "": SWITCHYARD_HOST of the environment; if that is not
+  /// set, ranks that can share memory share a host. May differ by rank. Read only during the call.
   const char* host;
-  /// Several hosts, ranks as processes: ranks of another host of which nothing has come for longer count as dead, also if
-  /// nobody waits for them; >= 0; 0: timeout_ms and a second more. May differ by rank.
+  /// Several hosts, ranks as processes: a rank of another host that was silent for longer counts as dead, even if no call waits
+  /// for it; >= 0; 0: timeout_ms plus one second. May differ by rank.
   int64_t silence_ms;
-  sy_host_network network;  ///< several hosts: what carries their rows
+  sy_host_network network;  ///< several hosts: transport of rows between them
   int32_t reserved2;        ///< must be 0
 } sy_group_options;
 #define SWITCHYARD_GROUP_OPTIONS_INIT                                                                   \
@@ -128,62 +129,62 @@ typedef struct sy_group_options {
         SWITCHYARD_NETWORK_SOCKETS, 0                                                                   \
   }
 
-/// All `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank r and is
-/// to be used by one thread. `options` NULL: defaults.
+/// Creates all `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank
+/// r and must be used by one thread. `options` NULL: defaults.
 switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
-/// This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves
-/// the store. `token` (any text, the same on all ranks) keeps strangers out. Blocks until all ranks have come.
+/// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves the
+/// store. `token` (any text, the same on all ranks) rejects processes of other jobs. Blocks until all ranks have joined.
 switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
                                    const sy_group_options* options, sy_group** group);
-/// This process as one rank, found from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
-/// Open MPI or Slurm. Blocks until all ranks have come.
+/// Joins this process as one rank, from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
+/// Open MPI or Slurm. Blocks until all ranks have joined.
 switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group);
-/// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. In a child that
-/// was forked by the process that joined: nothing.
+/// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. Does nothing in a
+/// child forked by the process that joined.
 switchyard_code_t sy_group_destroy(sy_group* group);
 switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
 switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
-/// Number of hosts, and which of them this rank is on; they are numbered by their lowest ranks. Either pointer may be NULL.
+/// Number of hosts, and index of this rank's host; hosts are numbered by their lowest ranks. Either pointer may be NULL.
 switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
 /// The host of `rank`, in [0, W).
 switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
-/// Deadline of every wait inside the calls from now on, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
+/// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
 switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
-/// Collective. Waits until all ranks called it.
+/// Collective. Waits until all ranks have called it.
 switchyard_code_t sy_group_barrier(sy_group* group);
-/// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
+/// Collective. Gathers `bytes` bytes from every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
 switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
-/// Collective: a step of a construction, within rendezvous_timeout_ms. Reports that this rank's part went well (`code`
-/// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks fail with the error of the lowest such rank, peers
-/// that create an object meanwhile too; the group stays usable. Else gathers as sy_group_all_gather.
+/// Collective: a step of a construction, within rendezvous_timeout_ms. Reports whether this rank's part succeeded (`code`
+/// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks, also peers that are creating an object, fail with
+/// the error of the lowest such rank; the group stays usable. Else gathers as sy_group_all_gather.
 switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
                                  const void* mine, size_t bytes, void* all);
-/// The pending fault of this rank, or SWITCHYARD_OK.
+/// Returns the pending fault of this rank, or SWITCHYARD_OK.
 switchyard_code_t sy_group_check(const sy_group* group);
-/// Makes every wait of every rank end with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other
-/// than SWITCHYARD_OK, or a number of your own up to 255. Idempotent: the first failure counts.
+/// Ends every wait of every rank with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other than
+/// SWITCHYARD_OK, or a caller-defined number up to 255. Idempotent: the first failure counts.
 switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
-/// The rank leaves now, though its objects live on; its later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
+/// The rank leaves now, but its objects stay alive; later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
 switchyard_code_t sy_group_leave(sy_group* group);
 
-/// Bytes of the symmetric heap in use and in total on this rank. Either pointer may be NULL.
+/// Bytes of the symmetric heap on this rank: in use and total. Either pointer may be NULL.
 switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size);
 
-/// Collective. Makes `bytes` bytes at `memory` reachable for all ranks, so that combine reads rows in it where they lie. Sizes
-/// may differ; NULL with 0 bytes is a rank without a buffer. At most 64 at a time. CPU: ranks as threads only. CUDA:
+/// Collective. Makes `bytes` bytes at `memory` accessible to all ranks, so that combine reads rows in it in place. Sizes may
+/// differ; NULL with 0 bytes is a rank without a buffer. At most 64 registrations at a time. CPU: ranks as threads only. CUDA:
 /// cudaMalloc, or cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors occur on all ranks alike and leave the
 /// group usable.
 switchyard_code_t sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
-/// Ends the registration for this rank: after the same call on each, and before any rank frees its memory (sy_group_barrier in
-/// between). CUDA: waits for the GPU.
+/// Ends the registration for this rank: call it after the same call on each rank, and before any rank frees its memory
+/// (sy_group_barrier in between). CUDA: waits for the GPU.
 switchyard_code_t sy_registered_destroy(sy_registered* registered);
 
-/// Collective, after all calls of all ranks have returned (CUDA: waits for the GPU). Gives the memory of the symmetric heap
-/// back until sy_group_wake. Exchanges and handles survive, at the same addresses; the content of rows in the heap is lost.
-/// Meanwhile calls that need the heap are SWITCHYARD_INVALID_ARGUMENT and change nothing. SWITCHYARD_UNSUPPORTED where memory
-/// cannot be given back.
+/// Collective, after all calls of all ranks have returned (CUDA: waits for the GPU). Returns the memory of the symmetric heap
+/// to the system until sy_group_wake. Exchanges and handles survive at the same addresses; the contents of rows in the heap are
+/// lost. Until then calls that need the heap are SWITCHYARD_INVALID_ARGUMENT and change nothing. SWITCHYARD_UNSUPPORTED if the
+/// memory cannot be returned.
 switchyard_code_t sy_group_sleep(sy_group* group);
-/// Collective. SWITCHYARD_SYSTEM on all ranks if there is no memory: the group still sleeps, and this may be called again.
+/// Collective. SWITCHYARD_SYSTEM on all ranks if memory is insufficient: the group still sleeps, and this may be called again.
 switchyard_code_t sy_group_wake(sy_group* group);
 
 // ---- Sizes ----
@@ -199,20 +200,20 @@ switchyard_code_t sy_first_expert(int32_t num_experts, int32_t world, int32_t ra
 typedef struct sy_normal_config {
   size_t struct_size;
   int64_t hidden;       ///< H; rows must be a multiple of 16 bytes for every row type used
-  int64_t max_tokens;   ///< largest T on any rank, >= 0
+  int64_t max_tokens;   ///< maximum T on any rank, >= 0
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
   sy_layout layout;
   int32_t expert_alignment;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
-  sy_dtype row_type;         ///< widest row type that will be dispatched or combined; sizes the memory
+  sy_dtype row_type;         ///< widest row type that is dispatched or combined; determines the memory size
   sy_staging staging;
-  int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: the usual number
+  int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: default
   int32_t ring_send_chunk;     ///< ring staging: rows appended per announcement, in [1, ring_slots]
-  int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: the usual number
+  int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: default
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
-  /// Ring staging: largest ring memory per rank, in bytes; 0: no bound. Numbers that are left 0 are chosen to fit. If they do
-  /// not suffice, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
+  /// Ring staging: maximum ring memory per rank, in bytes; 0: no bound. Values left at 0 are chosen to fit. If that is not
+  /// enough, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
   size_t ring_max_bytes;
 } sy_normal_config;
 #define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
@@ -233,26 +234,25 @@ typedef struct sy_memory_requirement {
 #define SWITCHYARD_MEMORY_REQUIREMENT_INIT \
   { sizeof(sy_memory_requirement), 0, 0, 0, 0, 0 }
 
-/// What an exchange with this config takes from each rank's heap. Needs no group.
+/// Memory that an exchange with this config takes from each rank's heap. Needs no group.
 switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
                                               sy_memory_requirement* requirement);
 /// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
 switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes);
-/// Memory of an exchange in a group with this backend; the functions without _on are for SWITCHYARD_BACKEND_CPU. No GPU needed.
+/// Memory of an exchange in a group with this backend; functions without _on use SWITCHYARD_BACKEND_CPU. Needs no GPU.
 switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement);
 switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
-/// Rows that a dispatch allocates with SWITCHYARD_SIZE_WORST_CASE, alike on all ranks of a group of `world`. Needs no group.
+/// Rows that a dispatch allocates with SWITCHYARD_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Needs no group.
 switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
 
-/// Collective. Before another exchange is created in the same group, outputs and row buffers of destroyed ones must be gone on
-/// all ranks or on none: they keep their exchange's memory, and all ranks' heaps must be alike. Errors: invalid_argument,
-/// heap_exhausted, mismatch.
+/// Collective. Outputs and row buffers of destroyed exchanges keep their exchange's memory, and the heaps of all ranks must
+/// have equal layouts: before another exchange is created in the same group, they must be destroyed on all ranks or on none.
+/// Errors: invalid_argument, heap_exhausted, mismatch.
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
 switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
-/// Local. Calls from now on are made at `site`, a number of the caller's from 1 to 32767, for example of the layer of a model
-/// that makes them; 0, the default: at none. Calls of different sites are a mismatch, whose text has both. Errors:
-/// invalid_argument.
+/// Local. Sets the call site of later calls: a caller-chosen number from 1 to 32767, for example the layer of a model; 0, the
+/// default: none. Calls with different sites are a mismatch, whose text has both. Errors: invalid_argument.
 switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
@@ -262,19 +262,19 @@ typedef struct sy_dispatch_options {
   sy_size_policy size;
   sy_overflow overflow;
   sy_padding padding;
-  int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: most rows this rank takes, padding included
+  int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: maximum rows that this rank accepts, padding included
   /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and the next two.
   void* stream;
-  /// CUDA: device memory, or NULL: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
+  /// CUDA: device memory, or NULL: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
-  /// 0 or 1; CUDA: the caller knows that all memory it gives to the call is of this rank's GPU, as a framework does of its
-  /// tensors: the driver is not asked, which takes the host longer than all other checks. Everything else is checked.
+  /// 0 or 1; CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
+  /// its tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
   int32_t known_memory;
-  /// Both backends: where the rows go instead of to the exchange's pool, or NULL. Of the type and with the scales that are
-  /// delivered; room for the rows that are allocated (worst case, capacity, cached: else invalid_argument; exact: else
-  /// pool_exhausted on all ranks). Costs one local copy of the delivered rows, none if they have no scales and go to a sy_rows
-  /// of direct staging; the pool has its room back behind it. Read during the call only.
+  /// Both backends: destination of the rows instead of the exchange's pool, or NULL. Has the delivered type and scales and room
+  /// for the allocated rows (worst case, capacity, cached: else invalid_argument; exact: else pool_exhausted on all ranks).
+  /// Costs one local copy of the delivered rows, or none if they have no scales and go to a sy_rows of direct staging; the pool
+  /// memory is free again afterwards. Read only during the call.
   const sy_row_view* out;
 } sy_dispatch_options;
 #define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                     \
@@ -287,15 +287,14 @@ typedef struct sy_dispatch_options {
 /// [T, K] or NULL. `options` NULL: defaults.
 switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
-/// Collective. The same routing again with other rows: no counting, no exchange of counts. Of the options only
-/// `quantize`, `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: the rows are all that
-/// comes.
+/// Collective. Repeats the routing of `handle` with other rows, without an exchange of counts. Of the options only `quantize`,
+/// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are returned.
 switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 
-/// What a dispatch delivered. Pointers are valid until sy_dispatched_destroy; those to routing (all but `x` and `x_scales`)
-/// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA:
-/// device pointers; the weights are NULL only if this rank has tokens and gave none.
+/// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; those to routing (all except `x` and `x_scales`) also
+/// as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA: device
+/// pointers; the weights are NULL only if this rank has tokens and passed no weights.
 typedef struct sy_dispatched_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]; direct staging: in symmetric memory, so that combine reads it in place
@@ -305,8 +304,8 @@ typedef struct sy_dispatched_view {
   sy_scale_kind x_scale_kind;
   void* x_scales;  ///< [x_rows, sy_scale_row_bytes] for fp8 rows
   int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1. CUDA: -1 unless the size
-                   ///< is exact (the host does not know it; sy_handle_counts waits for it)
-  int64_t tokens;  ///< T; with device_tokens the largest
+                   ///< is exact (the count is on the GPU; sy_handle_counts waits for it)
+  int64_t tokens;  ///< T; with device_tokens its maximum
   int32_t world;   ///< W
   int32_t topk;    ///< K
   int32_t experts_here;
@@ -324,10 +323,10 @@ typedef struct sy_dispatched_view {
   const int64_t* tokens_per_expert;   ///< [experts_here] kept routes of all sources to each local expert
   const int64_t* aligned_per_expert;  ///< [experts_here] the same, rounded up to expert_alignment
 
-  // With Overflow drop_and_report (also cached dispatch by its handle): zeros where nothing was dropped. With fail: NULL.
+  // Overflow drop_and_report (also cached dispatch by its handle): zeros if nothing was dropped. Overflow fail: NULL.
   const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
   const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
-  const int64_t* invalid_ids;         ///< one number: as sy_handle_invalid_ids, which no host has to wait for
+  const int64_t* invalid_ids;         ///< one number: sy_handle_invalid_ids, readable without a host wait
 } sy_dispatched_view;
 #define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
   {                                                                                                                           \
@@ -335,13 +334,13 @@ typedef struct sy_dispatched_view {
         NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                            \
   }
 switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
-/// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed out
-/// again before its work so far at the time of the destruction is done. If it is captured, the rows belong to its graph, too.
+/// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused before the work
+/// enqueued on `stream` up to the destruction is done. If it is being captured, the rows also belong to its graph.
 switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
 
-/// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
-/// CUDA: idle memory, for work on any stream; only if there is none the calling thread waits. Errors: pool_exhausted.
+/// Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in place.
+/// CUDA: takes idle memory, for work on any stream; only if there is none, the calling thread waits. Errors: pool_exhausted.
 switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
 /// Rows for work on `stream` (cudaStream_t), which waits for earlier users of the memory. Captured: the graph owns the rows.
 switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
@@ -354,9 +353,9 @@ switchyard_code_t sy_rows_destroy(sy_rows* rows);
 typedef struct sy_combine_options {
   size_t struct_size;
   sy_combine_order order;
-  int32_t apply_weights;  ///< 0 or 1; expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
-  /// Rank-major: float32 [M, K], returned as sums over ranks in `out_weights` (rows themselves are not multiplied).
-  /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
+  int32_t apply_weights;  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
+  /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
+  /// float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
   const float* weights;
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2];
@@ -367,11 +366,11 @@ typedef struct sy_combine_options {
 #define SWITCHYARD_COMBINE_OPTIONS_INIT \
   { sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, {NULL, NULL}, NULL, 0, 0 }
 
-/// Collective. Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of
-/// the dispatch that made `handle`; rows in a sy_rows or in sy_dispatched_view::x are read in place, other memory is first
-/// copied (direct staging), but expert-major rows of SWITCHYARD_ORDER_PER_ROUTE are pushed to their owners from any memory. A
-/// token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with options->weights) or
-/// NULL. `options` NULL: defaults.
+/// Collective. Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
+/// dispatch that made `handle`. Rows in a sy_rows or in sy_dispatched_view::x are read in place; rows elsewhere are first
+/// copied (direct staging), except that expert-major rows of SWITCHYARD_ORDER_PER_ROUTE are pushed to their owners from any
+/// memory. A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with
+/// options->weights) or NULL. `options` NULL: defaults.
 switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights);
 
@@ -386,27 +385,28 @@ typedef struct sy_call_statistics {
 #define SWITCHYARD_CALL_STATISTICS_INIT \
   { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
 switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
-/// Invalid ids of this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays too; waits for no kernel.
+/// Invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays included; waits for no
+/// kernel.
 switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
 
-/// The routing of one dispatch as both sides know it. Immutable, usable any number of times with any exchange of the same group
-/// size, rank and shape. CPU: it holds no symmetric memory and may be used after the exchange that made it is gone. CUDA: its
-/// tables lie in the memory of that exchange and must not be used after it; what is asked of it below (tokens, rows, counts,
-/// matrices, ledger, bytes) waits for the dispatch, and is SWITCHYARD_UNSUPPORTED while its stream is captured. A handle has as
-/// many owners as there were sy_handle_retain calls and sy_handle_deserialize results; each owner releases it once.
+/// The routing of one dispatch, for both senders and receivers. Immutable, usable any number of times with any exchange of the
+/// same group size, rank and shape. CPU: it holds no symmetric memory and may be used after the exchange that made it is
+/// destroyed. CUDA: its tables are in the memory of that exchange and must not be used after it; the queries below (tokens,
+/// rows, counts, matrices, ledger, bytes) wait for the dispatch, and are SWITCHYARD_UNSUPPORTED while its stream is captured.
+/// Each sy_handle_retain call and each sy_handle_deserialize result is one owner; each owner releases the handle once.
 switchyard_code_t sy_handle_retain(sy_handle* handle);
 switchyard_code_t sy_handle_release(sy_handle* handle);
 switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);      ///< T
 switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);          ///< M, padding included
-switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if made from bytes
+switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if deserialized
 
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
-/// is accepted); calling again with the same struct does not release the earlier storage.
+/// is accepted); reusing the struct for another call does not release the earlier storage.
 switchyard_code_t sy_storage_release(sy_storage* storage);
 
-/// How many rows a dispatch delivered, in host memory.
+/// Host-side counts of the rows that a dispatch delivered.
 typedef struct sy_counts {
   size_t struct_size;
   sy_storage* storage;
@@ -430,7 +430,7 @@ typedef struct sy_bytes {
 #define SWITCHYARD_BYTES_INIT \
   { sizeof(sy_bytes), NULL, NULL, 0 }
 switchyard_code_t sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes);
-/// The inverse; `data` is not kept. Errors: invalid_argument on damaged bytes.
+/// Inverse of sy_handle_serialize; `data` is not kept. Errors: invalid_argument on damaged bytes.
 switchyard_code_t sy_handle_deserialize(const void* data, size_t size, sy_handle** handle);
 
 /// DeepEP / TileScale description of a dispatch. C = num_channels. Prefixes are inclusive unless noted.
@@ -473,7 +473,7 @@ typedef struct sy_ledger {
 /// Errors: unsupported for a dispatch that dropped routes at capacity.
 switchyard_code_t sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger);
 
-/// What DeepEP's get_dispatch_layout returns.
+/// Result of DeepEP's get_dispatch_layout.
 typedef struct sy_routing_layout {
   size_t struct_size;
   sy_storage* storage;
@@ -488,9 +488,9 @@ typedef struct sy_routing_layout {
   { sizeof(sy_routing_layout), NULL, 0, 0, 0, NULL, NULL, NULL }
 /// Needs no group.
 switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
-/// The same of ids on a GPU, into your memory there: num_tokens_per_rank [W], num_tokens_per_expert [E], of at most 32768
-/// experts, and is_token_in_rank [T, W] at a multiple of 4 bytes. One kernel, enqueued on `stream` (a cudaStream_t); nothing
-/// waits, and it can be captured. Errors: unsupported without CUDA code in the library.
+/// sy_routing_layout_of for ids on a GPU, into caller's memory on that GPU: num_tokens_per_rank [W], num_tokens_per_expert [E]
+/// for at most 32768 experts, and is_token_in_rank [T, W] aligned to 4 bytes. One kernel, enqueued on `stream` (a
+/// cudaStream_t); does not wait and can be captured. Errors: unsupported if the library was built without CUDA code.
 switchyard_code_t sy_routing_layout_on(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
                                        int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
                                        void* stream);

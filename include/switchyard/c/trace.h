@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: traces, the twin of switchyard/trace.hpp: a timeline of what every worker of every rank did, for Perfetto and
-/// chrome://tracing. What switchyard.h says of errors, structs and ownership holds here too; docs/concepts/trace.md describes
-/// what is recorded. All functions are local.
+/// C ABI: traces, the counterpart of switchyard/trace.hpp: a timeline of what every worker of every rank did, for Perfetto and
+/// chrome://tracing. The rules of switchyard.h on errors, structs and ownership apply; docs/concepts/trace.md describes the
+/// recorded events. All functions are local.
 ///
-/// Threads: different ranks may record into one trace at the same time. What reads or clears (all functions but
+/// Threads: different ranks may record into one trace at the same time. Functions that read or clear (all except
 /// sy_group_set_trace and spans) must not run while a traced call is in flight.
 #pragma once
 
@@ -15,9 +15,9 @@ extern "C" {
 #endif
 
 typedef struct sy_trace sy_trace;            ///< events of several ranks; sy_trace_destroy
-typedef struct sy_trace_span sy_trace_span;  ///< a phase of yours under way; sy_trace_span_end
+typedef struct sy_trace_span sy_trace_span;  ///< a user-defined phase in progress; sy_trace_span_end
 
-/// What to record.
+/// Recording options.
 typedef struct sy_trace_options {
   size_t struct_size;
   int32_t num_blocks;  ///< workers per rank, as in sy_group_options; CUDA: of the kernels whose warps are recorded
@@ -27,39 +27,39 @@ typedef struct sy_trace_options {
 #define SWITCHYARD_TRACE_OPTIONS_INIT \
   { sizeof(sy_trace_options), 1, 1, 16384 }
 
-/// For the ranks of a group of `world`. `options` NULL: defaults. Errors: invalid_argument naming the argument.
+/// Creates a trace for the ranks of a group of `world`. `options` NULL: defaults. Errors: invalid_argument naming the argument.
 switchyard_code_t sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace);
-/// What records it, and spans of it, keep the memory until they end.
+/// Groups that record into the trace, and its open spans, keep the memory until they end.
 switchyard_code_t sy_trace_destroy(sy_trace* trace);
 
-/// Records this rank's calls from now on; `trace` NULL: no more. CPU: made for the group's workers. CUDA: when recording stops,
-/// this waits for the GPU. Errors: invalid_argument if it was made for another shape.
+/// Records this rank's calls from now on; `trace` NULL stops recording. CPU: the trace must be made for the group's workers.
+/// CUDA: when recording stops, this waits for the GPU. Errors: invalid_argument if the trace was made for another shape.
 switchyard_code_t sy_group_set_trace(sy_group* group, sy_trace* trace);
 
-/// A number for a phase of yours, or of a built-in one of that name, before recording starts. `unit`: what the argument of its
-/// spans counts; NULL: nothing.
+/// Id of a user-defined phase, or of the built-in phase of that name; call before recording starts. `unit`: what the argument
+/// of its spans counts; NULL: nothing.
 switchyard_code_t sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event);
-/// From here to sy_trace_span_end, on the track of rank `rank`'s calls, by one thread.
+/// Starts a span on the track of rank `rank`'s calls; sy_trace_span_end ends it, on the same thread.
 switchyard_code_t sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span);
 switchyard_code_t sy_trace_span_end(sy_trace_span* span);
 
-switchyard_code_t sy_trace_clear(sy_trace* trace);  ///< forgets all events
-/// Records that were forgotten because their track was full.
+switchyard_code_t sy_trace_clear(sy_trace* trace);  ///< discards all events
+/// Number of records overwritten because their track was full.
 switchyard_code_t sy_trace_lost(const sy_trace* trace, uint64_t* records);
-/// Most that any rank's times may be off this host's steady clock: 0 unless GPUs recorded.
+/// Maximum difference of any rank's times from this host's steady clock: 0 unless GPUs recorded.
 switchyard_code_t sy_trace_clock_error(const sy_trace* trace, uint64_t* ns);
 
-/// Chrome's JSON trace format. `flows` 0 or 1: with arrows into waits. Errors: io naming the path.
+/// Writes Chrome's JSON trace format. `flows` 0 or 1: with arrows into waits. Errors: io naming the path.
 switchyard_code_t sy_trace_write_json(const sy_trace* trace, const char* path, int32_t flows);
-/// The same text; release bytes->storage.
+/// The text that sy_trace_write_json writes; release bytes->storage.
 switchyard_code_t sy_trace_json(const sy_trace* trace, int32_t flows, sy_bytes* bytes);
 
-/// One rank's records, for ranks that are processes; release bytes->storage. The inverse adds them to another trace of the same
-/// host, world and options. Errors: invalid_argument on damaged bytes or other options.
+/// One rank's records, for ranks in separate processes; release bytes->storage. sy_trace_merge adds them to another trace of
+/// the same host, world and options. Errors: invalid_argument on damaged bytes or different options.
 switchyard_code_t sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes);
 switchyard_code_t sy_trace_merge(sy_trace* trace, const void* data, size_t size);
 
-/// Time that one rank spent in one phase.
+/// Time spent by one rank in one phase.
 typedef struct sy_trace_phase {
   const char* name;      ///< "send_rows", "wait_rows", ...
   const char* category;  ///< "call", "plan", "move", "wait", "compute" or "user"
@@ -79,22 +79,22 @@ typedef struct sy_trace_summary {
   sy_storage* storage;
   const sy_trace_phase* phases;
   int64_t count;
-  size_t phase_bytes;  ///< from one phase to the next, which may be more than this header knows
+  size_t phase_bytes;  ///< stride in bytes between phases, possibly larger than this header's sy_trace_phase
 } sy_trace_summary;
 #define SWITCHYARD_TRACE_SUMMARY_INIT \
   { sizeof(sy_trace_summary), NULL, NULL, 0, 0 }
 switchyard_code_t sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary);
 
-/// Time this rank spent waiting for flags of one peer since the group was formed.
+/// Time that this rank has spent waiting for flags of one peer since the group was formed.
 typedef struct sy_wait_statistics {
   size_t struct_size;
-  double total_ms;  ///< the longest-waiting worker's total, not the sum over workers
+  double total_ms;  ///< total of the worker that waited longest, not the sum over workers
   double max_ms;    ///< the longest single wait
   uint64_t waits;   ///< number of waits that did not succeed at once
 } sy_wait_statistics;
 #define SWITCHYARD_WAIT_STATISTICS_INIT \
   { sizeof(sy_wait_statistics), 0.0, 0.0, 0 }
-/// `peer` in [0, W). Counters never stop.
+/// `peer` in [0, W). The counters always run.
 switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: tuned values, the twin of what switchyard/tuning.hpp has for looking them up. A group takes them by itself when it is
-/// formed; nothing here has to be called for that. docs/tuning.md describes the file and the look-up. No function needs a
+/// C ABI: lookup of tuned values, the counterpart of the lookup in switchyard/tuning.hpp. A group looks them up when it is
+/// formed; no call of this interface is needed for that. docs/tuning.md describes the file and the lookup. No function needs a
 /// group.
 #pragma once
 
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/// What a value is for: a mode, and in normal mode the layout of its objects (NORMAL: rank-major).
+/// Mode that a value applies to and, for normal mode, the layout (NORMAL: rank-major).
 typedef int32_t sy_tuning_mode;
 enum {
   SWITCHYARD_TUNING_NORMAL = 0,
@@ -21,10 +21,10 @@ enum {
   SWITCHYARD_TUNING_NORMAL_EXPERT_MAJOR = 4
 };
 
-/// What was measured.
+/// Key of a measurement.
 typedef struct sy_tuning_key {
   size_t struct_size;
-  const char* device;  ///< "cpu", or the name of the GPU as the driver gives it
+  const char* device;  ///< "cpu", or the name of the GPU as the driver reports it
   int64_t hidden;      ///< >= 1
   int64_t tokens;      ///< max_tokens of the object, >= 1
   int32_t ranks;       ///< >= 1
@@ -33,7 +33,7 @@ typedef struct sy_tuning_key {
 #define SWITCHYARD_TUNING_KEY_INIT \
   { sizeof(sy_tuning_key), NULL, 1, 1, 1, SWITCHYARD_TUNING_NORMAL }
 
-/// The values of an entry; 0: it says nothing, and the library chooses. switchyard/tuning.hpp says which mode has which.
+/// Values of an entry; 0 means unset: the library chooses. switchyard/tuning.hpp lists the values of each mode.
 typedef struct sy_tuning_values {
   size_t struct_size;
   int32_t dispatch_sms;
@@ -50,9 +50,9 @@ typedef struct sy_tuning_values {
 #define SWITCHYARD_TUNING_VALUES_INIT \
   { sizeof(sy_tuning_values), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/// Values of the nearest entry of `path`, or, if that is NULL, of what is in force: the file that SWITCHYARD_TUNING names, then
-/// what is built in. All 0 if there is none of this device and mode. Errors: invalid_argument naming file, line, what was given
-/// and what is allowed.
+/// Values of the nearest entry of `path` or, if that is NULL, of the tuning in force: the file named by SWITCHYARD_TUNING, then
+/// the built-in one. All 0 if there is no entry of this device and mode. Errors: invalid_argument naming file, line, the given
+/// value and the allowed values.
 switchyard_code_t sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values);
 
 #ifdef __cplusplus

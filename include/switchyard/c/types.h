@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t, so
-/// that their size never varies.
+/// that their size is fixed.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/// What kind of failure a call reports; the values of switchyard::ErrorCode.
+/// Kind of failure that a call reports; the values of switchyard::ErrorCode.
 typedef int32_t switchyard_code_t;
 enum {
   SWITCHYARD_OK = 0,
-  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument is outside its contract; the text names it, its value and what is allowed
-  SWITCHYARD_UNSUPPORTED = 2,        ///< legal elsewhere, not available with this backend, machine or combination
+  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument violates its contract; the text gives name, value and the allowed values
+  SWITCHYARD_UNSUPPORTED = 2,        ///< valid, but not available with this backend, machine or combination
   SWITCHYARD_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
   SWITCHYARD_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
   SWITCHYARD_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SWITCHYARD_OVERFLOW_FAIL
@@ -20,11 +20,11 @@ enum {
   SWITCHYARD_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
   SWITCHYARD_MISMATCH = 8,           ///< the ranks made different calls
   SWITCHYARD_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
-  SWITCHYARD_IO = 10,                ///< a file could not be read, written or understood
-  SWITCHYARD_SYSTEM = 11             ///< the operating system refused something, or memory is exhausted
+  SWITCHYARD_IO = 10,                ///< a file could not be read, written or parsed
+  SWITCHYARD_SYSTEM = 11             ///< the operating system refused a request, or memory is exhausted
 };
 
-/// Largest group; largest number of experts that one token may choose; columns that share one scale.
+/// Maximum number of ranks in a group; maximum number of experts per token; columns that share one scale.
 #define SWITCHYARD_MAX_RANKS 64
 #define SWITCHYARD_MAX_TOPK 32
 #define SWITCHYARD_SCALE_GROUP 128
@@ -36,16 +36,16 @@ enum {
   SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
-/// What carries rows between hosts. docs/concepts/hosts.md.
+/// Transport of rows between hosts. docs/concepts/hosts.md.
 typedef int32_t sy_host_network;
 enum {
-  SWITCHYARD_NETWORK_SOCKETS =
-      0,                       ///< CPUs: TCP connections of the group's own, or what SWITCHYARD_NETWORK in the environment says
-  SWITCHYARD_NETWORK_MPI = 1,  ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
-  SWITCHYARD_NETWORK_NCCL = 2  ///< NCCL, looked up when needed: what GPUs have, also with SOCKETS
+  SWITCHYARD_NETWORK_SOCKETS = 0,  ///< CPUs: TCP connections of the group, or the SWITCHYARD_NETWORK of the environment
+  SWITCHYARD_NETWORK_MPI = 1,      ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
+  SWITCHYARD_NETWORK_NCCL = 2      ///< NCCL, loaded when needed: the network of GPUs, also with SOCKETS
 };
 
-/// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def says what each can do.
+/// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def lists the capabilities of each
+/// type.
 typedef int32_t sy_dtype;
 enum {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) SWITCHYARD_DTYPE_##NAME = value,
@@ -67,29 +67,28 @@ enum {
   SWITCHYARD_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
 };
 
-/// How rows travel.
+/// Transport of rows within a host.
 typedef int32_t sy_staging;
 enum {
   SWITCHYARD_STAGING_DIRECT = 0,  ///< senders write rows at their final place
   SWITCHYARD_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
 };
 
-/// How the number of output rows is chosen.
+/// Determines the number of output rows.
 typedef int32_t sy_size_policy;
 enum {
   SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
   SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
-  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< the largest number that any routing can produce
+  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< maximum over all routings
   SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
-/// What happens if a rank would receive more rows than its capacity. All ranks take the same decision.
+/// Action if a rank would receive more rows than its capacity. All ranks make the same decision.
 typedef int32_t sy_overflow;
 enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
 
-/// What an object does with ids that are neither -1, which is no expert, nor an expert. RAISE: ids in host memory are
-/// SWITCHYARD_INVALID_ARGUMENT that names the first; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are
-/// counted only.
+/// Treatment of ids that are neither -1 (no expert) nor an expert. RAISE: ids in host memory give SWITCHYARD_INVALID_ARGUMENT
+/// naming the first invalid id; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are only counted.
 typedef int32_t sy_invalid_ids;
 enum { SWITCHYARD_INVALID_IDS_RAISE = 0, SWITCHYARD_INVALID_IDS_COUNT = 1 };
 
@@ -97,21 +96,22 @@ enum { SWITCHYARD_INVALID_IDS_RAISE = 0, SWITCHYARD_INVALID_IDS_COUNT = 1 };
 typedef int32_t sy_padding;
 enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };
 
-/// Order of the float32 sum in combine; within one order equal input gives equal bits.
+/// Order of the float32 sum in combine; with the same order, equal input gives equal bits.
 typedef int32_t sy_combine_order;
 enum {
   SWITCHYARD_ORDER_PER_RANK =
       0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   SWITCHYARD_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
-  /// Normal mode. On each host k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending, by their lowest
-  /// rank, one final rounding. In a group of one host: as per_route for expert-major rows, as per_rank for rank-major ones.
+  /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
+  /// rank, one final rounding. In a group of one host: equal to per_route for expert-major rows and to per_rank for rank-major
+  /// rows.
   SWITCHYARD_ORDER_PER_HOST = 2
 };
 
 // ---- Views of the caller's memory ----
 
-/// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes a row. The library only reads it,
-/// and not after the call.
+/// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes per row. The library only reads
+/// it, and only during the call.
 typedef struct sy_const_row_view {
   size_t struct_size;
   const void* data;  ///< NULL only if rows = 0
@@ -124,7 +124,7 @@ typedef struct sy_const_row_view {
 #define SWITCHYARD_CONST_ROW_VIEW_INIT \
   { sizeof(sy_const_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
 
-/// The writable twin.
+/// Writable counterpart of sy_const_row_view.
 typedef struct sy_row_view {
   size_t struct_size;
   void* data;

@@ -14,7 +14,7 @@ namespace switchyard {
 
 namespace detail {
 
-/// The caller's function, as the protocol calls it.
+/// Adapts the caller's function to the protocol's interface.
 template <class F>
 struct MadeByFunction {
   F f;
@@ -48,7 +48,7 @@ class GpuRowFunction final : public CudaRowFunction {
   }
 
  private:
-  /// First launches may allocate, and then wait for all kernels of the GPU. These end at once: the word says "aborted".
+  /// First launches may allocate, which waits for all kernels of the GPU. These launches end at once: the abort word is set.
   void warm_up(const DeviceLimits& limits) const {
     uint64_t* words = nullptr;
     check_row_function_step(gpu::allocate(reinterpret_cast<void**>(&words), 2 * sizeof(EpochState) + 256), "memory");
@@ -58,7 +58,7 @@ class GpuRowFunction final : public CudaRowFunction {
     p.f.d.call.abort_word = words;
     p.state = reinterpret_cast<EpochState*>(words + 16);
     if (status == gpu::kOk) status = launch(p, 1, limits, nullptr);
-    p.f.d.call.device_trace.records = reinterpret_cast<DeviceRecord*>(words + 16);  // the kernel that traces
+    p.f.d.call.device_trace.records = reinterpret_cast<DeviceRecord*>(words + 16);  // the tracing kernel
     if (status == gpu::kOk) status = launch(p, 1, limits, nullptr);
     if (status == gpu::kOk) status = gpu::wait_for_device();
     (void)gpu::release(words);
@@ -70,12 +70,12 @@ class GpuRowFunction final : public CudaRowFunction {
 
 }  // namespace detail
 
-/// `f`: trivially copyable, with `__device__ float operator()(float x, const RowOrigin& row, int64_t column) const`: called for
+/// `f`: trivially copyable, with `__device__ float operator()(float x, const RowOrigin& row, int64_t column) const`, called for
 /// every element of every (token, expert) that this rank's experts answer. x is the element as float32; the result is rounded
 /// to the row type once. Pointers in `f` must stay valid until the calls that use it have ended.
-/// Makes a function for the current device, which must be the rank's. Not for the hot path: loads the kernels, and waits for
-/// the device; so no rank of it may have a call under way, and no stream of it may be captured. \throws Error(system), also if
-/// the file was not compiled for this GPU.
+/// Makes a function for the current device, which must be the rank's. Not for the hot path: it loads the kernels and waits for
+/// the device, so no rank on the device may have a call in flight, and no stream of it may be captured. \throws Error(system),
+/// also if the file was not compiled for this GPU.
 template <class F>
 RowFunction row_function_on_gpu(const F& f) {
   static_assert(std::is_trivially_copyable_v<F>, "row_function_on_gpu: the function travels as a kernel's argument");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barrier of one block's warps. Reusable; orders everything before it in each warp before everything after it in all.
+// Barrier of one block's warps. Reusable; orders everything before it in each warp before everything after it in all.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Thrown by block_sync if another warp of the block ended with an exception: the barrier could never complete.
+/// Thrown by block_sync if another warp of the block ended with an exception, because the barrier could never complete.
 class BlockBroken : public std::runtime_error {
  public:
   BlockBroken() : std::runtime_error("block_sync: another warp of this block ended with an exception") {}
@@ -19,13 +19,13 @@ class BlockBroken : public std::runtime_error {
 /// A warp that returns from its body leaves the barrier: the others no longer wait for it, as on a GPU.
 class BlockBarrier {
  public:
-  /// Makes all `num_warps` warps members again. Not while any warp is in the barrier.
+  /// Makes all `num_warps` warps members again. Must not be called while any warp is in the barrier.
   void reset(int num_warps) {
     state_.store(pack(0, static_cast<uint32_t>(num_warps), 0), std::memory_order_relaxed);
     broken_.store(false, std::memory_order_relaxed);
   }
 
-  /// Waits until all members are here. Throws BlockBroken.
+  /// Waits until all members have arrived. Throws BlockBroken.
   void arrive_and_wait() {
     const uint64_t generation = generation_of(arrive(0));
     for (int polls = 0; generation_of(state_.load(std::memory_order_acquire)) == generation; ++polls) {
@@ -36,10 +36,10 @@ class BlockBarrier {
     }
   }
 
-  /// The caller is no longer a member.
+  /// Removes the caller from the members.
   void arrive_and_leave() { arrive(1); }
 
-  /// The caller ended with an exception: every waiting and later arrive_and_wait throws, unless already complete.
+  /// Call if the caller ended with an exception: every waiting and later arrive_and_wait throws, unless already complete.
   void break_off() { broken_.store(true, std::memory_order_release); }
 
  private:
@@ -49,7 +49,7 @@ class BlockBarrier {
   }
   static constexpr uint64_t generation_of(uint64_t state) { return state >> 32; }
 
-  /// One arrival that also removes `leaving` members; completes the generation if it is the last. Returns the state before it.
+  /// One arrival that also removes `leaving` members; completes the generation if it is the last. Returns the previous state.
   uint64_t arrive(uint32_t leaving) {
     uint64_t before = state_.load(std::memory_order_relaxed);
     uint64_t after;

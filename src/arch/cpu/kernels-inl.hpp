@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that is compiled once per instruction set. Included by row_ops.cpp, each time with another HWY_NAMESPACE and set
-// of enabled instructions: hence no include guards, here and in the files below. Every version gives the same bits. Must be
+// Code that is compiled once per instruction set. Included by row_ops.cpp, each time with another HWY_NAMESPACE and set of
+// enabled instructions: hence no include guards, here and in the files below. Every version gives the same bits. Must be
 // compiled with -ffp-contract=off.
 #include "hwy/highway.h"
 

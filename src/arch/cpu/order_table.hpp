@@ -12,14 +12,14 @@
 
 namespace switchyard::detail {
 
-/// The two sides of a flag: its readers (acquire) and its writers (release).
+/// The two sides of a flag: readers (acquire) and writers (release).
 enum class Side : uint8_t { acquire = 0, release = 1 };
 
 #if defined(SWITCHYARD_MUTABLE_ORDERS)
 
 inline constexpr bool kMutableOrders = true;
 
-/// One weakness flag per site and side; relaxed atomics, because waiting warps read it while a test changes it.
+/// One weakened flag per site and side; relaxed atomics, because waiting warps read it while a test changes it.
 struct OrderTable {
   std::array<std::array<std::atomic<bool>, 2>, kMostSites> weakened{};
 };
@@ -65,8 +65,8 @@ constexpr std::memory_order acq_rel_order(Site) { return std::memory_order_acq_r
 
 #endif
 
-/// Atomic access to a flag word in symmetric memory. The orders are spelt out as constants in each branch: a compiler that
-/// meets a run-time order falls back to sequential consistency, which would hide a weakened side.
+/// Atomic access to a flag word in symmetric memory. Each branch uses a constant order: compilers implement a run-time order as
+/// sequential consistency, which would hide a weakened side.
 inline uint64_t load_flag(const uint64_t* flag, std::memory_order order) {
   const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(flag));
   return order == std::memory_order_relaxed ? word.load(std::memory_order_relaxed) : word.load(std::memory_order_acquire);

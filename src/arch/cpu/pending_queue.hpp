@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row ops that a warp of the deferred CPU arch has been asked for and has not performed yet.
+// Row ops that were issued by a warp of the deferred CPU arch and not yet performed.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Everything that is passed by pointer array is copied when queued; the rows themselves are read and written by perform().
+/// Pointer arrays are copied when an op is queued; the rows themselves are read and written by perform().
 class PendingQueue {
  public:
   void add_copy(void* dst, const void* src, size_t bytes);
@@ -18,8 +18,8 @@ class PendingQueue {
   void add_zero(void* dst, size_t bytes);
   void add_reduce(const ReduceSpec& spec);
 
-  /// Performs everything, last queued first: pending ops have no order among themselves, and this is the order that protocol
-  /// code is least likely to have relied on.
+  /// Performs everything, last queued first: pending ops have no order among themselves, and protocol code is least likely to
+  /// depend on this one.
   void perform();
   void discard() noexcept;
   size_t size() const noexcept { return ops_.size(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector code of the row ops: quantisation. See kernels-inl.hpp.
+// Vector code of the row ops: quantization. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 
@@ -30,7 +30,7 @@ HWY_INLINE VI round_e4m3(VF value) {
   return hn::IfThenElse(hn::Gt(ordered, hn::Set(di, 0x7F800000)), hn::Set(di, kE4m3Nan), hn::Or(code, sign));
 }
 
-/// Widens a whole group into `values` and returns the largest finite magnitude.
+/// Widens a complete group into `values` and returns the largest finite magnitude.
 template <class Row>
 HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, size_t size) {
   const DF df;
@@ -46,7 +46,7 @@ HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, 
   return f32_of_bits(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
 }
 
-/// What the scale of a whole group is made of: amax / 448, or 1 if that is zero and the group holds an infinity.
+/// Quotient that determines the scale of a complete group: amax / 448, or 1 if that is zero and the group contains an infinity.
 HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, float amax) {
   const float quotient = amax / kE4m3Max;
   if (quotient != 0) return quotient;
@@ -60,7 +60,7 @@ HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, f
   return hn::GetLane(hn::MaxOfLanes(di, infinite)) != 0 ? 1.0f : 0.0f;
 }
 
-/// Codes of a whole group: 0 where it is not NaN if scale_of_group is zero, else of the quotients by `divisor`.
+/// Codes of a complete group: if scale_of_group is zero, 0 for all except NaN; else the codes of the quotients by `divisor`.
 HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float quotient, float divisor,
                                uint8_t* HWY_RESTRICT q) {
   const DF df;
@@ -83,7 +83,7 @@ HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, fl
   }
 }
 
-/// Stores the scale of `group` made of `quotient` (scale_of_group) and returns the divisor of its elements.
+/// Stores the scale of `group` from `quotient` (scale_of_group) and returns the divisor of its elements.
 HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, ScaleKind kind) {
   if (kind == ScaleKind::ue8m0) {
     scales[group] = ue8m0_from_scale(quotient);
@@ -93,7 +93,7 @@ HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, Scal
   return quotient;
 }
 
-/// Some groups at a time: the largest magnitude of one is a long chain of dependent instructions, which others hide.
+/// Processes several groups at a time: the maximum of one is a long chain of dependent instructions, whose latency others hide.
 template <class Row>
 void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind, size_t size) {
   constexpr size_t kBatch = 4;

@@ -26,7 +26,7 @@ using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 using VI = hn::Vec<DI>;
 
-constexpr size_t kLine = 64;         // streams write whole lines
+constexpr size_t kLine = 64;         // streams write complete lines
 constexpr size_t kUnroll = 4;        // float vectors per step of a reduction
 constexpr size_t kMaxStep = 4 * 64;  // elements per step, for vectors of up to 256 bytes
 constexpr size_t kBufferAlignment = 256;
@@ -36,7 +36,7 @@ inline size_t step_elements() { return kUnroll * hn::Lanes(DF()); }
 // ---- Moving -----------------------------------------------------------------------------------------------
 
 /// Starts the address translation of every page of a row at once. A row of 14 KiB is four pages, usually far from the last row:
-/// measured on 4 KiB pages under a hypervisor, copies gain 12 % and sums of two rows 15 % from this alone.
+/// measured on 4 KiB pages under a hypervisor, this alone gains 12 % for copies and 15 % for sums of two rows.
 HWY_INLINE void touch_pages(const void* row, size_t bytes) {
   constexpr size_t kPage = 4096;
   for (size_t at = 0; at < bytes; at += kPage) hwy::Prefetch(static_cast<const uint8_t*>(row) + at);
@@ -76,8 +76,8 @@ void stream_zero(uint8_t* dst, size_t bytes) {
 
 using D64 = hn::Repartition<uint64_t, DF>;
 
-/// To the row: the source's first `words` words of 8 bytes, those that are `blank` as `substitute`, by whole lines of the row.
-/// Returns how many words that were.
+/// Writes the source's first `words` words of 8 bytes to the row, replacing `blank` words by `substitute`, in complete lines of
+/// the row. Returns the number of words written.
 size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, size_t words, uint64_t blank,
                             uint64_t substitute) {
   const D64 d;
@@ -102,7 +102,7 @@ size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRI
   return at / 8;
 }
 
-/// Whether none of the row's first `words` words, a multiple of 8, is `blank`.
+/// True if none of the row's first `words` words, a multiple of 8, is `blank`.
 bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
   const D64 d;
   const size_t lanes = hn::Lanes(d);
@@ -119,9 +119,9 @@ bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
 
 // ---- Reading ahead ----------------------------------------------------------------------------------------
 
-/// Keeps the reads of a reduction ahead of its sums. The rows of one sum are short and scattered, so that the hardware's
-/// prefetchers start anew at each row and page: measured, sums of 1 to 8 rows of 14 KiB move 1.2 to 1.7 times the bytes with
-/// this. Copies gain nothing: their loads already run far ahead of anything that waits for them.
+/// Prefetches the rows of a reduction ahead of its sums. The rows of one sum are short and scattered, so the hardware's
+/// prefetchers restart at each row and page: measured, this moves 1.2 to 1.7 times the bytes in sums of 1 to 8 rows of 14 KiB.
+/// Copies gain nothing: their loads already run far ahead of anything that waits for them.
 class ReadAhead {
  public:
   ReadAhead(const void* const* rows, size_t n, size_t row_bytes) : rows_(rows), n_(n), row_bytes_(row_bytes) {
@@ -130,7 +130,7 @@ class ReadAhead {
     for (size_t i = 0; i < n; ++i) touch_pages(rows[i], row_bytes);
     fetch(0, distance_);
   }
-  /// Bytes [at, at + bytes) of every row are about to be used.
+  /// Announces that bytes [at, at + bytes) of every row are used next.
   HWY_INLINE void advance(size_t at, size_t bytes) const { fetch(at + distance_, at + distance_ + bytes); }
 
  private:
@@ -139,7 +139,7 @@ class ReadAhead {
   static constexpr size_t kMaxDistance = 4096;
 
   HWY_INLINE void fetch(size_t begin, size_t end) const {
-    if (end > row_bytes_) return;  // the last few bytes are not worth a page walk beyond the row
+    if (end > row_bytes_) return;  // the last few bytes do not justify a page walk beyond the row
     for (size_t at = begin; at < end; at += kLine) {
       for (size_t i = 0; i < n_; ++i) hwy::Prefetch(static_cast<const uint8_t*>(rows_[i]) + at);
     }
@@ -153,7 +153,7 @@ class ReadAhead {
 
 // ---- Conversion -------------------------------------------------------------------------------------------
 
-/// One row type that combine takes: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even
+/// A row type that combine accepts: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even
 /// (NaN stays NaN).
 template <DType T>
 struct VectorRow;
@@ -266,7 +266,7 @@ HWY_INLINE void store_step(VF s0, VF s1, VF s2, VF s3, uint8_t* p) {
 
 // ---- Reduction --------------------------------------------------------------------------------------------
 
-/// `count` elements of `row` from byte `at`: in place for a whole step, else copied into `buffer`, whose rest stays zero.
+/// `count` elements of `row` from byte `at`: in place for a full step, else copied into `buffer`, whose rest stays zero.
 template <class Row, bool kWhole>
 HWY_INLINE const uint8_t* step_source(const void* row, size_t at, size_t count, uint8_t* buffer) {
   const uint8_t* source = static_cast<const uint8_t*>(row) + at;
@@ -328,7 +328,7 @@ HWY_INLINE void reduce_step(const ReduceSpec& spec, size_t first, size_t count) 
   }
 }
 
-/// The sum of one row without weights or bias: the row itself, but for -0, which becomes +0.
+/// The sum of one row without weights or bias: the row itself, except that -0 becomes +0.
 template <class Row, bool kStream>
 HWY_INLINE void add_to_zero(const uint8_t* HWY_RESTRICT row, uint8_t* HWY_RESTRICT out, size_t bytes) {
   using DE = hn::Repartition<std::conditional_t<Row::kBytes == 4, uint32_t, uint16_t>, DF>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's work on whole rows: moving, reducing, quantising. Vector code chosen at run time for the machine; the results do
-// not depend on the choice. Any size, any alignment. Sources and destinations of one call must not overlap.
+// The CPU's operations on whole rows: moving, reducing, quantizing. The vector code is chosen at run time for the machine; the
+// results do not depend on the choice. Any size, any alignment. Sources and destinations of one call must not overlap.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-// Each mover returns whether it used non-temporal stores: then flush_streams() must come before the release that covers them.
+// Each mover returns true if it used non-temporal stores: then call flush_streams() before the release that covers them.
 
 [[nodiscard]] bool copy_row(void* dst, const void* src, size_t bytes);
 [[nodiscard]] bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes);
@@ -21,19 +21,20 @@ namespace switchyard::detail {
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                   int group = kScaleGroup);
 
-/// Copies `bytes` bytes to a sentinel row (arch/ops.hpp), of whole words of 8 bytes. What it holds is on its way on return.
+/// Copies `bytes` bytes to a sentinel row (arch/ops.hpp), in words of 8 bytes. The stores are issued but may be incomplete on
+/// return.
 void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as);
-/// True if all words of a sentinel row have come, and are acquired.
+/// True if all words of a sentinel row have arrived, and are acquired.
 [[nodiscard]] bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as);
 
 /// Orders all earlier non-temporal stores of this thread before its later stores.
 void flush_streams();
 
-/// Whether large rows are written with non-temporal stores (the default where it is faster; never under ThreadSanitizer).
+/// Sets whether large rows are written with non-temporal stores (the default where it is faster; never under ThreadSanitizer).
 /// Returns the previous setting. Process-wide; for measurements.
 bool set_streaming(bool enabled);
 
-/// The vector instruction sets that this build contains and this machine runs, best first; and the one that row ops use now.
+/// The vector instruction sets of this build that this machine supports, best first; and the one that row ops use now.
 struct SimdTarget {
   int64_t id;
   const char* name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row ops without vectors (a compiler whose vectors Highway distrusts, or a CPU without any): their definition, element by
-// element. See kernels-inl.hpp.
+// The row ops without vectors (for a compiler whose vectors Highway distrusts, or a CPU without any): element-wise reference
+// code. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 

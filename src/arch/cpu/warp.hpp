@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp of the CPU arch: one thread and what belongs to it. Created by WorkerPool (or by a test), used by one thread at a
-// time.
+// A warp of the CPU arch: one thread and its state. Created by WorkerPool (or by a test), used by one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +31,10 @@ class alignas(kCacheLine) CpuWarp {
   int index() const noexcept { return block_ * warps_per_block_ + warp_; }
   int total() const noexcept { return num_blocks_ * warps_per_block_; }
 
-  /// Private staging memory of scratch_bytes() bytes, aligned to 64. Keeps its bytes from call to call.
+  /// Private staging memory of scratch_bytes() bytes, aligned to 64. Its contents persist between calls.
   std::byte* scratch() noexcept { return scratch_.get(); }
   size_t scratch_bytes() const noexcept { return scratch_bytes_; }
-  /// Grows the scratch to at least `bytes`; its content is lost if it grows. Allocates: call it between exchanges.
+  /// Grows the scratch to at least `bytes`; discards its contents if it grows. Allocates: call it between exchanges.
   void reserve_scratch(size_t bytes) {
     if (bytes <= scratch_bytes_) return;
     const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
@@ -47,7 +46,7 @@ class alignas(kCacheLine) CpuWarp {
   /// Ops of the deferred arch that have not been performed.
   PendingQueue& pending() noexcept { return pending_; }
 
-  /// Whether non-temporal stores of this warp may still be on their way.
+  /// True if non-temporal stores of this warp may still be incomplete.
   bool streamed() const noexcept { return streamed_; }
   void add_streamed(bool streamed) noexcept { streamed_ |= streamed; }
   void clear_streamed() noexcept { streamed_ = false; }

@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kMaxWarpsPerBlock = 1024;
 constexpr int kMaxWarps = 4096;
-constexpr int kSpins = 200;  // about 2 us: covers back-to-back calls without holding a core that others need
+constexpr int kSpins = 200;  // about 2 us: covers back-to-back calls without occupying a core that others need
 
-/// Signals are for the application's threads: pool threads inherit a full mask, but for faults of their own code, which belong
-/// to the thread that has them: blocked, they would end the process past the application's crash handler.
+/// Signals are for the application's threads: pool threads inherit a full mask, except for faults of their own code, which are
+/// delivered to the faulting thread: if blocked, they would end the process without the application's crash handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -36,8 +36,8 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-/// condition.wait(lock, ready) without the member `wait`, a symbol of libstdc++ that systems older than GCC 12 lack; the rest
-/// is inline. A wheel for manylinux_2_34 may not need it.
+/// condition.wait(lock, ready) without the member `wait`, a libstdc++ symbol that systems older than GCC 12 lack; the rest is
+/// inline. A manylinux_2_34 wheel may not depend on it.
 template <class Ready>
 void sleep_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, Ready ready) {
   while (!ready()) pthread_cond_wait(condition.native_handle(), lock.mutex()->native_handle());

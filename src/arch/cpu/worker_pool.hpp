@@ -16,8 +16,8 @@
 
 namespace switchyard::detail {
 
-/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are threads of the pool, which
-/// block all signals and do not survive fork(): a process that forks creates its pools afterwards.
+/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are pool threads, which block all
+/// signals and do not survive fork(): create pools after forking.
 class WorkerPool {
  public:
   /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024, and Error(system) if a thread cannot be
@@ -28,12 +28,12 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   /// Runs `body` once on every warp and returns when all have returned. If any threw, rethrows the exception of the lowest warp
-  /// (one that only reports a broken block_sync counts last). What the caller wrote before is visible to all warps, and what
-  /// they wrote is visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One call at a
-  /// time; calls from several threads take turns.
+  /// (one that only reports a broken block_sync has the lowest priority). Earlier writes of the caller are visible to all
+  /// warps, and their writes are visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One
+  /// call at a time; calls from several threads are serialized.
   void run(const std::function<void(CpuWarp&)>& body);
 
-  /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Not from inside run().
+  /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Must not be called inside run().
   void reserve_scratch(size_t bytes);
 
   int num_blocks() const noexcept { return num_blocks_; }
@@ -57,7 +57,7 @@ class WorkerPool {
   std::condition_variable wake_;
   std::condition_variable done_;
   std::atomic<uint64_t> call_{0};  // number of run() calls so far
-  std::atomic<int> busy_{0};       // pool threads that have not ended the current call
+  std::atomic<int> busy_{0};       // pool threads that have not finished the current call
   std::atomic<bool> stopping_{false};
   const std::function<void(CpuWarp&)>* body_ = nullptr;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a cluster, sm_90: they run at the same time, reach each other's shared memory, and one copy can bring a box into
-// all of it. A block may be reached until its threads have come to the last cluster_barrier().
+// Blocks of a cluster, sm_90: they run at the same time, access each other's shared memory, and one copy can write a box to all
+// of them. A block's shared memory is accessible until its threads arrive at the last cluster_barrier().
 #pragma once
 
 #include <cuda.h>
@@ -9,17 +9,17 @@
 
 namespace switchyard::detail::ptx {
 
-/// This block's number in its cluster.
+/// Index of this block in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// All threads of all blocks of the cluster; orders all their accesses of shared memory.
+/// Barrier of all threads of all blocks of the cluster; orders all their accesses of shared memory.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// The address, for the functions below, of what lies at `p` of this block's shared memory in block `rank`.
+/// Address, for the functions below, of the counterpart in block `rank` of `p` in this block's shared memory.
 __device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
@@ -31,17 +31,17 @@ __device__ __forceinline__ uint32_t load_of_block(uint32_t there) {
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
   return v;
 }
-/// Arrives at a barrier of any block: what this thread has read may be overwritten by who waits there. What it has written is
-/// not made visible to another block; store_async() does that.
+/// Arrives at a barrier of any block: the waiting thread may overwrite data that this thread has read. Does not make this
+/// thread's writes visible to another block; store_async() does that.
 __device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t there) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
-/// Stores four bytes, which count at `bar` of the same block and are visible to who waits there.
+/// Stores four bytes, which are counted at `bar` of the same block and visible to threads that wait there.
 __device__ __forceinline__ void store_async(uint32_t there, uint32_t v, uint32_t bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(v), "r"(bar)
                : "memory");
 }
-/// Brings a box to `dst` of each block whose bit of `blocks` is set; its bytes count at `bar` of each of them.
+/// Copies a box to `dst` of each block whose bit of `blocks` is set; its bytes are counted at `bar` of each of them.
 __device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y,
                                                    uint16_t blocks) {
   asm volatile(

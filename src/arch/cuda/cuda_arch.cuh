@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op list on CUDA: a warp is 32 lanes. Written for sm_90; from sm_80 on rows move by the lanes alone.
+// The op list on CUDA: a warp is 32 lanes. Written for sm_90; on sm_80 to sm_89 only the lanes move rows.
 //
-// Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size pays for it; otherwise
+// Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size justifies it; otherwise
 // by loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that
-// moves or settles. So the next row's addresses are computed, and with two stages the next row is loaded, while one is under
-// way, and protocol code knows nothing of it.
+// moves or settles. Computing the next row's addresses, and with two stages loading the next row, thus overlaps with the copy,
+// transparently to protocol code.
 //
-// Who orders what:
+// Ordering:
 // - lanes' ordinary stores -> release: __syncwarp, then the releasing lane's fence or st.release (cumulative);
 // - bulk stores -> release: wait_group 0 by the lane that issued them (implies the proxy fence), __syncwarp, release;
 // - acquire -> bulk load: fence.proxy.async after every acquire, because the bytes may have been written by ordinary stores;
@@ -26,15 +26,15 @@
 
 namespace switchyard::detail {
 
-/// kBulk: long rows move by bulk copies through shared memory (see the head of this file). Without it all rows move by the
-/// lanes. That is faster for short rows, which arrive before a bulk copy has gone through shared memory, and kernels are
-/// smaller. kInlineAll: every op is inlined, and there is no stack frame. It is for kernels in which everything runs once,
-/// where a jump to code that has not run costs more than the code. Restrictions, which launchers check:
-///   - rows lie at multiples of 16 bytes and are multiples of 16 bytes long;
-///   - rows that are quantised are bf16;
+/// kBulk: long rows move by bulk copies through shared memory (see the top of this file). Without it the lanes move all rows.
+/// That is faster for short rows, which arrive before a bulk copy has passed through shared memory, and kernels are smaller.
+/// kInlineAll: every op is inlined, without a stack frame. It is for kernels in which all code runs once, where a jump to code
+/// that has not run costs more than the code. Restrictions, which launchers check:
+///   - rows are aligned to 16 bytes and multiples of 16 bytes long;
+///   - quantized rows are bf16;
 ///   - sums have no bias;
 ///   - there are at most 32 places.
-/// Row types had better be constants there, or the kernel has code for each type.
+/// Row types should be constants there, otherwise the kernel contains code for each type.
 template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kInlineAll);
@@ -118,7 +118,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
-    constexpr int kAhead = 4;  // several loads under way
+    constexpr int kAhead = 4;  // several loads in flight
     int mine = 0;
     SWITCHYARD_ROLLED
     for (int64_t base = w.lane_; base < n; base += kAhead * kLanes) {
@@ -160,7 +160,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Two segments in each lane, so that 64 take one look.
+  /// Two segments per lane, so that 64 need one step.
   template <class F>
   __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
     SWITCHYARD_ROLLED
@@ -289,7 +289,7 @@ struct CudaArch : CudaMover<kBulk> {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));
     quantize_row_lanes<1, 2>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
     zero_scale_padding(w.lane_, scales, hidden, kind, group);
-    fence_bulk();  // complete on return: also for a bulk copy out of q
+    fence_bulk();  // complete on return, also for a bulk copy out of q
     __syncwarp();
   }
 
@@ -330,17 +330,17 @@ struct CudaArch : CudaMover<kBulk> {
   template <Scope S, class F>
   __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
-    ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
+    ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only after its own thread's fence
     store_flags<S>(w, n, f);
   }
 
-  /// The kernel's frame has let this warp fence (fence_entry), while it asked for what the call begins with.
+  /// The kernel's frame has already fenced this warp (fence_entry), overlapped with the first loads of the call.
   template <class F>
   __device__ static void publish_entry(Warp& w, int n, F&& f, Site) {
     store_flags<Scope::system>(w, n, f);
   }
 
-  // Each lane acquires: a fence behind relaxed loads would also wait for this warp's own stores.
+  // Each lane acquires: a fence after relaxed loads would also wait for this warp's own stores.
   template <Scope S, class F>
   __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
     SWITCHYARD_ROLLED
@@ -385,7 +385,7 @@ struct CudaArch : CudaMover<kBulk> {
     prefetch_lanes(w.lane_, src, static_cast<int>(bytes));
   }
 
-  // Reductions in the memory: a load would cost its latency.
+  // Reductions in memory: a load would add its latency.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
     if (w.lane_ == 0) ptx::reduce_add(statistic, value);
   }
@@ -442,7 +442,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Calls F out of line with a bare warp. The caller's warp is not passed on: its address would keep it out of registers
+  /// Calls F out of line with a bare warp. The caller's warp is not passed: taking its address would keep it out of registers
   /// everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {

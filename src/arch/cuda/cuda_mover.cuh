@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp copies a row to many places: in bulk through its shared memory, or by its lanes. cuda_arch.cuh says who orders
-// what.
+// Copies of a row to many destinations by a warp: in bulk through its shared memory, or by its lanes. cuda_arch.cuh documents
+// the ordering.
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
@@ -8,10 +8,10 @@
 
 namespace switchyard::detail {
 
-/// All lanes call every function together with equal arguments (`mine` apart). kBulk: rows may go in bulk.
+/// All lanes call every function together with equal arguments (except `mine`). kBulk: rows may be copied in bulk.
 template <bool kBulk>
 struct CudaMover {
-  /// Smaller copies are made by the lanes: 1 KiB is two 16-byte accesses a lane.
+  /// Lanes make smaller copies: 1 KiB is two 16-byte accesses per lane.
   static constexpr size_t kBulkMinBytes = 1024;
 
   /// Up to 32 destinations, in `mine` of the given lanes.
@@ -58,11 +58,11 @@ struct CudaMover {
       if (w.stages_ == 1) store_pending(w);
       const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
       if (w.lane_ == 0) {
-        ptx::bulk_wait_read();  // the stores that this stage fed
+        ptx::bulk_wait_read();  // the stores from this stage
         ptx::mbarrier_expect(bar, piece);
         ptx::bulk_load(w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, src + at, piece, bar);
       }
-      store_pending(w);  // two stages: the row before this one
+      store_pending(w);  // two stages: the previous row
       w.pending_stage_ = stage;
       w.pending_dst_ = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + at;
       w.pending_lanes_ = lanes;
@@ -71,7 +71,7 @@ struct CudaMover {
     }
   }
 
-  /// Rows that lanes wrote into shared memory (scratch) leave from there.
+  /// Sends rows that lanes wrote to shared memory (scratch).
   __device__ static void multicast_from_shared(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     store_pending(w);
     ptx::fence_proxy_async();

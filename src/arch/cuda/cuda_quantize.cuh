@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments.
+// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments.
 // The bytes are those of IEEE division, x / scale, rounded to nearest even, on every path; compile without fast-math flags.
 #pragma once
 
@@ -21,12 +21,12 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-/// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
+/// Eight elements of a row as in memory: 16-bit elements in `low`, 32-bit elements in both.
 struct RawEight {
   uint4 low, high;
 };
 
-/// Elements [c, c + 8) of the `hidden` elements at `src`; 0 behind the end. kWhole: 16 bytes at a time.
+/// Elements [c, c + 8) of the `hidden` elements at `src`; 0 beyond the end. kWhole: 16 bytes at a time.
 template <DType T, bool kWhole>
 __device__ RawEight load_eight(const void* src, int c, int hidden) {
   using Element = std::conditional_t<T == DType::f32, uint32_t, uint16_t>;
@@ -97,8 +97,8 @@ __device__ __forceinline__ PowerOfTwoScale power_of_two_in_line(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 __device__ __noinline__ inline PowerOfTwoScale power_of_two_called(float scale) { return power_of_two_in_line(scale); }
-/// Rare work is a call, which keeps the code small. kInLine: but not in a kernel whose warps change their registers, before
-/// they do: a function that is called before and after has the registers of the former, and so have its callers.
+/// Rare work is a call, which keeps the code small. kInLine inlines it in kernels whose warps change their registers: a
+/// function called both before and after the change is limited to the registers of the former, and so are its callers.
 template <bool kInLine>
 __device__ __forceinline__ PowerOfTwoScale power_of_two_from(float scale) {
   if constexpr (kInLine)
@@ -119,8 +119,8 @@ struct QuantizedColumns {
   uint32_t scale;
 };
 
-/// Any values: infinities and NaNs do not count for the scale, unless nothing else would make one, and groups of tiny values
-/// are divided as they are.
+/// Handles any values: infinities and NaNs do not affect the scale, except that a group with no other nonzero values but an
+/// infinity gets scale 1; groups of tiny values use IEEE division.
 template <DType T, int kEights, bool kInLine>
 __device__ __forceinline__ QuantizedColumns<kEights> quantize_any_in_line(const RawColumns<kEights>& raw, int sharing,
                                                                           ScaleKind kind) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ QuantizedColumns<kEights> quantize_any(const RawColum
     return quantize_any_called<T, kEights>(raw, sharing, kind);
 }
 
-/// The columns of this lane; `sharing` lanes, at most 16 / kEights, have the columns of one group. All lanes together.
+/// Quantizes this lane's columns; `sharing` lanes, at most 16 / kEights, hold the columns of one group. All lanes together.
 template <DType T, int kEights, bool kInLine = false>
 __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
   uint32_t largest = largest_bits<T>(raw.eight[0]);
@@ -212,7 +212,7 @@ __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>&
   return to;
 }
 
-/// Destinations of a quantised row: the given lanes hold one each. All lanes hold or'ed `low_bits` of all rows.
+/// Destinations of a quantized row: the given lanes hold one each. All lanes hold the or'ed `low_bits` of all rows.
 struct LaneTargets {
   uint8_t* q;
   void* scales;
@@ -220,7 +220,7 @@ struct LaneTargets {
   unsigned low_bits;
 };
 
-/// To the destinations, this lane's columns, from c on, and their group's scale.
+/// Stores this lane's columns, starting at c, and their group's scale to the destinations.
 template <bool kWhole, int kEights>
 __device__ void store_columns(int lane, const LaneTargets& to, const QuantizedColumns<kEights>& given, int c, int hidden,
                               ScaleKind kind, int group) {
@@ -252,7 +252,7 @@ __device__ void store_columns(int lane, const LaneTargets& to, const QuantizedCo
   }
 }
 
-/// kEights * 8 columns in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
+/// kEights * 8 columns per lane, kAhead sets of them at once; the next ones are prefetched meanwhile.
 template <DType T, int kEights, int kAhead, bool kWhole>
 __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                             int group) {
@@ -283,7 +283,7 @@ __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, con
   }
 }
 
-/// fp8 rows are already quantised; callers check. kEights 2: for short rows, 512 columns, which are loaded in one round.
+/// fp8 rows are already quantized; callers check. kEights 2: for short rows, 512 columns, loaded in one round.
 template <int kEights, int kAhead>
 __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                    int group) {
@@ -299,7 +299,7 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
   with_quantised_type(type, typed);
 }
 
-/// Quantises in line, for bf16 rows of whole 16 bytes, 512 columns at a time.
+/// Inlined quantization of bf16 rows whose size is a multiple of 16 bytes, 512 columns at a time.
 __device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                                 int group) {
 #pragma unroll 1
@@ -311,7 +311,7 @@ __device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to,
   }
 }
 
-/// Zeros behind the scales of a row.
+/// Writes zeros after the scales of a row.
 __device__ inline void zero_scale_padding(int lane, void* scales, int64_t hidden, ScaleKind kind, int group) {
   const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
   const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));

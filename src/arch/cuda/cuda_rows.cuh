@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes call every function
-// together with equal arguments (`mine` apart). Sources may be global or shared memory, never the read-only path. Arithmetic is
-// IEEE, without contraction and without flush to zero; compile without fast-math flags.
+// Row operations by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes call every function
+// together with equal arguments (except `mine`). Sources may be global or shared memory, never the read-only path. Arithmetic
+// is IEEE, without contraction and without flush to zero; compile without fast-math flags.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,8 +41,8 @@ __device__ void multicast_vectors(int lane, void* mine, unsigned lanes, const st
   }
 }
 
-/// Copies to the destinations in `mine` of the given lanes. `low_bits`: low bits of all addresses, source and destinations,
-/// or'ed.
+/// Copies to the destinations in `mine` of the given lanes. `low_bits`: or'ed low bits of all addresses, source and
+/// destinations.
 __device__ __noinline__ inline void multicast_lanes(int lane, void* mine, unsigned lanes, const std::byte* src, size_t bytes,
                                                     unsigned low_bits) {
   size_t body = 0;
@@ -140,7 +140,7 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// What a sentinel row has for a word.
+/// Word stored in a sentinel row for `word`.
 __device__ __forceinline__ uint32_t substituted(uint32_t word, const Sentinel& t) {
   return word == t.blank ? t.substitute : word;
 }
@@ -148,14 +148,14 @@ __device__ __forceinline__ uint4 substituted(const uint4& v, const Sentinel& t) 
   return {substituted(v.x, t), substituted(v.y, t), substituted(v.z, t), substituted(v.w, t)};
 }
 
-/// Writes to a row, a sentinel row or not.
+/// Writes to an ordinary row or a sentinel row.
 __device__ __forceinline__ void put(uint4* to, const uint4& v, bool sentinel) {
   if (sentinel)
     ptx::store_words(to, substituted(v, sentinel_sums()));
   else
     *to = v;
 }
-/// Single elements from element `at` on, `count` of them here: those of a word of a sentinel row, else one.
+/// Stores single elements starting at element `at`, here `count` of them: the elements of one word of a sentinel row, else one.
 template <class Element>
 __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool sentinel) {
   if (!sentinel) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Elem
   ptx::store_word(reinterpret_cast<uint32_t*>(to + at), substituted(word, sentinel_sums()));
 }
 
-/// f.operator()<T>() for the type of a sum's rows.
+/// Calls f.operator()<T>() for the row type of a sum.
 template <class F>
 __device__ __forceinline__ auto with_row_type(DType type, F&& f) {
   if (type == DType::f16) return f.template operator()<DType::f16>();
@@ -180,7 +180,7 @@ __device__ __forceinline__ auto with_row_type(DType type, F&& f) {
   return f.template operator()<DType::bf16>();  // fp8 is excluded by ReduceSpec::type; callers check
 }
 
-/// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in the order of the lanes.
+/// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in lane order.
 struct LaneRows {
   const void* row;
   float weight;
@@ -199,7 +199,7 @@ struct LaneRows {
   __device__ float weight_of_lane(int lane) const { return __shfl_sync(kAllLanes, weight, lane); }
 };
 
-/// A lane's sums of one vector, before any row is added: zero.
+/// Initializes a lane's sums of one vector to zero, before any row is added.
 template <DType T>
 __device__ __forceinline__ void zero_sum(float* sum) {
 #pragma unroll
@@ -228,15 +228,15 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
   for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], weighted ? __fmul_rn(weight, x[e]) : x[e]);
 }
 
-/// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them under way, because a load over
-/// NVLink takes microseconds. `spec` and `rows` lie in local memory, where the rows that stream by may have taken their place
-/// in the cache: the loop reads them only for a bias.
+/// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them in flight, because a load over
+/// NVLink takes microseconds. `spec` and `rows` are in local memory, which the streamed rows may evict from the cache: the loop
+/// reads them only for a bias.
 template <DType T, bool kSentinel, int kRows, int kAhead>
 __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int vectors) {
   using E = RowElements<T>;
   auto* const out = static_cast<uint4*>(spec.out);
   const bool biased = spec.bias[0] != nullptr;
-  const float mine = rows.weighted ? rows.weight : 1.0f;  // of this lane's row
+  const float mine = rows.weighted ? rows.weight : 1.0f;  // weight of this lane's row
   const uint4* from[kRows];
   float weights[kRows];
 #pragma unroll
@@ -267,7 +267,7 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
   }
 }
 
-/// Any number of rows, one after the other.
+/// Any number of rows, one after another.
 template <DType T, bool kSentinel>
 __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
   using E = RowElements<T>;
@@ -283,7 +283,7 @@ __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const L
   }
 }
 
-/// Sums by single elements, from element `begin` on, or by words if the output is a sentinel row.
+/// Sums by single elements, starting at element `begin`, or by words if the output is a sentinel row.
 template <DType T, bool kSentinel>
 __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
@@ -331,8 +331,8 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   reduce_elements<T, kSentinel>(lane, spec, rows, int64_t{vectors} * RowElements<T>::kPerVector);
 }
 
-/// Sums a lane's rows. Only the output, the bias, the type and the length of `spec` are used. There are two functions, so that
-/// sentinel rows cost other rows nothing.
+/// Sums a lane's rows. Uses only the output, bias, type and length of `spec`. There are two functions, so that sentinel rows
+/// cost other rows nothing.
 template <bool kSentinel>
 __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kSentinel>(lane, spec, rows); });
@@ -341,14 +341,14 @@ __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spe
   return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
-/// The lane of the n-th set bit, from 0; -1: there is none.
+/// The lane of the n-th set bit, from 0; -1 if there is none.
 __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
 #pragma unroll 1
   for (; n > 0; --n) lanes &= lanes - 1;
   return __ffs(static_cast<int>(lanes)) - 1;
 }
 
-/// Those of up to 32 rows in two sets, as one set.
+/// Merges two sets of up to 32 rows in total into one set.
 __device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const LaneRows& second) {
   const int firsts = __popc(first.lanes), place = lane < firsts ? lane : lane - firsts;
   const int holder = nth_lane(lane < firsts ? first.lanes : second.lanes, place) & 31;  // of no row: any lane
@@ -359,7 +359,7 @@ __device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const Lan
   return {lane >= n ? nullptr : lane < firsts ? a : b, lane < firsts ? x : y, lanes, first.weighted};
 }
 
-/// More rows than lanes: one element at a time, or one word of a sentinel row, without hurry.
+/// More rows than lanes: one element at a time, or one word of a sentinel row; not optimized.
 template <DType T, bool kSentinel>
 __device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const LaneRows& first, const LaneRows& second) {
   using E = RowElements<T>;
@@ -403,7 +403,7 @@ __device__ __forceinline__ void reduce_two_sets(int lane, const ReduceSpec& spec
                        : reduce_two_sets_as<false>(lane, spec, first, second);
 }
 
-/// Asks for `bytes` bytes from `src` on, by all lanes.
+/// Prefetches `bytes` bytes starting at `src`, by all lanes.
 __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 #pragma unroll 1
   for (int b = lane * 128; b < bytes; b += 32 * 128) ptx::prefetch(static_cast<const std::byte*>(src) + b);

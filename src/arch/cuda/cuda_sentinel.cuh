@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a flag behind them, read as they come. All lanes call
-// every function together with equal arguments (`mine` apart).
+// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a flag after them, read as they arrive. All lanes call
+// every function together with equal arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_whole.cuh"
 
 namespace switchyard::detail {
 
-/// Word i of a row of any alignment; behind its end zeros.
+/// Word i of a row of any alignment; zeros beyond its end.
 __device__ inline uint32_t word_of_row(const std::byte* row, int64_t bytes, int64_t i) {
   const int64_t at = i * 4;
   if (at + 4 <= bytes && (reinterpret_cast<uintptr_t>(row) & 3u) == 0) return *reinterpret_cast<const uint32_t*>(row + at);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void blank_lanes(int lane, void* row, int64_t words, 
   for (int64_t i = vectors * 4 + lane; i < words; i += 32) static_cast<uint32_t*>(row)[i] = blank;
 }
 
-/// True if all words of a sentinel row have come.
+/// True if all words of a sentinel row have arrived.
 __device__ inline bool row_has_arrived(int lane, const void* row, int64_t words, uint32_t blank) {
   bool late = false;
   const int64_t vectors = words / 4;
@@ -51,15 +51,14 @@ __device__ inline bool row_has_arrived(int lane, const void* row, int64_t words,
     late |= ptx::load_word(static_cast<const uint32_t*>(row) + i) == blank;
   return !__any_sync(kAllLanes, late);
 }
-/// Looks at the row's last word until it has come, at most so often.
+/// Polls the row's last word until it has arrived, at most `looks` times.
 __device__ inline void look_again(const void* row, int64_t words, int looks, uint32_t blank) {
   const uint32_t* const last = static_cast<const uint32_t*>(row) + words - 1;
   for (; looks > 0 && __any_sync(kAllLanes, ptx::load_word(last) == blank); --looks) {
   }
 }
 
-/// Waits a while for the rows of the given lanes. \returns a lane whose row has not come, or -1: all words of all rows are
-/// acquired.
+/// Polls for the rows of the given lanes. \returns a lane whose row has not arrived, or -1: all words of all rows are acquired.
 __device__ __noinline__ inline int missing_lane(int lane, const void* mine, unsigned lanes, int64_t words, int looks,
                                                 uint32_t blank) {
   for (unsigned left = lanes; left != 0; left &= left - 1) {
@@ -117,14 +116,14 @@ __device__ int reduce_if_arrived_places(int lane, int places, int64_t bytes, Row
   return -1;
 }
 
-/// Four sentinel rows, asked for together.
+/// Four sentinel rows, loaded together.
 struct ToldRows {
   static constexpr int kRows = 4, kAhead = 2;
   const uint4* from[kRows];
   float weights[kRows];
   uint4 x[kRows][kAhead];  ///< vectors v and v + 32 of each
 
-  /// Asks for the rows in `todo` (bits). \returns those of them that have not come
+  /// Loads the rows in `todo` (bits). \returns those of them that have not arrived
   __device__ __forceinline__ unsigned load(unsigned todo, int v, int end, uint32_t blank) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
@@ -138,7 +137,7 @@ struct ToldRows {
     }
     return todo;
   }
-  /// Looks at the last word before vector `end` of row i until it has come. \returns the looks that are left
+  /// Polls the last word before vector `end` of row i until it has arrived. \returns the remaining polls
   __device__ __forceinline__ int look_again(int i, int end, int looks, uint32_t blank) const {
     const uint4* last = from[0];
 #pragma unroll
@@ -150,8 +149,8 @@ struct ToldRows {
   }
 };
 
-/// reduce_whole of sentinel rows, for kernels in which everything runs once. It asks for each row once, and again when the
-/// row's last word has arrived. \returns a lane whose row has not arrived after `looks` looks, or -1.
+/// reduce_whole of sentinel rows, for kernels in which all code runs once. Loads each row once, and again when the row's last
+/// word has arrived. \returns a lane whose row has not arrived after `looks` polls, or -1.
 template <DType T>
 __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
                                                        int count, int looks, const Sentinel& as) {
@@ -194,7 +193,7 @@ __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, con
   return -1;
 }
 
-/// Arch::reduce_if_arrived in line: each lane has a row, or null, and its weight.
+/// Inlined Arch::reduce_if_arrived: each lane has a row, or null, and its weight.
 __device__ __forceinline__ int reduce_if_arrived_inline(int lane, const ReduceSpec& spec, const void* mine, float weight,
                                                         int looks, const Sentinel& as) {
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);

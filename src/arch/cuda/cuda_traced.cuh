@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA arch with tracing: the same ops; WarpSpan records into device memory. Kernels are compiled for both, so that tracing
-// costs nothing where it is off.
+// The CUDA arch with tracing: the same ops; WarpSpan records into device memory. Kernels are compiled for both arches, so that
+// disabled tracing costs nothing.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -9,15 +9,15 @@
 
 namespace switchyard::detail {
 
-/// One warp's track while a traced kernel runs, in shared memory: all that a record needs, in one load.
+/// One warp's track while a traced kernel runs, in shared memory: everything that a record needs, in one load.
 struct alignas(16) OpenTrack {
   DeviceRecord* records;    ///< its ring; null: this warp has none
-  uint32_t size;            ///< comes asynchronously
-  uint16_t multiprocessor;  ///< that this block is on
+  uint32_t size;            ///< loaded asynchronously
+  uint16_t multiprocessor;  ///< of this block
   uint16_t log2_capacity;
 };
 
-/// When a block began, and for which launch.
+/// Start time of a block, and its launch.
 struct BlockBegin {
   uint64_t cycles;
   uint64_t timer_ns;
@@ -29,7 +29,7 @@ inline constexpr int64_t kTraceShared = 32 * sizeof(OpenTrack) + 2 * sizeof(Open
 static_assert(sizeof(BlockBegin) <= 2 * sizeof(OpenTrack));
 
 #if defined(SWITCHYARD_UNTRACED_KERNELS)
-/// Every kernel once, without tracing: scripts/cuda_archs.sh, whose objects nobody runs.
+/// Every kernel once, without tracing: for scripts/cuda_archs.sh, whose objects are never run.
 template <class Base>
 using TracedArch = Base;
 #else
@@ -38,11 +38,11 @@ struct TracedArch : Base {
   using Warp = CudaWarp;
   static constexpr bool kDeviceTracing = true;
 
-  /// Cycles of this multiprocessor.
+  /// Cycle counter of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
-  /// Every warp before it records. The size of its track comes out of device memory, once; nobody waits for it before the first
-  /// record.
+  /// Call in every warp before it records. The size of its track is loaded from device memory once; nothing waits for it before
+  /// the first record.
   __device__ static void open_track(Warp& w, const DeviceTrace& trace, int64_t launch) {
     if (threadIdx.x % kLanes == 0) {
       OpenTrack& mine = tracks()[w.warp()];
@@ -58,8 +58,9 @@ struct TracedArch : Base {
     }
     __syncwarp();
   }
-  /// Every warp when it records no more; waits for no other. The first of each block leaves two anchors: when the kernel began,
-  /// and now, when other warps may go on. Where the call ended is found on the host: append_device_records.
+  /// Call in every warp after its last record; waits for no other warp. The first warp of each block records two anchors: the
+  /// start of the kernel, and now, when other warps may still run. The host determines the end of the call:
+  /// append_device_records.
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
     if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
     if (w.warp() == 0) {
@@ -71,14 +72,14 @@ struct TracedArch : Base {
     trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs a look into shared memory and stores, for which nobody waits.
+  /// Costs one load from shared memory, and stores that nothing waits for.
   __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
   }
 
  private:
-  /// Writes a record. One lane calls this.
+  /// Writes a record. Call from one lane.
   __device__ static __forceinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();
@@ -111,8 +112,8 @@ using CudaInlineTraced = TracedArch<CudaInline>;
 
 static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
-/// In a kernel of either arch: from construction to destruction its records have anchors. `kernel` is what the launch does for
-/// its call, `launch` pack_launch's.
+/// In a kernel of either arch: anchors for its records, from construction to destruction. `kernel` is the launch's role in its
+/// call, `launch` the value of pack_launch.
 template <class A>
 class KernelTrace {
  public:

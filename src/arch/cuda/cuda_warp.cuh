@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp of 32 lanes, and the shared memory that it owns.
 //
-// Shared memory of a block: one mbarrier per stage, then per warp its stages (rows on their way) and its scratch.
+// Shared memory of a block: one mbarrier per stage, then for each warp its stages (rows in flight) and its scratch.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@ namespace switchyard::detail {
 inline constexpr int kLanes = 32;
 inline constexpr int kMaxStages = 2;
 
-/// How a kernel's dynamic shared memory is divided. Trivially copyable; the launcher and the kernel get the same value.
+/// Partition of a kernel's dynamic shared memory. Trivially copyable; the launcher and the kernel use the same value.
 struct CudaShape {
   int warps = 14;  ///< per block
   int stages = 1;  ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
-  uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows travel in pieces of this size
-  uint32_t scratch_bytes = 0;  ///< multiple of 16; what CudaWarp::scratch() offers
-  uint32_t block_bytes = 0;    ///< behind all that: what the kernel keeps for all its warps
+  uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows are sent in pieces of this size
+  uint32_t scratch_bytes = 0;  ///< multiple of 16; size of CudaWarp::scratch()
+  uint32_t block_bytes = 0;    ///< after everything else: shared state of the kernel's warps
 
   SWITCHYARD_FN constexpr uint32_t barrier_bytes() const {
     return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128;
@@ -63,7 +63,7 @@ class CudaWarp {
     }
     __syncwarp();
   }
-  /// Only who it is: moves no rows in bulk. For code that is called out of line (Cuda::out_of_line).
+  /// Only the position: cannot move rows in bulk. For code that is called out of line (Cuda::out_of_line).
   struct Bare {};
   __device__ explicit CudaWarp(Bare)
       : lane_(static_cast<int>(threadIdx.x) % kLanes),
@@ -73,7 +73,7 @@ class CudaWarp {
   CudaWarp(const CudaWarp&) = delete;
   CudaWarp& operator=(const CudaWarp&) = delete;
 
-  // Usable in code that is also compiled for the host, where it is never called.
+  // May appear in code that is also compiled for the host, where it is never called.
   SWITCHYARD_FN int block() const {
 #if defined(__CUDA_ARCH__)
     return static_cast<int>(blockIdx.x);
@@ -114,8 +114,7 @@ class CudaWarp {
   uint32_t stage_ = 0;  // shared address of this warp's first stage
   std::byte* scratch_ = nullptr;
 
-  // The youngest bulk copy: its load has been issued, its stores have not. They are issued by the next op that moves or
-  // settles.
+  // The latest bulk copy: its load has been issued, its stores have not. The next op that moves or settles issues them.
   void* pending_dst_ = nullptr;  // in those lanes: a destination
   unsigned pending_lanes_ = 0;   // lanes with a destination, 0: none pending
   uint32_t pending_bytes_ = 0;

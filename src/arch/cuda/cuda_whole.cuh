@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kInlineAll): in line,
-// small, nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
+// Rows whose size is a multiple of 16 bytes, by the lanes of one warp, for kernels in which all code runs once (CudaArch,
+// kInlineAll): inlined, small, nothing in memory. All lanes call every function together with equal arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
 
 namespace switchyard::detail {
 
-/// A row of whole Vs whose first ones are on their way to the lanes.
+/// A row of complete Vs whose first ones are being loaded by the lanes.
 template <class V>
 struct FetchedVectors {
   static constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
@@ -30,7 +30,7 @@ __device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* s
   return row;
 }
 
-/// To the destinations in the lanes where `mine` is not null.
+/// Writes to the destinations in the lanes where `mine` is not null.
 template <bool kSentinel, class V>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
                                                 const Sentinel& sentinel_as = sentinel_sums()) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVec
   }
 }
 
-/// The sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
+/// Sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
 template <DType T>
 __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count,
                                              bool sentinel) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* m
   }
 }
 
-/// See Arch::map_row. Each lane has kAhead loads under way.
+/// See Arch::map_row. Each lane has kAhead loads in flight.
 template <DType T, class F>
 __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f, bool sentinel) {
   using E = RowElements<T>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A division by a number whose inverse is known; also compiled for the host, where it is tested.
+// Division by a number whose inverse is known; also compiled for the host, where it is tested.
 #pragma once
 
 #include <cmath>
@@ -10,9 +10,9 @@ namespace switchyard::detail {
 
 inline constexpr float kSmallestFastScale = 0x1p-60f;
 
-/// x / scale as IEEE rounds it, but for the sign of a zero: a quotient and two corrections by its exact remainder. `inverse` is
-/// 1 / scale rounded correctly: with a guess of it, quotients next to a power of two come out wrong. For finite x and scale >=
-/// kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
+/// x / scale with IEEE rounding, except for the sign of a zero: a quotient and two corrections by its exact remainder.
+/// `inverse` is 1 / scale, correctly rounded: with an approximation, quotients next to a power of two would be wrong. For
+/// finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
 SWITCHYARD_FN inline float divide_by(float x, float scale, float inverse) {
 #if defined(__CUDA_ARCH__)
   const float first = __fmul_rn(x, inverse);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single instructions on float32 that C++ has no name for. Subnormal operands and results of the approximate ones are 0.
+// Single instructions on float32 without a C++ name. The approximate ones treat subnormal operands and results as 0.
 #pragma once
 
 namespace switchyard::detail::ptx {
@@ -10,7 +10,7 @@ __device__ __forceinline__ float exp2(float v) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
   return r;
 }
-/// 1 / v, error at most 1 unit in the last place. 0 for infinity, and for what has a subnormal reciprocal.
+/// 1 / v, error at most 1 unit in the last place. 0 for infinity, and if the reciprocal is subnormal.
 __device__ __forceinline__ float reciprocal(float v) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));

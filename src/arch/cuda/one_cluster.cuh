@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid that is one cluster, whose blocks read each other's shared memory; and for GPUs before compute capability 9.0, which
-// have no clusters, the same as one block. The launch has one_cluster_blocks(generation of the GPU, n) blocks.
+// A grid of one cluster, whose blocks read each other's shared memory; on GPUs before compute capability 9.0, which have no
+// clusters, a grid of one block. The launch has one_cluster_blocks(generation of the GPU, n) blocks.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
@@ -8,13 +8,13 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define SWITCHYARD_ONE_CLUSTER(blocks)
 #else
-/// Of a kernel of up to `blocks` blocks.
+/// Attribute of a kernel of up to `blocks` blocks.
 #define SWITCHYARD_ONE_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #endif
 
 namespace switchyard::detail {
 
-/// `generation`: of the compute capability.
+/// `generation`: major version of the compute capability.
 inline int one_cluster_blocks(int generation, int blocks) { return generation >= 9 ? blocks : 1; }
 
 namespace ptx {
@@ -24,11 +24,11 @@ __device__ __forceinline__ uint32_t block_of_one_cluster() { return 0; }
 __device__ __forceinline__ void one_cluster_barrier() { __syncthreads(); }
 __device__ __forceinline__ uint32_t load_of_one_cluster(const uint32_t* mine, uint32_t) { return *mine; }
 #else
-/// This block's number.
+/// Index of this block.
 __device__ __forceinline__ uint32_t block_of_one_cluster() { return cluster_rank(); }
-/// All threads of all blocks; orders all their accesses of shared memory.
+/// Barrier of all threads of all blocks; orders all their accesses of shared memory.
 __device__ __forceinline__ void one_cluster_barrier() { cluster_barrier(); }
-/// What block `block` has where this one has `mine`, in shared memory.
+/// Value in block `block` of the shared memory that this block has at `mine`.
 __device__ __forceinline__ uint32_t load_of_one_cluster(const uint32_t* mine, uint32_t block) {
   return load_of_block(shared_of_block(static_cast<uint32_t>(__cvta_generic_to_shared(mine)), block));
 }

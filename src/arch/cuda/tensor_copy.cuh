@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of boxes of a tensor between global and shared memory by the copy engine of sm_90, and what kernels with roles need
-// around them: registers that move between warpgroups, barriers of some warps of a block, transposing stores of fragments.
+// Copies of tensor boxes between global and shared memory by the copy engine of sm_90, and related helpers for kernels with
+// roles: register reallocation between warpgroups, named barriers, transposing stores of fragments.
 //
-// Loads end at an mbarrier; stores are closed by bulk_commit() and waited for by the thread that issued them (ptx.cuh). Shared
-// memory that ordinary stores wrote is given to a copy behind fence_proxy_async_shared() of every writer and a barrier.
+// Loads complete at an mbarrier; stores are closed by bulk_commit() and waited for by the issuing thread (ptx.cuh). Before a
+// copy reads shared memory written by ordinary stores, every writer calls fence_proxy_async_shared(), followed by a barrier.
 #pragma once
 
 #include <cuda.h>
@@ -14,13 +14,13 @@
 
 namespace switchyard::detail::ptx {
 
-/// The calling thread will read the map soon.
+/// Prefetches a map that the calling thread reads soon.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// A box whose first element is at {x, y}, {x, y, z}, {x, y, z, u} or {x, y, z, u, v}; what lies outside the tensor arrives as
-/// 0 and counts as bytes.
+/// Loads a box whose first element is at {x, y}, {x, y, z}, {x, y, z, u} or {x, y, z, u, v}; elements outside the tensor are
+/// filled with 0 and count as bytes.
 __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, u
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
 }
-/// What would lie outside the tensor is not stored.
+/// Elements outside the tensor are not stored.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t src, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(src), "r"(x),
                "r"(y)
@@ -60,28 +60,28 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t src, 
                "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// Adds to what is there, each element by itself, in the tensor's type and rounded to it.
+/// Adds to the existing values element by element, in the tensor's type and rounded to it.
 __device__ __forceinline__ void add_box(const CUtensorMap* map, uint32_t src, int x, int y, int z) {
   asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(src), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// All groups of bulk stores of this thread but the kLeft latest ones have read their shared memory.
+/// Waits until all groups of bulk stores of this thread except the kLeft latest have read their shared memory.
 template <int kLeft>
 __device__ __forceinline__ void bulk_wait_read_but() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
-/// The same, and they are complete and visible to this thread: a release by it covers them.
+/// Waits until all except the kLeft latest are complete and visible to this thread: a release by it covers them.
 template <int kLeft>
 __device__ __forceinline__ void bulk_wait_but() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Orders this thread's ordinary accesses of shared memory before later bulk copies that are issued behind a barrier.
+/// Orders this thread's ordinary accesses of shared memory before later bulk copies that are issued after a barrier.
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// All threads of a warpgroup: from now on each has `kRegisters`, fewer or more than before.
+/// Sets the registers per thread to `kRegisters`, fewer or more than before. Call from all threads of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -95,7 +95,7 @@ __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-/// Counts as having come to a named_barrier() that others wait at, and goes on.
+/// Arrives at a named_barrier() that others wait at, without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/// A copy or arrivals of this block complete the phase: nothing outside the block can hold it up.
+/// Waits for a phase that a copy or arrivals of this block complete: nothing outside the block can delay it.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
   while (!mbarrier_try_wait(bar, parity)) {
   }
@@ -133,7 +133,7 @@ __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
 __device__ __forceinline__ void store_shared_pair(uint32_t p, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(p), "f"(a), "f"(b) : "memory");
 }
-/// Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and has two elements
+/// Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and holds two elements
 /// of row l / 4 of each.
 __device__ __forceinline__ void store_matrices(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(a), "r"(b), "r"(c), "r"(d)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix instruction of sm_90a: a warpgroup (128 threads, four warps from a multiple of four on) multiplies two operands in
-// shared memory. d[64, N] (+)= a[64, 16] * b[N, 16]^T in float32, for bf16 and f16.
+// The matrix instruction of sm_90a: a warpgroup (128 threads, four warps starting at a multiple of four) multiplies two
+// operands in shared memory. d[64, N] (+)= a[64, 16] * b[N, 16]^T in float32, for bf16 and f16.
 //
-// Order: wgmma_begin() before the first instruction that reads shared memory or accumulators which ordinary code wrote;
+// Order: wgmma_begin() before the first instruction that reads shared memory or accumulators written by ordinary code;
 // wgmma_commit() closes a group; wgmma_wait<n>() returns when all but the n latest groups are done. Operands in shared memory
-// come from tensor copies that were waited for at their mbarrier. An accumulator is read only behind keep().
+// are written by tensor copies that were waited for at their mbarrier. An accumulator may be read only after keep().
 //
-// Fragments: thread t of the warpgroup has, in d[4 * j + 2 * i + c], row 16 * (t / 32) + t % 32 / 4 + 8 * i of column
-// 8 * j + 2 * (t % 4) + c.
+// Fragments: thread t of the warpgroup holds, in d[4 * j + 2 * i + c], row 16 * (t / 32) + t % 32 / 4 + 8 * i of column 8 * j +
+// 2 * (t % 4) + c.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,19 +18,19 @@
 
 namespace switchyard::detail::ptx {
 
-/// How an operand lies in shared memory: its 16 columns of the sum are neighbours (inner), or its rows are (outer).
+/// Memory order of an operand in shared memory: its 16 columns of the sum are adjacent (inner), or its rows are (outer).
 enum class OperandOrder : uint8_t { inner, outer };
 
 /// Descriptor of an operand that a tensor copy with 128-byte swizzle has written at `address`, which is a multiple of 1024:
-/// atoms of 8 rows of 128 bytes, one after the other. Order inner: rows are the operand's, 64 elements of the sum each; the
-/// next 16 are 2 further. Order outer: rows are elements of the sum with 64 of the operand's; the next 16 are 128 further, and
-/// of an operand with more than 64 the next 64 begin `next_64` bytes further.
+/// consecutive atoms of 8 rows of 128 bytes. Order inner: rows are the operand's, 64 elements of the sum each; the next 16
+/// elements are at descriptor + 2. Order outer: rows are elements of the sum with 64 of the operand's; the next 16 are at
+/// descriptor + 128, and for an operand with more than 64 the next 64 start `next_64` bytes later.
 __device__ __forceinline__ uint64_t operand_at(uint32_t address, uint32_t next_64 = 16) {
   constexpr uint64_t kSwizzle128 = 1ull << 62, kNextAtom = 1024 >> 4;
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(next_64 >> 4) << 16 | kNextAtom << 32 |
          kSwizzle128;
 }
-inline constexpr uint64_t kInnerStep = 2, kOuterStep = 128;  // descriptors of the next 16 elements of the sum
+inline constexpr uint64_t kInnerStep = 2, kOuterStep = 128;  // descriptor steps to the next 16 elements of the sum
 inline constexpr uint64_t operand_bytes(uint32_t bytes) { return bytes >> 4; }
 
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -39,18 +39,18 @@ template <int kLeft>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
-/// No later read of the accumulators moves above this, nor above the wait before it.
+/// Prevents later reads of the accumulators from moving above this, and above the preceding wait.
 template <int kCount>
 __device__ __forceinline__ void keep(float (&d)[kCount]) {
 #pragma unroll
   for (float& f : d) asm volatile("" : "+f"(f)::"memory");
 }
 
-/// Keeps a number in its register: the compiler would rather make it anew in each round of a loop.
+/// Keeps a number in its register; otherwise the compiler recomputes it in each iteration of a loop.
 __device__ __forceinline__ void keep_register(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
 /// One instruction with N columns. `first` overwrites d without reading it: a "+f" operand that was never written would keep
-/// the registers of every N alive at once. `add` adds.
+/// the registers of every N live at once. `add` accumulates.
 template <int N>
 struct Wgmma;
 
@@ -82,7 +82,7 @@ struct Wgmma;
 #define SWITCHYARD_ACCUMULATORS_11(c) SWITCHYARD_ACCUMULATORS_10(c), SWITCHYARD_EIGHT(c, 80)
 #define SWITCHYARD_ACCUMULATORS_12(c) SWITCHYARD_ACCUMULATORS_11(c), SWITCHYARD_EIGHT(c, 88)
 
-// TYPE: of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y: numbers
+// TYPE: of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y: indices
 // of the descriptors' operands.
 #define SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, A, B)                                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
@@ -125,7 +125,7 @@ SWITCHYARD_WGMMA(160, 10, 80, 81)
 SWITCHYARD_WGMMA(176, 11, 88, 89)
 SWITCHYARD_WGMMA(192, 12, 96, 97)
 
-/// The same for fp8 e4m3 with 32 elements of the sum, both operands in order inner: the next 32 are kInnerStep further.
+/// Wgmma for fp8 e4m3 with 32 elements of the sum, both operands in order inner: the next 32 are kInnerStep further.
 template <int N>
 struct WgmmaE4m3;
 

@@ -22,7 +22,7 @@ bool FarRanks::flush_locked(Peer& peer) noexcept {
   size_t done = 0;
   while (peer.fd >= 0 && done < peer.rest.size()) {
     const ssize_t n = send_some(peer.fd, ByteSpan(peer.rest).subspan(done));
-    if (n < 0) peer.fd = -1;  // whoever receives finds out
+    if (n < 0) peer.fd = -1;  // the receiving thread detects it
     if (n <= 0) break;
     done += static_cast<size_t>(n);
   }
@@ -61,7 +61,7 @@ void FarRanks::post_to_all(FrameKind kind, ByteSpan payload) noexcept {
     const Bytes frame = encode_frame(kind, 0, payload);
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
       if (has(r)) post(r, frame);
-  } catch (const std::bad_alloc&) {  // they notice when this rank's connections end
+  } catch (const std::bad_alloc&) {  // peers notice when this rank's connections end
   }
 }
 
@@ -120,7 +120,7 @@ std::vector<int> FarRanks::beat() {
   std::vector<int> silent;
   if (!any_) return silent;
   const Clock::time_point now = Clock::now();
-  // A rank that slept itself blames nobody for what it did not hear meanwhile.
+  // A rank that was itself suspended must not treat the missing messages as silence of its peers.
   const bool overslept = now - last_beat_ > 10 * kBeat;
   const bool due = now - last_beat_ >= kBeat;
   for (size_t r = 0; r < peers_.size(); ++r) {

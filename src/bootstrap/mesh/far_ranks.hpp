@@ -12,8 +12,8 @@
 
 namespace switchyard::detail {
 
-/// The ranks of other hosts as one rank sees them: what goes to them, when something came last, and the pulse. Any thread,
-/// except where noted.
+/// The ranks of other hosts as seen by one rank: outgoing frames, time of the last message, and the pulse. Any thread, except
+/// where noted.
 class FarRanks {
  public:
   using Clock = std::chrono::steady_clock;
@@ -21,32 +21,32 @@ class FarRanks {
 
   explicit FarRanks(int world) : peers_(static_cast<size_t>(world)) {}
 
-  /// Before anything else. The socket stays the caller's.
+  /// Call before all other members. The caller keeps ownership of the socket.
   void add(int rank, int fd);
   bool any() const noexcept { return any_; }
   bool has(int rank) const noexcept { return peers_[static_cast<size_t>(rank)] != nullptr; }
 
-  /// Sends a frame, after the news of this rank's calls: as much as the socket takes now, the rest by flush().
+  /// Sends a frame, after the pending report of this rank's calls: as much as the socket takes now, the rest by flush().
   void post(int rank, ByteSpan frame);
   /// True if nothing is left to send, or the connection is broken.
   bool flush(int rank) noexcept;
   void post_to_all(FrameKind kind, ByteSpan payload) noexcept;
-  /// Nothing is sent any more. What has gone into the sockets arrives, unless they are closed with something to read in them.
+  /// Stops sending. Data already in the sockets arrives, unless a socket is closed while it has unread input.
   void close() noexcept;
 
-  /// What came before is told at once, in its order.
+  /// Delivers earlier frames at once, in order.
   void set_side(FarSide* side);
   void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
-  /// How long nothing has come from `rank`.
+  /// Time since the last bytes from `rank`.
   Milliseconds silence(int rank) const noexcept;
 
   // Receiving thread.
-  /// Bytes have come from `rank`.
+  /// Records that bytes arrived from `rank`.
   void heard(int rank) noexcept { peers_[static_cast<size_t>(rank)]->heard.store(Clock::now().time_since_epoch().count()); }
-  /// A frame of kind pulse or aborted. False if it is malformed.
+  /// Handles a frame of kind pulse or aborted. False if it is malformed.
   bool take(int rank, const Frame& frame);
   void tell_left(int rank);
-  /// Sends what is due. Returns the ranks that have been silent for longer than the limit.
+  /// Sends due frames. Returns the ranks that have been silent for longer than the limit.
   std::vector<int> beat();
   Milliseconds until_beat() const noexcept;
 
@@ -54,8 +54,8 @@ class FarRanks {
   struct Peer {
     std::mutex mutex;
     int fd = -1;        // -1: broken, or left
-    Bytes rest;         // of frames that the socket did not take
-    uint64_t told = 0;  // number of the last call that it was told of
+    Bytes rest;         // frames that the socket did not take
+    uint64_t told = 0;  // number of the last call announced to it
     std::atomic<Clock::rep> heard{Clock::now().time_since_epoch().count()};
   };
   struct Told {
@@ -71,8 +71,8 @@ class FarRanks {
   bool any_ = false;
   std::atomic<Milliseconds::rep> limit_ms_{Milliseconds::max().count()};
   std::atomic<FarSide*> side_{nullptr};
-  std::mutex telling_;       // news are told one after the other, as they came
-  std::vector<Told> early_;  // what came before there was a side to tell
+  std::mutex telling_;       // serializes deliveries in order of arrival
+  std::vector<Told> early_;  // frames that arrived before a side was set
   // Receiving thread.
   Clock::time_point last_beat_ = Clock::now();
 };

@@ -10,8 +10,8 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr size_t kMaxPending = 256;  // when there are more, the oldest makes room: a rank says at once who it is
-constexpr int kMaxAccepted = 64;     // in one step
+constexpr size_t kMaxPending = 256;  // beyond this the oldest is dropped: a rank identifies itself at once
+constexpr int kMaxAccepted = 64;     // per step
 constexpr Milliseconds kFullBacklogRetry{10};
 constexpr Milliseconds kUnreachableRetry{100};
 
@@ -109,7 +109,7 @@ void MeshBuilder::connect_here(int rank) {
   int error = 0;
   UniqueFd fd = start_connect(
       resolve(abstract_endpoint(roster_.mesh_names[static_cast<size_t>(rank)]), Deadline(kHandshakeTime))[0], error);
-  if (error == EAGAIN || error == EINPROGRESS) return;  // its backlog is full: later
+  if (error == EAGAIN || error == EINPROGRESS) return;  // its backlog is full: retry later
   if (error == EMFILE || error == ENFILE)
     throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
   if (!fd || error != 0) throw PeerFailed(rank, ErrorCode::system, context() + " (" + describe_errno(error) + ")");
@@ -124,7 +124,8 @@ void MeshBuilder::connect_here(int rank) {
   links_[static_cast<size_t>(rank)] = std::move(connection);
 }
 
-/// A network may come back. One that refuses may be a firewall: rank 0 hears of a rank that ended and tells all.
+/// Schedules a retry: the network may recover. A refusal may come from a firewall; if the rank has ended, rank 0 notices and
+/// announces it.
 void MeshBuilder::try_later(int error, Attempt& attempt) const {
   if (error == EMFILE || error == ENFILE)
     throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
@@ -165,7 +166,8 @@ void MeshBuilder::connect_there(int rank) {
   if (attempt.connection && attempt.until.passed()) try_later(ETIMEDOUT, attempt);
 }
 
-/// What a rank of another host says to one that comes: a greeting, and once it has seen the hello a welcome.
+/// Handles the frames that a rank of another host sends to a connecting rank: a greeting, and a welcome once it has received
+/// the hello.
 void MeshBuilder::take_frames(int rank, Attempt& attempt) {
   const auto frame = attempt.connection->take();
   if (!frame) return;
@@ -204,7 +206,7 @@ void MeshBuilder::accept_higher(Listener& listener, bool greets) {
   }
 }
 
-/// False when this connection is done with: it became a link, or it is none of ours.
+/// False when this connection is finished: it became a link, or it is foreign.
 bool MeshBuilder::serve(Pending& pending) {
   const bool open = pending.connection.receive();
   if (const auto frame = pending.connection.take()) {

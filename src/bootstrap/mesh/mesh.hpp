@@ -11,17 +11,17 @@
 
 namespace switchyard::detail {
 
-/// Where ranks take the connections of others.
+/// Listening sockets of a rank.
 struct Doors {
   Listener host;     ///< ranks of this host: a Unix socket
   Listener network;  ///< ranks of other hosts: TCP
 };
 
-/// Connects this rank to others: to lower ranks it goes, higher ranks come. Over TCP whoever is come to greets first, and both
-/// sides prove that they know the token.
+/// Connects this rank to others: it connects to lower ranks and accepts higher ranks. Over TCP the accepting side sends the
+/// first greeting, and both sides prove knowledge of the token.
 class MeshBuilder final : public Party {
  public:
-  /// `ways` by rank: nothing for ranks that are reached over their Unix sockets. `wanted`, bit r: rank r.
+  /// `ways` by rank: none for ranks reached over their Unix sockets. `wanted`, bit r: rank r.
   MeshBuilder(Doors doors, const Member& me, const Roster& roster, std::vector<std::optional<SocketAddress>> ways,
               uint64_t wanted);
 
@@ -32,10 +32,10 @@ class MeshBuilder final : public Party {
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
-  /// Of missing ranks of other hosts: where this one looked for them and what came of it, and where it awaits them; "" if there
-  /// are none.
+  /// For missing ranks of other hosts: the addresses tried, with the results, and the address at which this rank awaits them;
+  /// "" if there are none.
   std::string describe_network() const;
-  /// Once complete: by rank, empty for this one and those that were not wanted.
+  /// Once complete: links by rank, none for this rank and for ranks not in `wanted`.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }
 
  private:
@@ -44,13 +44,13 @@ class MeshBuilder final : public Party {
     Deadline deadline;
     std::optional<Nonce> greeting;  // TCP
   };
-  /// A connection to a rank of another host that is under way, or the time of the next attempt.
+  /// A connection in progress to a rank of another host, or the time of the next attempt.
   struct Attempt {
     std::optional<Connection> connection;
     bool connected = false, greeted = false;
     Nonce nonce{};
     Deadline until{Milliseconds{0}};
-    std::string problem = "no answer";  ///< of the last one that ended
+    std::string problem = "no answer";  ///< of the last failed attempt
   };
   bool is_missing(int rank) const { return (wanted_ >> rank & 1) != 0 && !links_[static_cast<size_t>(rank)]; }
   void connect_here(int rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes of one host, once they are connected.
+// Ranks that are processes, once they are connected.
 #include "bootstrap/mesh/processes.hpp"
 
 #include <fcntl.h>
@@ -33,13 +33,13 @@ UniqueFd open_process(int pid) {
   return UniqueFd();
 }
 
-/// The process at the other end of a Unix socket; 0 if it is this one, or not to be seen from here.
+/// Process at the other end of a Unix socket; 0 if it is this one, or not visible from here.
 int process_of_peer(int fd) {
   const auto peer = peer_identity(fd);
   return peer && peer->process > 0 && peer->process != ::getpid() ? static_cast<int>(peer->process) : 0;
 }
 
-/// By a signal or a debugger. /proc/PID/stat: "PID (name) state ...".
+/// Stopped by a signal or a debugger. /proc/PID/stat: "PID (name) state ...".
 bool is_stopped(int pid) noexcept {
   char path[32], text[256];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -55,15 +55,15 @@ bool is_readable(int fd) {
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-/// A silence that is told of.
+/// Silence that is long enough to report.
 constexpr Milliseconds kNoticeable{500};
 
-/// How long frames that peers sent before an interrupt may take to arrive: a call that they complete is complete.
+/// Time that frames sent before an interrupt may take to arrive: a call that they complete counts as complete.
 constexpr Milliseconds kDeliveryTime{1000};
 
 const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
 
-/// Starts a thread that takes no signals: they stay with the threads of the program.
+/// Starts a thread with all signals blocked: the program's threads handle them.
 template <class Body>
 std::thread start_quiet_thread(const Body& body) {
   sigset_t all;
@@ -122,7 +122,7 @@ void ProcessBootstrap::leave() noexcept {
   far_.post_to_all(FrameKind::leave, {});
   for (Peer& peer : peers_) {
     if (&peer == &peers_[static_cast<size_t>(rank())] || far_.has(static_cast<int>(&peer - peers_.data()))) continue;
-    // A full socket belongs to a peer that does not run; it will take the end of the connection for a death when it does again.
+    // A full socket belongs to a stalled peer; when it runs again, it takes the end of the connection for a death.
     if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
   {
@@ -152,7 +152,7 @@ void ProcessBootstrap::receive_all() noexcept {
   }
 }
 
-/// False when it is time to end.
+/// False when the thread must end.
 bool ProcessBootstrap::wait_for_news() {
   std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0}};
   for (int r = 0; r < world(); ++r) {
@@ -169,14 +169,14 @@ bool ProcessBootstrap::wait_for_news() {
   return !stop_;
 }
 
-/// A peer may have left because it saw a third one die. Looking twice before anything is published makes sure that whoever
-/// hears of the departure hears of the death as well.
+/// A peer may have left because it saw a third one die. Polling all twice before publishing ensures that a departure is never
+/// reported without the death that caused it.
 void ProcessBootstrap::look_at_all() {
   std::vector<News> news(peers_.size());
   for (int look = 0; look < 2; ++look) {
     for (size_t r = 0; r < peers_.size(); ++r) look_at(peers_[r], news[r]);
   }
-  for (int r = 0; r < world(); ++r) {  // before its contributions are seen
+  for (int r = 0; r < world(); ++r) {  // before its contributions are published
     Peer& peer = peers_[static_cast<size_t>(r)];
     if (far_.has(r) && peer.connection->received() != std::exchange(peer.received, peer.connection->received())) far_.heard(r);
     for (const Frame& frame : news[static_cast<size_t>(r)].told)
@@ -192,7 +192,7 @@ void ProcessBootstrap::look_at_all() {
 
 void ProcessBootstrap::look_at(Peer& peer, News& news) const {
   if (!peer.connection || peer.closed) return;
-  const bool ended = is_readable(peer.process.get());  // asked first: what it sent before its end is then in the socket
+  const bool ended = is_readable(peer.process.get());  // queried first: everything sent before its end is then in the socket
   const bool open = peer.connection->receive_all(peer.passed);
   while (auto frame = peer.connection->take()) {
     if (frame->kind == FrameKind::leave) {
@@ -248,12 +248,12 @@ void ProcessBootstrap::watch(std::function<void(int)> on_death) {
     const std::lock_guard lock(mutex_);
     on_death_ = std::move(on_death);
   }
-  wake();  // deaths so far are reported too
+  wake();  // reports earlier deaths too
 }
 
 void ProcessBootstrap::watch_far(FarSide* side) {
   far_.set_side(side);
-  wake();  // what came before is told too
+  wake();  // delivers earlier frames too
 }
 
 void ProcessBootstrap::tell_abort(uint64_t word) noexcept {
@@ -272,7 +272,7 @@ std::string ProcessBootstrap::describe_silence(int r) const {
   return silent < kNoticeable ? "" : " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
 }
 
-/// Sends one frame to every peer. A peer that is gone is skipped: collect() tells. Stops at the deadline, and collect() tells.
+/// Sends one frame to every peer. Skips departed peers and stops at the deadline; collect() reports both.
 void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline) {
   const Bytes frame = encode_frame(kind, ++sequence_, payload);
   std::vector<size_t> done(peers_.size(), 0);
@@ -303,7 +303,7 @@ void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, c
   for (size_t r = 0; r < peers_.size(); ++r) peers_[r].cut = peers_[r].cut || done[r] < frame.size();
 }
 
-/// Waits for one frame of every peer. Element rank() stays empty.
+/// Waits for one frame from every peer. Element rank() stays empty.
 std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind, const char* operation,
                                                                  const Deadline& deadline) {
   const std::string context =
@@ -317,14 +317,14 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       const Peer& peer = peers_[static_cast<size_t>(r)];
       if (!takes_part(r, kind) || !peer.inbox.empty()) continue;
       missing.push_back(r);
-      // A death explains departures, so it is told first.
+      // A death explains departures, so it is reported first.
       if (peer.state != State::present && (gone < 0 || peer.state == State::dead)) {
         const bool known_death = gone >= 0 && peers_[static_cast<size_t>(gone)].state == State::dead;
         if (!known_death) gone = r;
       }
     }
     if (gone >= 0) {
-      // A peer that left may have heard of a death before this rank: its news is on the way.
+      // A peer that left may have seen a death before this rank: wait for that report.
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())

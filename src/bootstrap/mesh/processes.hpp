@@ -20,17 +20,16 @@
 
 namespace switchyard::detail {
 
-/// What a process knows once the ranks have met.
+/// State of a process after the rendezvous.
 struct Formed {
   Member me;
   HostMap hosts;
   std::vector<std::optional<Connection>> links;         ///< by rank, empty for this one
-  std::vector<std::optional<SocketAddress>> ways = {};  ///< by rank, of those of other hosts
-  SocketAddress here = {};                              ///< where this rank takes connections of other hosts
+  std::vector<std::optional<SocketAddress>> ways = {};  ///< by rank, for ranks of other hosts
+  SocketAddress here = {};                              ///< address at which this rank accepts connections of other hosts
 };
 
-/// The full mesh of one process. One thread of its own receives everything, so that a death is noticed while the caller
-/// computes.
+/// Full mesh of one process. A dedicated thread receives everything, so that a death is noticed while the caller computes.
 class ProcessBootstrap final : public Bootstrap {
  public:
   explicit ProcessBootstrap(Formed formed);
@@ -58,21 +57,21 @@ class ProcessBootstrap final : public Bootstrap {
   struct Peer {
     std::optional<Connection> connection;  // none: this rank itself
     UniqueFd process;  // pidfd: readable once the process has ended, also if a child still holds its sockets
-    int pid = 0;       // of a rank of this host, where it can be seen
-    bool cut = false;  // this side sent a part of a frame and gave up; caller's thread only
+    int pid = 0;       // of a rank of this host, if visible
+    bool cut = false;  // this side sent part of a frame and gave up; caller's thread only
     // Receiving thread only.
     std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet
-    uint64_t received = 0;        // bytes, when they were counted last
+    uint64_t received = 0;        // bytes at the last count
     bool closed = false;
     // Below: guarded by mutex_.
     State state = State::present;
     bool reported = false;
     std::deque<Arrival> inbox;
   };
-  /// What looking at a socket brought.
+  /// Result of polling a socket.
   struct News {
     std::vector<Arrival> arrivals;
-    std::vector<Frame> told;  // of ranks of other hosts
+    std::vector<Frame> told;  // from ranks of other hosts
     bool left = false;
     bool closed = false;
   };
@@ -85,13 +84,13 @@ class ProcessBootstrap final : public Bootstrap {
   void report_ends();
   void wake() const noexcept;
 
-  /// Ranks to which a collective step goes: a descriptor reaches those of this host only.
+  /// True for the ranks in a collective step: a descriptor goes only to ranks of this host.
   bool takes_part(int r, FrameKind kind) const {
     return r != rank() && (kind != FrameKind::descriptor || host_map().together(r, rank()));
   }
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
-  /// A rank that died, else one that left, else -1.
+  /// A dead rank, else one that left, else -1.
   int find_gone(bool& left);
   /// " (its host has been silent for 1034 ms)", or nothing.
   std::string describe_silence(int rank) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets between ranks of different hosts that are for rows only.
+// Sockets between ranks of different hosts, used only for rows.
 #include <algorithm>
 
 #include "bootstrap/mesh/mesh.hpp"
@@ -66,7 +66,7 @@ std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
   auto links = builder.take();
   for (size_t r = 0; r < rails.size(); ++r)
     if (links[r]) rails[r] = links[r]->take_fd();
-  barrier(deadline.remaining());  // nobody sends rows to a rank that still reads what it was greeted with
+  barrier(deadline.remaining());  // no rank sends rows to a rank that is still reading its greeting
   return rails;
 }
 

@@ -10,29 +10,28 @@
 
 namespace switchyard::detail {
 
-/// Frames over one connected non-blocking socket. Never waits. Sending and receiving share no state but the socket, so one
-/// thread may receive while another sends through fd().
+/// Frames over one connected non-blocking socket. Never waits. Sending and receiving share only the socket, so one thread may
+/// receive while another sends through fd().
 class Connection {
  public:
   Connection(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
 
   int fd() const noexcept { return fd_.get(); }
-  /// Ends this object; what it has received and not given out is lost.
+  /// Ends this object; received frames that were not taken are lost.
   UniqueFd take_fd() noexcept { return std::move(fd_); }
 
-  /// Appends to what flush() sends.
+  /// Appends to the output of flush().
   void queue(FrameKind kind, ByteSpan payload = {}, uint64_t sequence = 0);
   /// Sends as much as the socket takes. False once the connection is broken.
   bool flush();
   bool has_output() const noexcept { return !output_.empty(); }
 
-  /// Reads once, so that a stranger that sends without end takes little memory: the rest waits in its socket. Passed
-  /// descriptors are refused. False once the other side has closed or the connection is broken; frames that came before can
-  /// still be taken.
+  /// Reads once, so that an endless sender uses little memory: the rest stays in its socket. Refuses passed descriptors. False
+  /// once the other side has closed or the connection is broken; frames received before can still be taken.
   bool receive();
-  /// Reads all that has come, with the descriptors passed along.
+  /// Reads all available bytes, with the descriptors passed along.
   bool receive_all(std::deque<UniqueFd>& fds);
-  /// The next frame. None, with error(), once the stream is malformed.
+  /// The next frame. None once the stream is malformed; see error().
   std::optional<Frame> take() { return reader_.take(); }
   /// Bytes received so far.
   uint64_t received() const noexcept { return received_; }
@@ -49,8 +48,8 @@ class Connection {
   uint64_t received_ = 0;
 };
 
-/// send(2) without a signal if the other side is gone. Bytes sent, 0 if the socket is full, -1 if the connection is broken.
-/// `pass` is a descriptor that travels with the first byte, or -1.
+/// send(2) without SIGPIPE. Returns bytes sent, 0 if the socket is full, -1 if the connection is broken. `pass` is a descriptor
+/// sent with the first byte, or -1.
 ssize_t send_some(int fd, ByteSpan bytes, int pass = -1);
 
 }  // namespace switchyard::detail

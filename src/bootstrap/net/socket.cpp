@@ -37,7 +37,7 @@ bool is_socket(const std::string& path, uint64_t* inode = nullptr) {
   return true;
 }
 
-/// Removes a socket file that nobody serves: left by a process that was killed while it listened.
+/// Removes an unserved socket file, left by a process that was killed while it listened.
 bool remove_stale(const std::string& path, const SocketAddress& address) {
   if (!is_socket(path)) return false;
   int error = 0;
@@ -45,7 +45,7 @@ bool remove_stale(const std::string& path, const SocketAddress& address) {
   return error == ECONNREFUSED && ::unlink(path.c_str()) == 0;
 }
 
-/// One attempt. Returns 0 or the reason of failure.
+/// One attempt. Returns 0 or the error number.
 int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd& fd) {
   fd = make_socket(address.family());
   if (!fd) return errno;
@@ -54,7 +54,7 @@ int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd&
     ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (address.family() == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   }
-  if (endpoint.kind == Endpoint::Kind::unix_path) ::fchmod(fd.get(), 0600);  // the mode that the file gets
+  if (endpoint.kind == Endpoint::Kind::unix_path) ::fchmod(fd.get(), 0600);  // mode of the socket file
   if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) {
     const int error = errno;
     if (error != EADDRINUSE || endpoint.kind != Endpoint::Kind::unix_path) return error;
@@ -93,14 +93,14 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 
 void Listener::close() noexcept {
   uint64_t inode = 0;
-  // A file that is another one by now belongs to somebody else.
+  // A file that was replaced meanwhile belongs to another process.
   if (fd_ && !path_.empty() && is_socket(path_, &inode) && inode == inode_) ::unlink(path_.c_str());
   path_.clear();
   fd_.reset();
 }
 
 std::optional<Listener::Accepted> Listener::accept() {
-  constexpr int kAttempts = 64;  // of connections that end before they are accepted, another may follow without end
+  constexpr int kAttempts = 64;  // limit on connections that end before they are accepted
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     SocketAddress address;
     address.length = sizeof address.storage;

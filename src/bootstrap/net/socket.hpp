@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Non-blocking stream sockets: addresses, listening, connecting. Nothing here waits, except resolve() and listen_at()
-// (deadlines).
+// Non-blocking stream sockets: addresses, listening, connecting. Only resolve() and listen_at() wait (with deadlines).
 #pragma once
 
 #include <sys/socket.h>
@@ -23,11 +22,11 @@ struct Endpoint {
   Kind kind = Kind::tcp;
   std::string name;  ///< path, abstract name or host
   uint16_t port = 0;
-  std::string text;  ///< as it was written
+  std::string text;  ///< original text
 
   bool is_unix() const noexcept { return kind != Kind::tcp; }
 };
-/// Throws Error(invalid_argument) that calls the argument `argument`.
+/// Throws Error(invalid_argument) that names the argument `argument`.
 Endpoint parse_endpoint(const std::string& text, const std::string& argument = "store");
 Endpoint abstract_endpoint(const std::string& name);
 
@@ -41,25 +40,25 @@ std::string describe(const SocketAddress& address);
 
 /// "127.0.0.1" or "::1"; "" of a Unix socket.
 std::string numeric_host(const SocketAddress& address);
-/// What numeric_host said, with a port. Throws RendezvousError if it is none.
+/// Address from numeric_host() text and a port. Throws RendezvousError if the text is not numeric.
 SocketAddress numeric_address(const std::string& host, uint16_t port);
-/// Of this or the other end of a socket.
+/// Address of this end or the other end of a socket.
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-/// 127.0.0.0/8 or ::1, which only processes of this machine reach.
+/// 127.0.0.0/8 or ::1, reachable only from this machine.
 bool is_loopback(const SocketAddress& address);
-/// Whether a name stands for loopback addresses here because it is this machine's own, which many systems write so in
-/// /etc/hosts: elsewhere it stands for an address that others reach.
+/// True if a name resolves to loopback addresses because it is this machine's own name, as many systems configure in
+/// /etc/hosts: on other machines it resolves to a reachable address.
 bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses);
-/// All addresses of this machine in the family of `address`, and its port.
+/// Wildcard address of this machine in the family of `address`, with its port.
 SocketAddress everywhere(const SocketAddress& address);
 
-/// All addresses of an endpoint, in the order of preference: of a name, those that other machines reach come first. Throws
-/// RendezvousError if the host is unknown or the deadline passes.
+/// All addresses of an endpoint in order of preference: addresses that other machines can reach first. Throws RendezvousError
+/// if the host is unknown or the deadline passes.
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline);
 
-/// A listening socket; a path is removed with it.
+/// A listening socket; removes its path when destroyed.
 class Listener {
  public:
   Listener() = default;
@@ -72,9 +71,9 @@ class Listener {
 
   struct Accepted {
     UniqueFd fd;
-    std::string who;  ///< for messages
+    std::string who;  ///< for error messages
   };
-  /// The next connection that waits, if there is one. Throws Error(system) if the process has no descriptor left.
+  /// The next waiting connection, if any. Throws Error(system) if the process is out of descriptors.
   std::optional<Accepted> accept();
 
  private:
@@ -85,20 +84,21 @@ class Listener {
   uint64_t inode_ = 0;
 };
 
-/// While someone else listens there it tries again until the deadline; a socket file that no process serves is replaced. At
-/// this machine's own name that stands for loopback here (is_own_name) it listens everywhere, because others know the name too.
-/// Throws RendezvousError that says what is in the way.
-/// `pause`, if any, waits between attempts for up to so long, while somebody else listens there.
+/// Retries until the deadline while another process listens there; replaces a socket file that no process serves. For this
+/// machine's own name that resolves to loopback here (is_own_name) it listens on all addresses, because other machines resolve
+/// the name differently. Throws RendezvousError that names the obstacle. `pause`, if set, waits up to the given time between
+/// attempts while another process listens there.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
-/// TCP: at this address, whatever its port, and a port that the system chooses. Not listening if that is impossible.
+/// TCP: listens at this address on a port chosen by the system, ignoring its port. Returns a non-listening object if that
+/// fails.
 Listener listen_beside(const SocketAddress& address);
-/// 0 if it does not listen, or not on TCP.
+/// 0 if it is not listening, or not on TCP.
 uint16_t port_of(const Listener& listener);
 
-/// Begins to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the reason of failure.
+/// Starts to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the error number.
 UniqueFd start_connect(const SocketAddress& address, int& error);
-/// EINPROGRESS, 0 once connected, or the reason of failure.
+/// EINPROGRESS, 0 once connected, or the error number.
 int connect_result(int fd);
 
 /// The process at the other end of a Unix socket.
@@ -107,11 +107,11 @@ struct PeerIdentity {
   int process = 0;  ///< 0 if it is not visible from here
 };
 std::optional<PeerIdentity> peer_identity(int fd);
-/// Empty if the other end may be trusted as far as its user goes, or why not. Always empty for TCP.
+/// Empty if the user of the other end is trusted, else the reason. Always empty for TCP.
 std::string check_peer_user(int fd);
 
 HostIdentity this_host();
-/// From the kernel's generator. Throws Error(system).
+/// Uses the kernel's generator. Throws Error(system).
 void fill_random(std::span<std::byte> bytes);
 /// "Connection refused".
 std::string describe_errno(int error);

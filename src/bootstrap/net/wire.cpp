@@ -37,7 +37,7 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads in order; after the first impossible read everything yields zero and complete() is false.
+/// Reads in order; after the first read beyond the end every read yields zero and complete() is false.
 class Reader {
  public:
   explicit Reader(ByteSpan bytes) : rest_(bytes) {}
@@ -104,14 +104,14 @@ Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) {
   return w.number(m.from).number(m.to).raw(m.session).raw(m.nonce);
 }
 
-/// Starts what a proof covers: the kind, so that a proof of one message is none of another.
+/// Starts the signed content with the kind, so that the proof of one message is not valid for another kind.
 Writer signed_part(FrameKind kind) {
   Writer w;
   w.number(kWireMagic).number(kWireVersion).number(static_cast<uint16_t>(kind));
   return w;
 }
 
-/// `message` by reference: arguments are evaluated in any order, and what is read into it must be in it by now.
+/// `message` by reference: arguments are evaluated in any order, and it must be fully read by the time it is copied.
 template <class Message>
 std::optional<std::decay_t<Message>> if_complete(const Reader& reader, Message&& message) {
   if (!reader.complete()) return std::nullopt;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of the rendezvous: frames and the messages inside them. Pure functions over byte spans; no sockets, no clocks.
-// Parsers accept any input and never allocate more than a small multiple of what they were given. Format:
-// docs/concepts/rendezvous.md.
+// Wire format of the rendezvous: frames and the messages inside them. Pure functions over byte spans; no sockets, no clocks.
+// Parsers accept any input and never allocate more than a small multiple of its size. Format: docs/concepts/rendezvous.md.
 #pragma once
 
 #include <array>
@@ -24,26 +23,26 @@ using Nonce = std::array<std::byte, 16>;
 inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
 inline constexpr uint16_t kWireVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 24;
-/// Largest payload before the peer has proved that it knows the token, and of every handshake message.
+/// Maximum payload before the peer has proved that it has the token, and of every handshake message.
 inline constexpr uint64_t kMaxHandshakeBytes = 16384;
-/// Largest payload between ranks that trust each other.
+/// Maximum payload between ranks that trust each other.
 inline constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 32;
 
 enum class FrameKind : uint16_t {
   greeting = 1,     ///< rank 0 -> newcomer: a nonce to sign
-  hello = 2,        ///< newcomer -> rank 0: who I am, signed
-  refusal = 3,      ///< rank 0 -> newcomer: you are not part of this, and why
-  progress = 4,     ///< rank 0 -> ranks: who has come so far
-  roster = 5,       ///< rank 0 -> ranks: all have come, and how to reach them, signed
+  hello = 2,        ///< newcomer -> rank 0: its identity, signed
+  refusal = 3,      ///< rank 0 -> newcomer: not admitted, and why
+  progress = 4,     ///< rank 0 -> ranks: the ranks that have arrived so far
+  roster = 5,       ///< rank 0 -> ranks: all have arrived, and how to reach them, signed
   ready = 6,        ///< rank -> rank 0: connected to all the others
-  go = 7,           ///< rank 0 -> ranks: everyone is ready
+  go = 7,           ///< rank 0 -> ranks: all ranks are ready
   failure = 8,      ///< rank 0 -> ranks: the group will not form, and why
   mesh_hello = 9,   ///< rank -> lower rank, first frame of a mesh connection (TCP: after a greeting), signed
   data = 10,        ///< rank -> rank: contribution to an all_gather
-  descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor travels with its first byte
+  descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor is sent with its first byte
   leave = 12,       ///< rank -> rank: the end of this connection is intended
-  welcome = 13,     ///< to a newcomer: you are one of us, signed; all that follows on this connection is the sender's
-  pulse = 14,       ///< rank -> rank of another host: I am here, and what I have called
+  welcome = 13,     ///< to a newcomer: admitted, signed; all later frames of this connection are the sender's
+  pulse = 14,       ///< rank -> rank of another host: sign of life, and the calls made
   aborted = 15,     ///< rank -> rank of another host: an abort word
 };
 
@@ -56,37 +55,37 @@ struct Frame {
 /// Header and payload. {magic u32, version u16, kind u16, sequence u64, payload bytes u64}, little endian.
 Bytes encode_frame(FrameKind kind, uint64_t sequence, ByteSpan payload);
 
-/// Cuts a byte stream into frames.
+/// Splits a byte stream into frames.
 class FrameReader {
  public:
   explicit FrameReader(uint64_t max_payload) : max_payload_(max_payload) {}
   void append(ByteSpan bytes);
-  /// The next complete frame, if there is one. After an error there is none any more.
+  /// The next complete frame, if any. None after an error.
   std::optional<Frame> take();
-  /// Empty, or what is wrong with the stream.
+  /// Empty, or a description of the stream error.
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
 
  private:
   uint64_t max_payload_;
   Bytes buffer_;
-  size_t taken_ = 0;  // bytes at the start of buffer_ that are done with
+  size_t taken_ = 0;  // consumed bytes at the start of buffer_
   std::string error_;
 };
 
-/// Which machine a process runs on, as far as sharing memory and Unix sockets goes.
+/// Machine of a process, with respect to shared memory and Unix sockets.
 struct HostIdentity {
-  std::string name;        ///< for messages
-  std::string boot;        ///< the same on one running kernel
+  std::string name;        ///< for error messages
+  std::string boot;        ///< equal on one running kernel
   std::string network;     ///< the network namespace
-  std::string place = {};  ///< where the user says that it is, or ""
+  std::string place = {};  ///< the user-specified host, or ""
   bool operator==(const HostIdentity&) const = default;
-  /// Ranks with equal ones are on one host.
+  /// Ranks with equal keys are on one host.
   std::string key() const { return place.empty() ? boot + "\n" + network : "=" + place; }
 };
 /// Empty, or why a rank on `theirs` cannot share memory with rank 0 on `mine`.
 std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs);
-/// Empty, or why ranks a and b, who say that they are at one place, cannot share a host.
+/// Empty, or why ranks a and b, which specify the same host, cannot share one.
 std::string describe_place_conflict(int a, const HostIdentity& of_a, int b, const HostIdentity& of_b);
 
 struct Greeting {
@@ -98,14 +97,14 @@ struct Hello {
   int32_t world = 0;
   Nonce nonce{};
   HostIdentity host;
-  std::string mesh_name;  ///< abstract Unix socket where this rank takes mesh connections
-  uint16_t port = 0;      ///< where it takes those of other hosts; 0: nowhere
+  std::string mesh_name;  ///< abstract Unix socket where this rank accepts mesh connections
+  uint16_t port = 0;      ///< port for those of other hosts; 0: none
   Digest proof{};
 };
 
 struct Refusal {
   std::string text;
-  Digest proof{};  ///< worth something only to a newcomer whose hello was read, and who has the same token
+  Digest proof{};  ///< valid only for a newcomer whose hello was read, and who has the same token
 };
 
 struct Welcome {
@@ -114,20 +113,20 @@ struct Welcome {
 
 struct Failure {
   int32_t rank = -1;     ///< the rank that failed, or -1
-  uint64_t missing = 0;  ///< bit r: rank r has not come
+  uint64_t missing = 0;  ///< bit r: rank r has not arrived
   std::string text;
 };
 
 struct Progress {
-  uint64_t arrived = 0;   ///< bit r: rank r is here
-  uint64_t departed = 0;  ///< bit r: rank r was here, and ended or gave up
+  uint64_t arrived = 0;   ///< bit r: rank r is connected
+  uint64_t departed = 0;  ///< bit r: rank r was connected, and ended or gave up
 };
 
 /// How ranks of other hosts reach a rank.
 struct Reach {
-  std::string address;  ///< numeric, as rank 0 saw it; "": where the reader reached rank 0
+  std::string address;  ///< numeric, as seen by rank 0; "": the address at which the reader reached rank 0
   uint16_t port = 0;
-  uint8_t host = 0;  ///< of the rank, numbered by their lowest ranks
+  uint8_t host = 0;  ///< host of the rank; hosts are numbered by their lowest ranks
 };
 
 struct Roster {
@@ -142,13 +141,13 @@ struct MeshHello {
   int32_t to = 0;
   Nonce session{};
   Digest proof{};
-  Nonce nonce{};  ///< TCP: to sign
+  Nonce nonce{};  ///< TCP: nonce to sign
 };
 
-/// What a rank tells of its calls.
+/// Report of a rank's calls.
 struct Pulse {
   uint64_t last = 0;            ///< number of its last call
-  std::vector<uint64_t> words;  ///< of the calls up to that one which the reader has not been told of
+  std::vector<uint64_t> words;  ///< of the calls up to `last` that were not yet announced to the reader
 };
 
 Bytes encode(const Greeting& message);
@@ -160,10 +159,10 @@ Bytes encode(const Progress& message);
 Bytes encode(const Roster& message);
 Bytes encode(const MeshHello& message);
 Bytes encode(const Pulse& message);
-/// Of an abort word.
+/// Encodes an abort word.
 Bytes encode(uint64_t word);
 
-/// Nothing if the payload is not exactly one such message.
+/// None if the payload is not exactly one message of the kind.
 std::optional<Greeting> decode_greeting(ByteSpan payload);
 std::optional<Hello> decode_hello(ByteSpan payload);
 std::optional<Refusal> decode_refusal(ByteSpan payload);
@@ -175,22 +174,22 @@ std::optional<MeshHello> decode_mesh_hello(ByteSpan payload);
 std::optional<Pulse> decode_pulse(ByteSpan payload);
 std::optional<uint64_t> decode_word(ByteSpan payload);
 
-/// Proofs cover every other field of their message and, against replay, a nonce that the checking side chose (refusal, welcome
-/// and roster: the nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous, and over TCP
-/// the greeting of whom the connection leads to).
+/// A proof covers every other field of its message and, against replay, a nonce chosen by the verifying side (refusal, welcome
+/// and roster: the nonce of the rank's hello; mesh: the session, which rank 0 chose for this rendezvous, and over TCP the
+/// greeting of the accepting rank).
 Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
 Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
 Digest prove(const Welcome& message, std::string_view token, const Nonce& hello);
 Digest prove(const Roster& message, std::string_view token, const Nonce& hello);
 Digest prove(const MeshHello& message, std::string_view token, const Nonce& greeting = {});
 
-/// What rank 0 knows when a hello comes in.
+/// State of rank 0 when a hello arrives.
 struct Gate {
   std::string_view token;
   int world = 0;
-  uint64_t arrived = 0;  ///< bit r: rank r is here already
+  uint64_t arrived = 0;  ///< bit r: rank r has already arrived
 };
-/// Empty if the newcomer may enter, or why it may not. Says nothing about the job to a newcomer without the token.
+/// Empty if the newcomer is admitted, else the reason. Discloses nothing about the job to a newcomer without the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
 /// judge_hello for a connection of the mesh at rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of the meeting point that every rank but 0 is on.
+// Rendezvous side of all ranks except rank 0.
 #include <algorithm>
 #include <cerrno>
 #include <new>
@@ -17,7 +17,7 @@ constexpr Milliseconds kFirstRetry{10};
 constexpr Milliseconds kLastRetry{200};
 constexpr size_t kMostOfStrangersText = 200;
 
-/// Comes back until it is admitted: rank 0 may start later, or listen for another group first.
+/// Retries until it is admitted: rank 0 may start later, or listen for another group first.
 class StoreClient final : public Store {
  public:
   StoreClient(const Member& me, const Deadline& deadline)
@@ -32,7 +32,7 @@ class StoreClient final : public Store {
         {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
-  /// Away: until the next attempt. Unadmitted: until this attempt has taken too long.
+  /// Away: until the next attempt. Unadmitted: until this attempt times out.
   Milliseconds until_wake() const override {
     return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
   }
@@ -45,7 +45,7 @@ class StoreClient final : public Store {
         lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
       if (stage_ != Stage::connected) return;
     }
-    const bool sent = connection_->flush();  // if not, what rank 0 said before it went is there all the same
+    const bool sent = connection_->flush();  // on failure, messages that rank 0 sent before it ended can still be read
     const bool open = connection_->receive() && sent;
     while (stage_ != Stage::away) {
       const auto frame = connection_->take();
@@ -75,7 +75,7 @@ class StoreClient final : public Store {
     const std::string prefix = "rank " + std::to_string(me_.rank) + ": ";
     const std::string waited = " within " + std::to_string(deadline_.budget().count()) + " ms";
     if (stage_ >= Stage::meeting) {
-      // Without a list of its own this rank waited for the others' connections; only rank 0 knows whose.
+      // Without a list of its own this rank waited for the others' connections; only rank 0 can name the missing ones.
       if (unconnected.empty()) {
         tell({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
         throw RendezvousError(
@@ -105,11 +105,11 @@ class StoreClient final : public Store {
  private:
   enum class Stage {
     away,        ///< no connection
-    connecting,  ///< TCP under way
+    connecting,  ///< TCP connect in progress
     connected,   ///< waiting for the greeting
-    greeted,     ///< said who I am; until the welcome nobody is believed
-    admitted,    ///< rank 0 counts me; waiting for the others
-    meeting,     ///< all have come; connecting to the others
+    greeted,     ///< sent its identity; until the welcome nothing is trusted
+    admitted,    ///< counted by rank 0; waiting for the others
+    meeting,     ///< all have arrived; connecting to the others
     done,
   };
 
@@ -138,7 +138,7 @@ class StoreClient final : public Store {
     stage_ = Stage::connected;
   }
 
-  /// Before all have come, another attempt may do better; after that, losing rank 0 is the end.
+  /// Before all ranks have arrived, another attempt may succeed; after that, losing rank 0 is fatal.
   void lose(const std::string& why) {
     if (stage_ >= Stage::meeting) {
       throw PeerFailed(0, ErrorCode::system,
@@ -147,7 +147,7 @@ class StoreClient final : public Store {
     problem_ = why;
     connection_.reset();
     stage_ = Stage::away;
-    const bool another = attempt_ % addresses_.size() != 0;  // the host has more addresses: at once
+    const bool another = attempt_ % addresses_.size() != 0;  // the host has more addresses: retry at once
     if (!another) retry_ = std::min(retry_ * 2, kLastRetry);
     next_step_ = Deadline(another ? Milliseconds{0} : retry_);
   }
@@ -223,11 +223,11 @@ class StoreClient final : public Store {
     stage_ = Stage::admitted;
   }
 
-  /// Who knows the token is rank 0 and decides, and so does, on a Unix socket, a process of this user. Anyone else, also a rank
-  /// 0 with another token, may just be in its place: the next attempt may find the right one.
+  /// A peer that proves the token is rank 0 and decides; so does, on a Unix socket, a process of this user. Any other peer,
+  /// also a rank 0 with another token, may only occupy the address: the next attempt may reach the right one.
   void take_refusal(const Refusal& refusal) {
     const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
-    // A rank 0 is here because it cannot listen: another job may, until it has met.
+    // A rank 0 connects here only because it cannot listen: another job may occupy the store until its ranks have met.
     if (proved || (me_.store.is_unix() && me_.rank != 0))
       throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
                             refusal.text);
@@ -256,7 +256,7 @@ class StoreClient final : public Store {
   Member me_;
   Deadline deadline_;
   std::vector<SocketAddress> addresses_;
-  bool own_name_ = false;  ///< of this machine, here: ranks of others come to addresses that this one does not know
+  bool own_name_ = false;  ///< the store's host name is this machine's: other ranks resolve it to addresses unknown here
   size_t attempt_ = 0;
   Milliseconds retry_ = kFirstRetry;
   Deadline next_step_;
@@ -266,8 +266,8 @@ class StoreClient final : public Store {
   Listener network_;
   Progress progress_;
   Roster roster_;
-  std::string tried_, problem_ = "none";  // where the last attempt went, and what came of it
-  std::string refusal_;                   // the last one that was not believed
+  std::string tried_, problem_ = "none";  // address and result of the last attempt
+  std::string refusal_;                   // the last untrusted one
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's side of the meeting point.
+// Rank 0's side of the rendezvous.
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 namespace switchyard::detail {
 namespace {
 
-/// Connections that have not said who they are. When there are more, the oldest makes room: a rank says who it is at once, and
-/// comes again if it was turned away.
+/// Maximum number of unidentified connections. Beyond this the oldest is dropped: a rank identifies itself at once and
+/// reconnects if it was dropped.
 constexpr size_t kMaxNewcomers = 256;
-/// Taken in one step, so that strangers who come without end keep nobody else from being served.
+/// Accepted per step, so that endless foreign connections cannot starve the others.
 constexpr int kMaxAccepted = 64;
-/// Refusals that the final error tells in full.
+/// Refusals quoted in full in the final error.
 constexpr size_t kMaxRefusals = 8;
 
-/// While another process listens at the store, this rank asks whether that is a rank 0 of the same job: then both throw.
+/// While another process listens at the store, checks whether it is a rank 0 of the same job: then both throw.
 Listener listen_at_store(const Member& me, const Deadline& deadline) {
   std::unique_ptr<Store> visitor;
   Listener listener = listen_at(me.store, deadline, [&](Milliseconds pause) {
@@ -35,7 +35,7 @@ Listener listen_at_store(const Member& me, const Deadline& deadline) {
     const Milliseconds wait = std::min(pause, visitor->until_wake());
     ::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(wait.count()));
   });
-  // The other rank 0 sends its refusal before it stops listening: the refusal has arrived if this rank can listen now.
+  // The other rank 0 sends its refusal before it stops listening: if this rank can listen now, the refusal has arrived.
   if (visitor) visitor->step();
   return listener;
 }
@@ -141,7 +141,7 @@ class StoreServer final : public Store {
     newcomers_.pop_front();
   }
 
-  /// The next one that waits. A process without descriptors takes back those of strangers.
+  /// The next waiting connection. If the process is out of descriptors, closes unidentified connections.
   std::optional<Listener::Accepted> accept_next() {
     try {
       return listener_.accept();
@@ -169,10 +169,10 @@ class StoreServer final : public Store {
     }
   }
 
-  /// False when this connection is done with.
+  /// False when this connection is finished.
   bool serve(Newcomer& newcomer) {
     const bool open = newcomer.connection.flush() && newcomer.connection.receive();
-    if (newcomer.refused) {  // read on until it has seen the refusal: closing a socket with unread bytes would discard it
+    if (newcomer.refused) {  // keep reading until it has seen the refusal: closing a socket with unread bytes would discard it
       while (newcomer.connection.take()) continue;
       return open && !newcomer.deadline.passed();
     }
@@ -198,16 +198,17 @@ class StoreServer final : public Store {
     return newcomer.connection.flush();
   }
 
-  /// Where other hosts find the rank at the other end. One that came to this machine's own name by loopback is where rank 0 is.
+  /// Address of the rank at the other end for other hosts. A rank that used loopback for this machine's own name is on rank 0's
+  /// machine.
   std::string reach_of(int fd) const {
     if (me_.store.is_unix()) return kLoopback;
     const SocketAddress there = peer_address(fd);
     return everywhere_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
-  /// Moves a connection that proved itself to the guests. Always false, or what refuse() says.
+  /// Moves a connection that proved itself to the guests. Always returns false, or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
-    serve_guests();  // a rank that died may come again, and its end is here before its successor
+    serve_guests();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
       if (hello.rank != 0 || !knows_token(hello, newcomer.nonce)) return refuse(newcomer, why, hello.nonce);
       const std::string twice = "rank 0 is taken twice, by process " + std::to_string(::getpid()) + " and by " + newcomer.who;
@@ -227,7 +228,7 @@ class StoreServer final : public Store {
     return equal_in_constant_time(hello.proof, prove(hello, me_.token, greeting));
   }
 
-  /// Why this rank cannot be where it says together with those that are here, or "".
+  /// Why this rank's specified host conflicts with those of the arrived ranks, or "".
   std::string find_misplaced(const Hello& hello) const {
     std::string why = describe_place_conflict(0, me_.host, hello.rank, hello.host);
     for (const auto& [rank, guest] : guests_)
@@ -236,13 +237,13 @@ class StoreServer final : public Store {
     return why;
   }
 
-  /// Nobody in particular is to blame: all ranks throw RendezvousError with these ranks missing.
+  /// Fails without a rank to blame: all ranks throw RendezvousError with these ranks missing.
   [[noreturn]] void fail_all(const std::string& why, uint64_t missing = 0) {
     broadcast(FrameKind::failure, encode(Failure{-1, missing, why}));
     throw RendezvousError("rank 0: " + why, ranks_in(missing));
   }
 
-  /// `missing`: ranks that this one has no connection with.
+  /// `missing`: ranks without a connection to this one.
   [[noreturn]] void throw_unconnected(uint64_t missing, const std::string& why) {
     for (const auto& [rank, guest] : guests_) missing |= uint64_t{!guest.ready} << rank;
     fail_all(describe_ranks(ranks_in(missing)) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
@@ -250,7 +251,7 @@ class StoreServer final : public Store {
              missing);
   }
 
-  /// Fills in who shares a host and how the hosts reach each other; nothing if all share one.
+  /// Fills in which ranks share a host and how the hosts reach each other; nothing if all share one.
   void place_ranks() {
     std::vector<std::string> keys = {me_.host.key()};
     roster_.reach = {Reach{me_.store.is_unix() ? kLoopback : "", port_of(network_), 0}};
@@ -277,7 +278,7 @@ class StoreServer final : public Store {
       while (const auto frame = guest.connection.take()) take_guest_frame(rank, guest, *frame);
       if (open && guest.connection.error().empty()) {
         ++entry;
-      } else if (go_sent_) {  // it has its go and left; or it died, which the mesh will tell
+      } else if (go_sent_) {  // it has its go and left; or it died, which the mesh will report
         entry = guests_.erase(entry);
       } else if (roster_sent_) {
         fail(rank, "its process ended or it gave up while the ranks connected to each other");
@@ -312,7 +313,7 @@ class StoreServer final : public Store {
   }
 
   void send_roster() {
-    listener_.close();  // before anyone can come back for the next rendezvous at the same place
+    listener_.close();  // before any rank can return to the same store for the next rendezvous
     newcomers_.clear();
     fill_random(roster_.session);
     roster_.mesh_names.assign(static_cast<size_t>(me_.world), me_.mesh_name);
@@ -333,7 +334,7 @@ class StoreServer final : public Store {
     }
   }
 
-  /// Who comes again from another port is the same as before.
+  /// A peer that returns from another port is the same peer.
   void note_refusal(const std::string& who, const std::string& why) {
     const std::string host = me_.store.is_unix() ? who : who.substr(0, who.rfind(':'));
     for (Refused& refused : refusals_)
@@ -363,11 +364,11 @@ class StoreServer final : public Store {
   Member me_;
   Deadline deadline_;
   Listener listener_, network_;
-  SocketAddress at_;         ///< of a listener on TCP
-  bool everywhere_ = false;  ///< it is every address of this machine
+  SocketAddress at_;         ///< of a TCP listener
+  bool everywhere_ = false;  ///< it covers all addresses of this machine
   std::list<Newcomer> newcomers_;
   std::map<int, Guest> guests_;
-  uint64_t departed_ = 0;  // bit r: rank r has been here and went; stays set if it comes again
+  uint64_t departed_ = 0;  // bit r: rank r arrived and departed; stays set if it returns
   Roster roster_;
   bool roster_sent_ = false;
   bool ready_ = false;

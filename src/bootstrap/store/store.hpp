@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meeting point: rank 0 serves, the others come. Each side is a state machine that one poll loop drives (processes.cpp).
+// The meeting point: rank 0 serves, the others connect. Each side is a state machine driven by one poll loop (connect.cpp).
 #pragma once
 
 #include <poll.h>
@@ -16,7 +16,7 @@
 
 namespace switchyard::detail {
 
-/// Who this process is, for the rendezvous.
+/// Identity of this process for the rendezvous.
 struct Member {
   int rank = 0;
   int world = 1;
@@ -26,60 +26,60 @@ struct Member {
   std::string mesh_name;
 };
 
-/// A party to a poll loop: step() does all that can be done without waiting.
+/// A participant of a poll loop: step() does everything that is possible without waiting.
 class Party {
  public:
   virtual ~Party() = default;
-  /// Adds the sockets that can make step() go on.
+  /// Adds the sockets that step() waits for.
   virtual void prepare(std::vector<pollfd>& polls) const = 0;
-  /// When step() wants to be called even if no socket is ready.
+  /// Time until step() must be called even if no socket is ready.
   virtual Milliseconds until_wake() const = 0;
-  /// Throws what ends the rendezvous.
+  /// Throws the error that ends the rendezvous.
   virtual void step() = 0;
 };
 
 class Store : public Party {
  public:
-  /// Null until all ranks have come.
+  /// Null until all ranks have arrived.
   virtual const Roster* roster() const = 0;
-  /// By rank, once there is a roster: where ranks of other hosts listen; nothing for those of this one.
+  /// By rank, once there is a roster: listening addresses of ranks of other hosts; none for ranks of this host.
   virtual std::vector<std::optional<SocketAddress>> ways() const = 0;
-  /// Where this rank takes the connections of other hosts; not listening if it has told of no such place.
+  /// Listener for connections of other hosts; not listening if none was announced.
   virtual Listener take_network() = 0;
-  /// This rank is connected to all others.
+  /// Announces that this rank is connected to all others.
   virtual void report_ready() = 0;
-  /// All ranks are connected to all others.
+  /// True once all ranks are connected to all others.
   virtual bool finished() const = 0;
-  /// The deadline has passed: tells the others and throws RendezvousError naming who is missing. `unconnected` are the ranks
-  /// with which this rank has no connection yet, once there is a roster, and `why` what the mesh says of them.
+  /// The deadline has passed: notifies the others and throws RendezvousError naming the missing ranks. `unconnected` are the
+  /// ranks without a connection to this rank, once there is a roster; `why` is the mesh's description of them.
   [[noreturn]] virtual void throw_timeout(const std::vector<int>& unconnected, const std::string& why) = 0;
-  /// This rank fails; tells the others why, as far as they listen. `rank` is the rank to blame.
+  /// This rank fails: sends the reason to the others, as far as they listen. `rank` is the rank to blame.
   virtual void give_up(int rank, const std::string& why) noexcept = 0;
 };
 
-/// Of ranks that meet at a Unix socket and say that they are on several hosts.
+/// Address of ranks that meet at a Unix socket and specify several hosts.
 inline constexpr const char* kLoopback = "127.0.0.1";
-/// How long a connection may take to say who it is.
+/// Time limit for a connection to identify itself.
 inline constexpr Milliseconds kHandshakeTime{5000};
 
 std::unique_ptr<Store> make_store_server(const Member& me, const Deadline& deadline);
 std::unique_ptr<Store> make_store_client(const Member& me, const Deadline& deadline);
 
-/// Who is missing when the deadline passes: "ranks 2, 5 of 8 did not come to <place> within 60000 ms; rank 1 came and went".
+/// The missing ranks at the deadline: "ranks 2, 5 of 8 did not come to <place> within 60000 ms; rank 1 came and went".
 struct Absence {
-  std::vector<int> ranks;  ///< those that never came; if all did, those that went
+  std::vector<int> ranks;  ///< ranks that never arrived; if all did, those that departed
   std::string text;
 };
 Absence describe_absence(const Member& me, const Progress& progress, const Deadline& deadline);
 
-/// As Store::ways, for rank `me`, who reached rank 0 at `first`.
+/// Store::ways for rank `me`, which reached rank 0 at `first`.
 std::vector<std::optional<SocketAddress>> ways_of(const Roster& roster, int me, const std::string& first);
-/// Which ranks share a host. Needs a name for each rank.
+/// Mapping of ranks to hosts. Requires a name for each rank.
 HostMap hosts_in(const Roster& roster);
 
 /// Ranks of a bit mask, ascending.
 std::vector<int> ranks_in(uint64_t mask);
-/// The inverse.
+/// Inverse of ranks_in().
 uint64_t mask_of(const std::vector<int>& ranks);
 /// Bits [0, world).
 uint64_t all_ranks(int world);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts' MLPs.
+// C functions of ExpertMlp.
 #include "switchyard/expert.hpp"
 
 #include <cstddef>
@@ -26,7 +26,7 @@ constexpr sy_expert_shape kShape = SWITCHYARD_EXPERT_SHAPE_INIT;
 constexpr sy_expert_options kExpertOptions = SWITCHYARD_EXPERT_OPTIONS_INIT;
 constexpr sy_expert_call kExpertCall = SWITCHYARD_EXPERT_CALL_INIT;
 
-// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kExpertOptions.backend == static_cast<int>(ExpertOptions{}.backend) &&
               kExpertOptions.type == static_cast<int>(ExpertOptions{}.type) &&
               kExpertOptions.storage == static_cast<int>(ExpertOptions{}.storage) &&

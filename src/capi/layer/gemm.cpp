@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grouped GEMM, and where the rows of experts lie.
+// C functions of the grouped GEMM and of expert rows.
 #include "switchyard/gemm.hpp"
 
 #include <cstddef>
@@ -45,7 +45,7 @@ constexpr sy_grouped_gemm_options kGemmOptions = SWITCHYARD_GROUPED_GEMM_OPTIONS
 constexpr sy_dispatched_view kDispatchedView = SWITCHYARD_DISPATCHED_VIEW_INIT;
 constexpr sy_low_latency_view kLowLatencyView = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
 
-// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kGemmConfig.type == static_cast<int>(GroupedGemmConfig{}.type) &&
               kGemmConfig.order == static_cast<int>(GroupedGemmConfig{}.order) &&
               kGemmConfig.epilogue == static_cast<int>(GroupedGemmConfig{}.epilogue) &&
@@ -84,7 +84,7 @@ void write_expert_rows(sy_expert_rows* to, const ExpertRows& from) {
                                   from.scale_rows});
 }
 
-/// What ExpertRows::of reads of a dispatch.
+/// The members of a dispatch that ExpertRows::of reads.
 Dispatched to_dispatched(const sy_dispatched_view* view) {
   const sy_dispatched_view v = read_struct(view, kDispatchedView, "dispatched");
   require_range("dispatched->experts_here", v.experts_here, 0, INT32_MAX);
@@ -96,7 +96,7 @@ Dispatched to_dispatched(const sy_dispatched_view* view) {
   return result;
 }
 
-/// What ExpertRows::of reads of a low-latency output; the counts aside, which a view only lends.
+/// The members of a low-latency output that ExpertRows::of reads, except the counts, which a view only borrows.
 LowLatencyOutput to_output(const sy_low_latency_view& v) {
   LowLatencyOutput result;
   result.x.scale_kind = to_enum<ScaleKind>("output->x_scale_kind", v.x_scale_kind);

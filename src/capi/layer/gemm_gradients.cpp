@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of an expert MLP.
+// C functions of the gradients of an expert MLP.
 #include "switchyard/gemm_gradients.hpp"
 
 #include <cstddef>
@@ -39,7 +39,7 @@ constexpr sy_weight_gradient_config kWeight = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_
 constexpr sy_swiglu_gradient_config kSwiglu = SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT;
 constexpr sy_routing_gradient_config kRouting = SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT;
 
-// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kWeight.type == static_cast<int>(WeightGradientConfig{}.type) &&
               kWeight.output == static_cast<int>(WeightGradientConfig{}.output) &&
               kWeight.add == static_cast<int>(WeightGradientConfig{}.add));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole layer.
+// C functions of MoeLayer.
 #include "switchyard/layer.hpp"
 
 #include <cstddef>
@@ -32,7 +32,7 @@ constexpr sy_moe_layer_config kLayerConfig = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
 constexpr sy_moe_layer_call kLayerCall = SWITCHYARD_MOE_LAYER_CALL_INIT;
 constexpr MoeLayerConfig kDefaults;
 
-// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kLayerConfig.type == static_cast<int>(kDefaults.type) &&
               kLayerConfig.order == static_cast<int>(kDefaults.order) &&
               kLayerConfig.exchange == static_cast<int>(kDefaults.exchange) &&
@@ -84,7 +84,7 @@ MoeLayerCall to_layer_call(const sy_moe_layer_call* call) {
   return {c.stream, c.num_sms, c.device_tokens, to_bool("call->add", c.add)};
 }
 
-/// Collective. NULL: nobody but the caller can be told.
+/// Runs a collective call. If `layer` is NULL, the peers cannot be notified.
 template <class Body>
 switchyard_code_t collective_on(sy_moe_layer* layer, Body&& body) noexcept {
   if (!layer) return guarded([] { require(nullptr, "layer"); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the C functions of the layer library have alike.
+// Helpers shared by the C functions of the layer library.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// Makes what `*out`, called `name`, points to: `make()` is its C++ object, the first member of Object.
+/// Creates the object `*out`, called `name` in errors: `make()` returns its C++ object, the first member of Object.
 template <class Object, class Make>
 switchyard_code_t make_object(const char* name, Object** out, Make&& make) noexcept {
   if (out) *out = nullptr;
@@ -26,8 +26,7 @@ ExpertRows to_expert_rows(const sy_expert_rows* rows);
 /// NULL: defaults.
 GroupedGemmOptions to_gemm_options(const sy_grouped_gemm_options* options);
 
-/// GroupedGemmOptions and ExpertCall, of the C structs that say the same. NULL: defaults. Inline for its visibility: see
-/// views.hpp.
+/// Converts C structs to GroupedGemmOptions or ExpertCall. NULL: defaults. Inline for its visibility: see views.hpp.
 template <class Twin, class Options>
 inline Twin to_call(const Options* options, const Options& defaults, const char* name) {
   if (!options) return {};

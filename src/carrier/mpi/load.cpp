@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds and loads the module over MPI.
+// Finds and loads the MPI module.
 #include <dlfcn.h>
 #include <limits.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kName[] = "libswitchyard_mpi.so", kVariable[] = "SWITCHYARD_MPI_MODULE";
 
-/// The folder of the file that holds this function.
+/// Folder of the file that contains this function.
 std::string own_folder() {
   Dl_info info{};
   char path[PATH_MAX];
@@ -27,14 +27,14 @@ std::string own_folder() {
   return file.substr(0, file.rfind('/'));
 }
 
-/// Where the module may be: what the user says and nothing else, or beside this library or program, or where the system looks.
+/// Possible paths of the module: only the user's, if set; else next to this library or program, then the system's search path.
 std::vector<std::string> places() {
   if (const char* const given = std::getenv(kVariable); given && *given) return {given};
   const std::string folder = own_folder();
   return {folder + "/" + kName, folder + "/../lib/" + kName, folder + "/../" + kName, kName};
 }
 
-/// The first line of what an MPI says of itself; empty: the process has none.
+/// First line of an MPI's version text; empty: the process has no MPI.
 std::string first_line(const char* text) {
   const std::string all = text ? text : "";
   return all.substr(0, all.find('\n'));
@@ -43,7 +43,7 @@ std::string library_of_process() {
   using Version = int (*)(char*, int*);
   const auto version = reinterpret_cast<Version>(::dlsym(RTLD_DEFAULT, "MPI_Get_library_version"));
   if (version == nullptr) return "";
-  char text[8192] = "";  // more than MPI_MAX_LIBRARY_VERSION_STRING of any
+  char text[8192] = "";  // larger than any MPI_MAX_LIBRARY_VERSION_STRING
   int length = 0;
   return version(text, &length) == 0 ? first_line(text) : "";
 }
@@ -52,11 +52,11 @@ const MpiModule& load() {
   const std::string of_process = library_of_process();
   std::string reasons;
   for (const std::string& place : places()) {
-    if (place.find('/') != std::string::npos && ::access(place.c_str(), F_OK) != 0) {  // in fewer words than the loader has
+    if (place.find('/') != std::string::npos && ::access(place.c_str(), F_OK) != 0) {  // shorter message than the loader's
       reasons += std::string(reasons.empty() ? "" : "; ") + place + ": no such file";
       continue;
     }
-    void* const file = ::dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);  // MPI's own plug-ins look for its symbols
+    void* const file = ::dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);  // MPI's own plug-ins look up its symbols
     if (file == nullptr) {
       const char* const why = ::dlerror();
       reasons += std::string(reasons.empty() ? "" : "; ") + (why ? why : place.c_str());
@@ -78,7 +78,7 @@ const MpiModule& load() {
                                           " may name the file. Tried: " + reasons);
 }
 
-/// Loaded once; a failure is tried again.
+/// Loaded once; a failure is retried.
 const MpiModule& module() {
   static std::mutex mutex;
   static const MpiModule* loaded = nullptr;

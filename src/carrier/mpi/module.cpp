@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The module: legs of rounds as MPI messages of a communicator of its own.
+// The MPI module: legs of rounds as MPI messages of a private communicator.
 //
-// A leg is a head and then its bytes, in messages of at most MpiCarrierSpec::most_bytes, all with the tag of the two ranks. MPI
-// keeps the order of messages with one tag between two processes, so the n-th head that a rank takes is the n-th that its peer
-// has sent; the head says whether both mean the same leg. The bytes are received only behind a head that is as awaited: an MPI
-// may write all of a message that is longer than its buffer before it reports the truncation.
+// A leg is a head followed by its bytes, in messages of at most MpiCarrierSpec::most_bytes, all with the tag of the two ranks.
+// MPI preserves the order of messages with one tag between two processes, so the n-th head received is the n-th head sent by
+// the peer; the head shows whether both mean the same leg. The bytes are received only after a head with the expected contents,
+// because an MPI may write all of a message that is longer than its buffer before it reports the truncation.
 //
-// MPI reads and writes the memory of a request until the request has completed, and a send to a peer that never receives does
-// not complete. What a carrier leaves behind at its end is kept, with its memory, until later calls of any carrier find it
-// completed.
+// MPI accesses the memory of a request until the request has completed, and a send to a peer that never receives does not
+// complete. Requests that a destroyed carrier leaves behind are kept, with their memory, until later calls of any carrier find
+// them completed.
 #include <mpi.h>
 
 #include <algorithm>
@@ -29,10 +29,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Ranks of a group at most; a tag has both ranks of a leg, and what is left tells groups apart.
+/// Maximum ranks of a group; a tag contains both ranks of a leg, and its remaining values distinguish groups.
 constexpr int kRanks = 64;
 
-/// One thread at a time is in MPI. Held for calls that do not wait, and while the communicator is made.
+/// Serializes calls of MPI. Held for calls that do not wait, and while the communicator is made.
 std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -52,7 +52,7 @@ bool failed(int code, const char* call, MpiText* why) {
   return true;
 }
 
-/// True in a process where MPI cannot be used any more.
+/// True if MPI can no longer be used in this process.
 bool is_over() {
   int finalized = 0;
   return MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0;
@@ -67,7 +67,7 @@ MpiEnd start_mpi(MpiText* why) {
   if (failed(MPI_Initialized(&initialized), "MPI_Initialized", why)) return MpiEnd::failed;
   if (!initialized) {
     if (failed(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", why)) return MpiEnd::failed;
-    std::atexit(finalize_at_exit);  // a launcher takes a process that ends without it for one that crashed
+    std::atexit(finalize_at_exit);  // a launcher treats a process that ends without finalizing as crashed
   } else if (failed(MPI_Query_thread(&level), "MPI_Query_thread", why)) {
     return MpiEnd::failed;
   }
@@ -77,7 +77,7 @@ MpiEnd start_mpi(MpiText* why) {
   return MpiEnd::ok;
 }
 
-/// Collective over the processes of MPI_COMM_WORLD, but with a deadline: so it is begun and asked for.
+/// Collective over the processes of MPI_COMM_WORLD, but with a deadline: uses the non-blocking call and polls it.
 MpiEnd make_communicator(Clock::time_point deadline, MpiText* why) {
   MPI_Comm made = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -118,7 +118,7 @@ struct Head {
   bool operator==(const Head&) const = default;
 };
 
-/// One direction of a leg. Stays where it is while MPI has its requests.
+/// One direction of a leg. Its address is stable while MPI has its requests.
 struct Transfer {
   uint64_t round;
   Head head, seen{};
@@ -129,10 +129,10 @@ using Transfers = std::list<Transfer>;
 
 struct Link {
   int peer, process, tag_out, tag_in;
-  uint64_t sent = 0, received = 0;  ///< legs begun
+  uint64_t sent = 0, received = 0;  ///< legs started
   Transfers sends = {};
-  Transfers heads = {};   ///< receiving: the head of the first is requested, and nothing of the others
-  Transfers pieces = {};  ///< receiving, behind heads that were as awaited
+  Transfers heads = {};   ///< receiving: the head of the first is requested, none of the others
+  Transfers pieces = {};  ///< receiving, after heads with the expected contents
 
   bool waits_for(uint64_t round) const {
     const auto due = [round](const Transfers& list) { return !list.empty() && list.front().round <= round; };
@@ -140,7 +140,7 @@ struct Link {
   }
 };
 
-/// What a carrier has left with MPI.
+/// Requests of a destroyed carrier that MPI still holds.
 struct Remains {
   Transfers transfers;
   std::shared_ptr<const void> memory;  ///< of their bytes
@@ -159,7 +159,7 @@ bool completed(Transfer& t) {
   });
 }
 
-/// Frees what MPI is done with.
+/// Frees completed requests.
 void sweep_remains() {
   for (Remains& each : remains()) each.transfers.remove_if(completed);
   remains().remove_if([](const Remains& each) { return each.transfers.empty(); });
@@ -240,7 +240,7 @@ class MpiCarrier final : public Carrier {
           MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
                     request_of(t)));
   }
-  /// Takes the heads that are there, and requests the bytes behind those that are as awaited.
+  /// Handles the heads that have arrived, and requests the bytes after those with the expected contents.
   void receive_some(Link& link) {
     while (failure_.state == RoundState::done && !link.heads.empty()) {
       Transfer& t = link.heads.front();
@@ -268,7 +268,7 @@ class MpiCarrier final : public Carrier {
     fail(RoundState::broken, link.peer);
   }
 
-  /// Whether all messages of a transfer have gone or come. Messages that are longer than awaited belong to another leg.
+  /// True if all messages of a transfer were sent or received. Messages longer than expected belong to another leg.
   bool done(const Link& link, Transfer& t) {
     int all = 0;
     statuses_.resize(t.requests.size());
@@ -285,7 +285,7 @@ class MpiCarrier final : public Carrier {
     return false;
   }
 
-  /// Cancels a receive that no message has matched. MPI completes the others.
+  /// Cancels a receive that matches no message. MPI completes the others.
   static void cancel(Transfer& t) {
     for (MPI_Request& request : t.requests)
       if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
@@ -296,7 +296,7 @@ class MpiCarrier final : public Carrier {
   const size_t most_bytes_;
   std::vector<Link> links_;
   std::vector<MPI_Status> statuses_;
-  std::list<Remains> left_ = std::list<Remains>(1);  ///< for the end, which must not allocate
+  std::list<Remains> left_ = std::list<Remains>(1);  ///< for the destructor, which must not allocate
   RoundLook failure_;                                ///< `done`: none
   std::atomic<bool> aborted_{false};
 };

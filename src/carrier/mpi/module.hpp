@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the module over MPI gives to the library: both are of one build, so a class may cross.
+// Interface of the MPI module to the library: both are of one build, so classes may cross it.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +9,24 @@
 
 namespace switchyard::detail {
 
-/// How a function of the module ended; a text is written where it was not `ok`.
+/// Result of a function of the module; unless it is `ok`, a text is written.
 enum class MpiEnd : uint8_t { ok, unsupported, timeout, failed };
 
 struct MpiText {
   char text[512];
 };
 
-/// Functions, because the module is found by the name of one symbol.
+/// Function pointers, because the module is located by one symbol name.
 struct MpiModule {
-  /// MPI_Get_library_version of the MPI that the module is linked to.
+  /// MPI_Get_library_version of the MPI that the module is linked with.
   const char* (*library)();
-  /// As mpi_process().
+  /// See mpi_process().
   MpiEnd (*begin)(int64_t deadline_ms, int* process, MpiText* why);
-  /// As make_mpi_carrier(); the caller deletes it.
+  /// See make_mpi_carrier(); the caller deletes it.
   MpiEnd (*make)(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why);
 };
 
-/// The module's one symbol; its number changes with what this header says.
+/// The module's only symbol; its number changes with this interface.
 using MpiModuleEntry = const MpiModule* (*)();
 inline constexpr char kMpiModuleEntry[] = "switchyard_internal_mpi_module_1";
 

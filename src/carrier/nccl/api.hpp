@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few functions of NCCL that the library calls, found at run time: it links no NCCL and needs no header of it. Their C
-// interface has been the same since version 2.19, and structs carry their size and version.
+// The few functions of NCCL that the library calls, looked up at run time: the library does not link NCCL and needs no NCCL
+// header. Their C interface has been the same since version 2.19, and structs contain their size and version.
 #pragma once
 
 #include <climits>
@@ -9,41 +9,41 @@
 
 namespace switchyard::detail {
 
-/// Results of NCCL's functions that are told apart here; any other is an error, for NCCL to describe.
+/// Result codes of NCCL functions that are distinguished here; any other is an error, described by NCCL.
 inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
 /// ncclDataType_t of bytes.
 inline constexpr int kNcclBytes = 1;
-/// The lowest version: before it a communicator could not be ended reliably from another thread.
+/// Minimum version: in earlier versions a communicator could not be aborted reliably from another thread.
 inline constexpr int kLeastNcclVersion = 21900;
 
-/// A communicator; nothing is known of it.
+/// An opaque communicator.
 using NcclComm = void*;
 
-/// What ranks of a communicator find each other by.
+/// Identifier by which the ranks of a communicator find each other.
 struct NcclId {
   char bytes[128] = {};
 };
 
-/// ncclConfig_t of version 2.19, which later versions take.
+/// ncclConfig_t of version 2.19, which later versions accept.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = kLeastNcclVersion;
   int blocking = 0;
-  int cga_cluster_size = INT_MIN;  // INT_MIN: as NCCL likes
+  int cga_cluster_size = INT_MIN;  // INT_MIN: chosen by NCCL
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;
   const char* net_name = nullptr;
   int split_share = INT_MIN;
 };
 
-// Of NCCL's device API, as of version 2.30.7: a later NCCL takes what says that it is of an earlier version.
+// NCCL's device API, as of version 2.30.7: a later NCCL accepts structs that declare an earlier version.
 
-/// The lowest version that may be asked for networking by kernels (GIN): the first whose signals cover one put alone (weak
-/// ones), which is what every network has that kernels can drive.
+/// Minimum version for networking by kernels (GIN): the first with signals that cover a single put (weak signals), which every
+/// network that kernels can drive supports.
 inline constexpr int kLeastGinVersion = 23007;
 inline constexpr unsigned kNcclMagic = 0xcafebeef;
-/// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those that the same network card reaches.
+/// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those reached through the same network card.
 inline constexpr int kNcclGinFull = 1, kNcclGinRail = 2;
 
 /// ncclCommProperties.
@@ -60,7 +60,7 @@ struct NcclProperties {
   int gin_type = 0;  ///< 0: kernels do not reach all ranks over the network
   int lsa_teams = 0;
   bool host_rma = false;
-  int railed_gin_type = 0;  ///< 0: nor those of a rail
+  int railed_gin_type = 0;  ///< 0: kernels do not reach the ranks of a rail either
 };
 
 /// ncclDevCommRequirements.
@@ -114,18 +114,18 @@ struct NcclApi {
   const char* (*error_text)(int result);
   const char* (*last_error)(NcclComm comm);
   int version = 0;    ///< 22809: 2.28.9
-  std::string place;  ///< where it was found, for errors
+  std::string place;  ///< where it was found, for error messages
   NcclGinApi gin;
-  std::string no_gin;  ///< why it cannot be asked for networking by kernels, and `gin` is empty; "" if it can
+  std::string no_gin;  ///< why kernels cannot use the network, with `gin` empty; "" if they can
 };
 
 /// "2.28.9"
 std::string nccl_version_text(int version);
 
-/// Looks NCCL up: the one that the process has, else the file that SWITCHYARD_NCCL names, else libnccl.so.2. It is never
-/// unloaded. \throws Error(unsupported) with the names that were tried, what is missing, or a version before 2.19.
+/// Looks up NCCL: the one already in the process, else the file named by SWITCHYARD_NCCL, else libnccl.so.2. It is never
+/// unloaded. \throws Error(unsupported) with the names tried, the missing function, or a version before 2.19.
 NcclApi load_nccl();
-/// The same once for all; a failure is tried again. Any thread.
+/// load_nccl() cached for the process; a failure is retried. Any thread.
 const NcclApi& nccl();
 
 }  // namespace switchyard::detail

@@ -9,14 +9,14 @@
 
 namespace switchyard::detail {
 
-/// post() returns when NCCL has enqueued the round on the stream, so that what is enqueued next comes after it; it waits for
-/// that alone, and not for the round. With `broken` from advance() from then on if NCCL refuses, or does not come to an end
-/// within the deadline. advance() cannot say for whom a round waits unless it has one leg, and never says `unlike`: ends that
-/// post other sizes are found by what ranks tell of their calls, or at the deadline.
+/// post() returns when NCCL has enqueued the round on the stream, so that later work on the stream is ordered after it; it
+/// waits only for that, not for the round. If NCCL fails or does not finish within the deadline, advance() returns `broken`
+/// from then on. advance() can name the peer of a waiting round only if the round has one leg, and never returns `unlike`:
+/// different sizes are detected by the ranks' reports of their calls, or at the deadline.
 ///
-/// abort() lets NCCL end the communicators in a thread of its own, whatever that waits for: kernels of rounds under way end
-/// without having done their work, so whoever aborts has told the kernels behind them before. A communicator that does not end
-/// is left behind, and so is one that has not flushed a second after the carrier's end.
+/// abort() lets NCCL abort the communicators in a separate thread, however long that takes: kernels of rounds in flight end
+/// without completing their work, so the caller must notify the kernels after them first. A communicator that does not end is
+/// leaked, as is one that has not flushed a second after the carrier's destruction.
 std::unique_ptr<Carrier> make_nccl_carrier(std::unique_ptr<NcclComms> comms);
 
 }  // namespace switchyard::detail

@@ -20,13 +20,13 @@ struct Endings {
   int under_way = 0;
 };
 Endings& endings() {
-  static auto* const all = new Endings;  // threads that nobody joins use it to their end
+  static auto* const all = new Endings;  // detached threads use it to their end
   return *all;
 }
 
 constexpr std::chrono::seconds kMostForEndings{5};
 
-/// Waits for them, within `most` and until `stop` says so.
+/// Waits for them, at most `most` and until `stop` returns true.
 void await_endings(std::chrono::milliseconds most, const std::function<bool()>& stop) {
   const auto until = std::chrono::steady_clock::now() + most;
   std::unique_lock lock(endings().mutex);
@@ -111,7 +111,7 @@ void end_elsewhere(const NcclApi& api, std::vector<NcclComm> comms) noexcept try
     for (const NcclComm comm : held) (void)abort(comm);
   });
 } catch (const std::exception&) {
-  // The communicators stay, and rounds under way too.
+  // The communicators and the rounds in flight are leaked.
 }
 
 }  // namespace switchyard::detail

@@ -22,7 +22,8 @@ constexpr size_t kSlotUnit = 4096;
 constexpr char kGinVariable[] = "SWITCHYARD_NCCL_GIN";
 constexpr std::chrono::milliseconds kEndTime{1000}, kLook{1};
 
-/// Windows and device communicators of one communicator. NCCL writes here when it has made them, so it stays where it is.
+/// Windows and device communicators of one communicator. NCCL writes here when it has made them, so the address must not
+/// change.
 struct Rail {
   int ranks = 0, own_place = 0;
   void* memory = nullptr;
@@ -33,26 +34,26 @@ struct Rail {
   GinRail view() const { return {device_comm.data(), window, ranks}; }
 };
 
-/// Slots of one end of a communicator: of each other rank one to send from and one to receive in.
+/// Slots of one end of a communicator: for each other rank one to send from and one to receive into.
 struct Slots {
   size_t bytes;
 
-  /// Where rank number `other` comes among the others of number `place`.
+  /// Index of rank number `other` among the peers of number `place`.
   static size_t index(int place, int other) { return static_cast<size_t>(other < place ? other : other - 1); }
   size_t out(int place, int other) const { return 2 * index(place, other) * bytes; }
   size_t in(int place, int other) const { return out(place, other) + bytes; }
   size_t all(int ranks) const { return 2 * bytes * static_cast<size_t>(ranks - 1); }
 };
 
-/// What is left when a carrier ends: nothing of it may go while kernels of it run.
+/// Resources of a destroyed carrier: none may be freed while its kernels run.
 struct Remains {
   std::vector<NcclComm> comms;
   std::vector<std::unique_ptr<Rail>> rails;
   std::vector<std::shared_ptr<const void>> marks;
   std::shared_ptr<StreamMarks> of;
-  bool unmarked = false;  ///< something was enqueued that has no mark
+  bool unmarked = false;  ///< something was enqueued without a mark
 
-  /// Waits, but not longer than `until`. \returns whether all that was enqueued has come to its end
+  /// Waits until `until` at most. \returns true if all enqueued work is done
   bool wait(Clock::time_point until) const {
     const auto ended = [this](const auto& mark) { return of->reached(mark.get()); };
     while (!unmarked && !std::all_of(marks.begin(), marks.end(), ended)) {
@@ -63,7 +64,7 @@ struct Remains {
   }
 };
 
-/// Keeps what kernels may still use, for good.
+/// Leaks resources that kernels may still use.
 void leave_behind(std::unique_ptr<Remains> remains) {
   static std::mutex mutex;
   static auto* const all = new std::vector<std::unique_ptr<Remains>>;
@@ -71,10 +72,10 @@ void leave_behind(std::unique_ptr<Remains> remains) {
   all->push_back(std::move(remains));
 }
 
-/// Ends communicators when nothing of this rank runs any more, and leaves them behind otherwise.
+/// Ends communicators once no work of this rank is in flight; leaks them otherwise.
 void end_remains(const NcclApi& api, Remains remains) noexcept try {
   if (remains.comms.empty()) return;
-  Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread all of it stays
+  Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread everything is leaked
   end_in_thread([held, abort = api.abort, release = api.gin.release] {
     std::unique_ptr<Remains> mine(held);
     if (!mine->wait(Clock::now() + kEndTime)) return leave_behind(std::move(mine));
@@ -83,10 +84,10 @@ void end_remains(const NcclApi& api, Remains remains) noexcept try {
       if (rail->memory != nullptr) (void)release(rail->memory);
   });
 } catch (const std::exception&) {
-  // Left behind.
+  // Leaked.
 }
 
-/// Of `whole`, bytes [at, at + most), as far as there are any.
+/// Bytes [at, at + most) of `whole`, as far as they exist.
 template <class Byte>
 std::span<Byte> piece_of(std::span<Byte> whole, size_t at, size_t most) {
   const std::span<Byte> rest = whole.subspan(std::min(at, whole.size()));
@@ -149,12 +150,12 @@ class GinCarrier final : public NcclRounds {
     device_->reset(made.view());
   }
 
-  /// Rails and pieces come in the same order on all ranks, so that no two ranks wait for each other in different ones.
+  /// Rails and pieces have the same order on all ranks, so that no two ranks wait for each other in different ones.
   bool enqueue(std::span<const Leg> legs, void* stream, int peer) override {
     unmarked_ = true;
     ++rounds_;
     try {
-      if (last_ != nullptr) comms().spec().marks->order(stream, last_.get());  // slots are those of the last round
+      if (last_ != nullptr) comms().spec().marks->order(stream, last_.get());  // the slots are those of the last round
       for (size_t rail = 0; rail < rails_.size(); ++rail) {
         size_t most = 0;
         for (const Leg& leg : legs)
@@ -172,7 +173,7 @@ class GinCarrier final : public NcclRounds {
     last_ = mark;
   }
 
-  /// Bytes [at, at + slot) of all legs on a rail.
+  /// Enqueues bytes [at, at + slot) of all legs on a rail.
   void enqueue_piece(int number, std::span<const Leg> legs, size_t at, void* stream) {
     Rail& rail = *rails_[static_cast<size_t>(number)];
     auto* const window = static_cast<std::byte*>(rail.memory);
@@ -208,10 +209,10 @@ class GinCarrier final : public NcclRounds {
     if (!std::exchange(ended_, true)) device_->end();
     end_remains(comms().api(), take());
   } catch (const std::exception&) {
-    // Left behind, for lack of memory.
+    // Leaked for lack of memory.
   }
 
-  /// Of a communicator by which nothing is under way. \returns whether it is gone
+  /// Destroys a communicator without work in flight. \returns true if it is destroyed
   bool tear_down(NcclComm comm, const Rail& rail, Clock::time_point until) const {
     const NcclApi& api = comms().api();
     const bool gone = api.gin.destroy_device_comm(comm, rail.device_comm.data()) == kNcclSuccess &&
@@ -223,7 +224,7 @@ class GinCarrier final : public NcclRounds {
   const std::shared_ptr<GinDevice> device_;
   const Slots slots_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  std::shared_ptr<const void> last_;  ///< behind the last round
+  std::shared_ptr<const void> last_;  ///< after the last round
   uint64_t rounds_ = 0;
   bool unmarked_ = false;
   bool ended_ = false;
@@ -246,7 +247,7 @@ std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_he
   if (api.version < device->header_version())
     return "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(device->header_version()) +
            ", with whose headers this build was compiled";
-  // A kernel that waits keeps another rank's, which it may wait for, from beginning.
+  // A waiting kernel keeps another rank's kernel, which it may wait for, from starting.
   if (ranks_here > 1) return std::to_string(ranks_here) + " ranks of the group share its GPU";
   return "";
 }
@@ -259,7 +260,7 @@ std::string why_no_gin(const NcclComms& comms) {
     std::string ranks;
     for (const int r : comms.spec().rails[i].ranks) ranks += (ranks.empty() ? " ranks " : ", ") + std::to_string(r);
     if (!has.device_api) return "NCCL offers no device API for" + ranks;
-    // With one rank of each host the ranks that one network card reaches are all of them, unless hosts share memory by NVLink.
+    // With one rank per host the ranks reached by one network card are all ranks, unless hosts share memory by NVLink.
     if (has.gin_type == 0 && (has.railed_gin_type == 0 || has.lsa_teams != has.ranks))
       return "NCCL finds no network that kernels can drive between" + ranks;
   }

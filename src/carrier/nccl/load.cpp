@@ -16,7 +16,7 @@ constexpr char kLibraryName[] = "libnccl.so.2", kLibraryVariable[] = "SWITCHYARD
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::unsupported, "NCCL: " + text); }
 
-/// A handle for dlsym, and what it was found by.
+/// A handle for dlsym, and the name it was found by.
 struct Library {
   void* handle = nullptr;
   std::string place;
@@ -33,7 +33,7 @@ Library find_library() {
          " may name the file. Tried: the process, then " + file + (why ? std::string(" (") + why + ")" : ""));
 }
 
-/// \returns false if there is none
+/// \returns false if it is missing
 template <class Function>
 bool look_up(Function& function, const Library& in, const char* name) {
   void* const address = ::dlsym(in.handle, name);
@@ -46,7 +46,7 @@ void find(Function& function, const Library& in, const char* name) {
   if (!look_up(function, in, name)) refuse(in.place + " has no " + name + ": it is no NCCL of version 2.19 or later");
 }
 
-/// The functions of networking by kernels, or why there are none.
+/// Looks up the functions for networking by kernels, or records why they are missing.
 void find_gin(NcclApi& api, const Library& in) {
   if (api.version < kLeastGinVersion) {
     api.no_gin = "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(kLeastGinVersion);

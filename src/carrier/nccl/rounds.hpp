@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What carriers over NCCL's communicators have in common: rounds on a stream, marks behind them, and who broke it.
+// Common base of carriers over NCCL's communicators: rounds on a stream, marks after them, and the rank that broke them.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class NcclRounds : public Carrier {
   }
 
   void abort() noexcept final {
-    stop_.store(true);  // a post() that waits for NCCL ends
+    stop_.store(true);  // ends a post() that waits for NCCL
     const std::lock_guard lock(mutex_);
     fail(-1);
     end_elsewhere();
@@ -66,29 +66,30 @@ class NcclRounds : public Carrier {
     std::shared_ptr<const void> mark;
   };
 
-  // Functions below are called with mutex_ held, but for destructors: nobody else is there then.
+  // Functions below are called with mutex_ held, except from destructors, when no other thread uses the object.
 
-  /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns whether it did; if not, fail() has been called
+  /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns true on success; otherwise fail() has been
+  /// called
   virtual bool enqueue(std::span<const Leg> legs, void* stream, int peer) = 0;
-  /// What was enqueued has this mark behind it.
+  /// Reports the mark after the enqueued work.
   virtual void marked(const std::shared_ptr<const void>&) {}
-  /// Takes the communicators and ends them, with rounds under way, where nobody waits for it.
+  /// Takes the communicators and ends them, with rounds in flight, without blocking the caller.
   virtual void end_elsewhere() noexcept = 0;
 
   static bool is_well(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
-  /// The first failure counts. \returns false
+  /// Records only the first failure. \returns false
   bool fail(int peer) {
     if (!broken_.exchange(true)) broken_by_ = peer;
     return false;
   }
   bool has_failed() const { return broken_.load(); }
-  /// True: whoever waits for NCCL ends that.
+  /// True: waits for NCCL must end.
   bool is_stopped() const { return stop_.load(); }
   NcclComms& comms() const { return *comms_; }
   std::deque<Posted>& posted() { return posted_; }
 
  private:
-  std::mutex mutex_;  ///< of what follows: abort() may come at any time
+  std::mutex mutex_;  ///< guards the members below: abort() may be called at any time
   const std::unique_ptr<NcclComms> comms_;
   std::deque<Posted> posted_;
   int broken_by_ = -1;

@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 gpu::Stream copy_stream() {
   static std::mutex mutex;
-  static auto* streams = new std::map<int, gpu::Stream>;  // outlives every group, also static ones
+  static auto* streams = new std::map<int, gpu::Stream>;  // outlives every group, including static ones
   int device = 0;
   gpu::Status status = gpu::current_device(&device);
   const std::lock_guard lock(mutex);

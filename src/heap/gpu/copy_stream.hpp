@@ -5,11 +5,10 @@
 
 namespace switchyard::detail {
 
-/// The stream of the current device for what the host copies and clears and for launches that never wait for a peer, each
-/// followed by cudaStreamSynchronize. It does not synchronise with the legacy default stream. One per device, made once and
-/// kept for the life of the process, for all ranks and heaps in it: the driver maps streams to few hardware queues, and the
-/// more streams a process has used, the likelier two ranks' calls share one and wait for each other. Thread safe. Throws
-/// system.
+/// The current device's stream for copies and fills from the host and for launches that never wait for a peer, each followed by
+/// cudaStreamSynchronize. It does not synchronize with the legacy default stream. One per device, created once and kept for the
+/// life of the process, shared by all its ranks and heaps: the driver maps streams to few hardware queues, and the more streams
+/// a process has used, the more likely two ranks' calls share a queue and wait for each other. Thread safe. Throws system.
 gpu::Stream copy_stream();
 
 }  // namespace switchyard::detail

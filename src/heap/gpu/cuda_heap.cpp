@@ -16,7 +16,7 @@
 
 namespace switchyard::detail {
 
-/// What a heap is made of.
+/// Components of a heap.
 struct CudaHeap::Parts {
   size_t bytes = 0;
   int device = -1;
@@ -46,7 +46,7 @@ Preference preference_from_environment() {
   throw Error(ErrorCode::invalid_argument, "SWITCHYARD_CUDA_HEAP = '" + text + "': must be auto, vmm or ipc");
 }
 
-/// What a rank brings to the decision on size and kind.
+/// A rank's input to the decision on size and kind.
 struct Claim {
   uint64_t bytes = 0;
   uint64_t granularity = kHeapSegmentAlignment;
@@ -90,7 +90,7 @@ struct Agreement {
   Kind kind = Kind::vmm;
 };
 
-/// A pure function of all claims: every rank comes to the same result or the same error.
+/// A pure function of all claims: every rank computes the same result or the same error.
 Agreement agree(const std::vector<Claim>& claims) {
   Agreement result;
   bool want_ipc = false;
@@ -118,14 +118,14 @@ Agreement agree(const std::vector<Claim>& claims) {
   return result;
 }
 
-/// The claims of the ranks of `rank`'s host.
+/// Claims of the ranks of `rank`'s host.
 std::vector<Claim> claims_around(const std::vector<Claim>& claims, const HostMap& hosts, int rank) {
   std::vector<Claim> here;
   for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(claims[static_cast<size_t>(r)]);
   return here;
 }
 
-/// A GPU that is not visible to this process is not checked: mapping its memory fails if it is no peer.
+/// GPUs that are not visible to this process are not checked: mapping their memory fails if they are not peers.
 void check_peers(const std::vector<Claim>& claims, int device) {
   std::vector<std::array<char, 16>> visible;
   for (int d = 0; d < count_devices(); ++d) visible.push_back(uuid_of(d));
@@ -151,7 +151,7 @@ void check_alignment(const DeviceSegment& segment) {
                                      std::to_string(kHeapSegmentAlignment) + " bytes; use SWITCHYARD_CUDA_HEAP=vmm");
 }
 
-/// Memory for a reserved segment of this process, readable by all its ranks.
+/// Allocates memory for a reserved segment of this process, accessible to all its ranks.
 void fill_mine(VmmSegment& segment, int device, size_t bytes, std::span<const int> users) {
   segment.map(PhysicalMemory::create(device, bytes), users);
   const DeviceGuard guard(device);
@@ -166,13 +166,13 @@ std::shared_ptr<DeviceSegment> malloc_zeroed(int device, size_t bytes) {
   return segment;
 }
 
-/// Whether rank `r` is on this rank's host, which maps its segment.
+/// True if rank `r` is on this rank's host, which maps its segment.
 bool is_here(const Bootstrap& bootstrap, size_t r) {
   return bootstrap.host_map().together(bootstrap.rank(), static_cast<int>(r));
 }
 
-/// Memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish` runs when
-/// this rank's memory is mapped and zero, before any peer goes on.
+/// Allocates memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish`
+/// runs when this rank's memory is mapped and zero, before any peer continues.
 template <class Finish>
 void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int device, size_t bytes, const Segments& segments,
                         const Finish& finish) {
@@ -230,7 +230,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
     for (size_t r = 0; r < claims.size(); ++r) {
       if (r == me || !is_here(bootstrap, r)) continue;
       if (claims[r].process == claims[me].process) {
-        // A process cannot open its own handle, and need not.
+        // A process cannot open its own handle, and does not need to.
         enable_peer_access(device, claims[r].device);
         segments[r] = std::make_shared<BorrowedSegment>(device, reinterpret_cast<std::byte*>(offers[r].address));
       } else {
@@ -242,7 +242,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   return segments;
 }
 
-/// Threads: every rank makes its own segment, and all of a host use the same objects.
+/// Threads: every rank makes its own segment, and all ranks of a host share the objects.
 Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims,
                        const Agreement& plan) {
   const int device = claims[static_cast<size_t>(bootstrap.rank())].device;
@@ -369,12 +369,12 @@ void CudaHeap::close() noexcept {
   const auto me = static_cast<size_t>(view().rank);
   if (bootstrap_ != nullptr) {
     const std::shared_ptr<DeviceSegment> mine = segments_[me];
-    segments_.clear();  // the peers' memory first: they free it after the barrier
+    segments_.clear();  // peers' memory first: they free it after the barrier
     try {
       bootstrap_->barrier(deadline_);
     } catch (const PeerFailed&) {
-      // That process has closed its mappings, or ended and lost them. A third one may be late; its mapping stays valid, as the
-      // driver counts references to the memory, which its documentation does not promise.
+      // That process has closed its mappings, or ended and lost them. A third process may be late; its mapping stays valid,
+      // because the driver counts references to the memory, although its documentation does not guarantee this.
     } catch (...) {
       static_cast<MallocSegment&>(*mine).abandon();
     }
@@ -398,7 +398,7 @@ void CudaHeap::keep_ranges(std::span<const Range> keep) {
   kept_ = std::move(kept);
 }
 
-/// Threads share the mappings: each rank unmaps its own segment.
+/// Threads share the mappings: each rank unmaps only its own segment.
 void CudaHeap::unmap_mine() {
   for (size_t r = 0; r < segments_.size(); ++r) {
     if (segments_[r] && (!same_process_ || r == static_cast<size_t>(view().rank))) vmm(segments_[r]).unmap();
@@ -423,7 +423,7 @@ void CudaHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
   const Deadline deadline(budget);
   run_step(bootstrap, deadline, kSubject, [&] {
     if (!asleep_) throw Error(ErrorCode::invalid_argument, "wake: the heap does not sleep");
-    unmap_mine();  // what an attempt that failed may have left
+    unmap_mine();  // mappings left by a failed attempt
   });
   try {
     if (same_process_) {
@@ -438,7 +438,7 @@ void CudaHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
     try {
       unmap_mine();
     } catch (const Error&) {
-      // The next attempt tries again and reports it.
+      // The next attempt retries and reports it.
     }
     throw;
   }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric heap in GPU memory. Every rank owns one segment on its GPU; all ranks map all segments, readable and writable by
-// their own GPU. The control words that the host looks at do not live here: they have a heap of their own in host memory.
+// their own GPU. The control words that the host polls are not here: they have a separate heap in host memory.
 //
 // Kinds:
-//   vmm   driver allocations (cuMemCreate), passed as file descriptors. Teardown is local: memory goes with its last user, also
-//         when a peer has died. The default.
-//   ipc   cudaMalloc and cudaIpc handles. Where vmm is missing, or with SWITCHYARD_CUDA_HEAP=ipc on any rank. Teardown between
-//         processes is collective; no sleep.
-// SWITCHYARD_CUDA_HEAP: auto (default), vmm (an error where it is missing) or ipc.
+//   vmm   driver allocations (cuMemCreate), passed as file descriptors. Teardown is local: memory is freed with its last
+//         user, also after a peer has died. The default.
+//   ipc   cudaMalloc and cudaIpc handles. Used if vmm is unavailable, or with SWITCHYARD_CUDA_HEAP=ipc on any rank. Teardown
+//         between processes is collective; no sleep.
+// SWITCHYARD_CUDA_HEAP: auto (default), vmm (an error if unavailable) or ipc.
 //
-// Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; those of others are null. Sizes are
-// rounded up to the granularity of the driver (2 MiB). Ranks may share a GPU. No call waits for work on the caller's streams,
-// except sleep. All calls leave the current device as it was and create no context on other GPUs than those of this process's
+// Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; segments of other hosts are null.
+// Sizes are rounded up to the driver's granularity (2 MiB). Ranks may share a GPU. No call waits for work on the caller's
+// streams, except sleep. All calls preserve the current device and create no context on GPUs other than those of this process's
 // ranks.
 #pragma once
 
@@ -32,11 +32,11 @@ class CudaHeap final : public SymmetricHeap {
  public:
   enum class Kind { vmm, ipc };
 
-  /// Collective. Processes or threads, as `bootstrap` says. `device` is the GPU of this rank and may differ by rank and repeat;
+  /// Collective. Processes or threads, as in `bootstrap`. `device` is the GPU of this rank; it may differ by rank and repeat.
   /// `bytes` is the same on all ranks. The segments are zero. Throws, on all ranks alike, Error(invalid_argument) for a wrong
-  /// index, size or environment variable, Error(unsupported) naming two GPUs that are no peers, Error(mismatch), or
-  /// Error(system) naming asked, free and total bytes. With kind ipc between processes the heap keeps a pointer to `bootstrap`,
-  /// which must outlive it or its close(), and must not have left; close() then waits at most `deadline`.
+  /// index, size or environment variable, Error(unsupported) naming two GPUs that are not peers, Error(mismatch), or
+  /// Error(system) naming requested, free and total bytes. With kind ipc between processes the heap keeps a pointer to
+  /// `bootstrap`, which must outlive it or its close(), and must not have left; close() then waits at most `deadline`.
   static std::unique_ptr<CudaHeap> create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds deadline);
   /// Creates the heaps of all ranks of this process at once, from one thread: rank r has devices[r]. One address per segment.
   static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes) {
@@ -53,16 +53,16 @@ class CudaHeap final : public SymmetricHeap {
   /// "vmm" or "ipc".
   const char* kind() const noexcept { return kind_ == Kind::vmm ? "vmm" : "ipc"; }
 
-  /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are dead afterwards. Work of this rank
-  /// on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective, and before
-  /// Bootstrap::leave(); does not wait for a rank that is gone; if one does not come in time this rank's memory stays allocated
-  /// until the process ends, as that rank may still use it.
+  /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are invalid afterwards. Work of this
+  /// rank on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective, and before
+  /// Bootstrap::leave(); does not wait for a departed rank. If a rank does not arrive in time, this rank's memory stays
+  /// allocated until the process ends, because that rank may still use it.
   void close() noexcept;
-  /// False: close() needs the bootstrap.
+  /// False: close() requires the bootstrap.
   bool closes_alone() const noexcept { return bootstrap_ == nullptr; }
 
-  /// Kind vmm; ipc: Error(unsupported). The device is synchronised; the ranges `keep` are copied to host memory (Error(system)
-  /// without). While asleep no address of the heap may be used.
+  /// Kind vmm; ipc: Error(unsupported). Synchronizes the device and copies the ranges `keep` to host memory (Error(system) if
+  /// host memory is insufficient). While asleep no address of the heap may be used.
   void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds deadline) override;
   void wake(Bootstrap& bootstrap, Milliseconds deadline) override;
 
@@ -87,7 +87,7 @@ class CudaHeap final : public SymmetricHeap {
   Kind kind_;
   bool same_process_;
   std::vector<int> users_;                                ///< devices that access this rank's mappings
-  std::vector<std::shared_ptr<DeviceSegment>> segments_;  ///< null: of another host
+  std::vector<std::shared_ptr<DeviceSegment>> segments_;  ///< null: on another host
   std::vector<Kept> kept_;
   Bootstrap* bootstrap_;  ///< for a collective teardown, else null
   Milliseconds deadline_;

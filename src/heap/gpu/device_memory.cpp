@@ -31,7 +31,7 @@ CUdeviceptr address_of(const std::byte* data) { return reinterpret_cast<CUdevice
 
 std::string gpu_text(int device) { return "GPU " + std::to_string(device); }
 
-/// The device is current.
+/// Requires that the device is current.
 [[noreturn]] void throw_out_of_memory(int device, size_t asked) {
   gpu::forget_error();
   size_t free = 0, total = 0;
@@ -90,7 +90,7 @@ PhysicalMemory PhysicalMemory::create(int device, size_t bytes) {
 
 PhysicalMemory PhysicalMemory::import_from(int fd) {
   CUmemGenericAllocationHandle handle = 0;
-  // The driver takes the descriptor itself in place of a pointer.
+  // The driver expects the descriptor itself in place of a pointer.
   void* const as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
   check(driver().import_handle(&handle, as_pointer, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
         "cuMemImportFromShareableHandle of a peer's memory");
@@ -139,7 +139,7 @@ VmmSegment::~VmmSegment() {
     if (mapped_) driver().unmap(address_of(data_), bytes_);
     driver().free_address(address_of(data_), bytes_);
   } catch (const Error&) {
-    // The driver is shutting down and takes everything with it.
+    // The driver is shutting down and releases everything.
   }
 }
 
@@ -183,7 +183,7 @@ MallocSegment::~MallocSegment() {
     const DeviceGuard guard(device_);
     if (gpu::release(data_) != gpu::kOk) gpu::forget_error();
   } catch (const Error&) {
-    // The driver is shutting down and takes everything with it.
+    // The driver is shutting down and releases everything.
   }
 }
 
@@ -210,7 +210,7 @@ IpcSegment::~IpcSegment() {
     const DeviceGuard guard(device_);
     if (gpu::close_memory(data_) != gpu::kOk) gpu::forget_error();
   } catch (const Error&) {
-    // The driver is shutting down and takes everything with it.
+    // The driver is shutting down and releases everything.
   }
 }
 

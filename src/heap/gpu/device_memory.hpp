@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one rank's segment on a GPU and a mapping of it: VMM allocations, cudaMalloc, opened cudaIpc handles.
+// Memory of one rank's segment on a GPU, and mappings of it: VMM allocations, cudaMalloc, opened cudaIpc handles.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// How often this process has asked the driver for memory of a GPU: calls of an exchange object never do. Every place that does
-/// says so, before it asks.
+/// Number of times that this process has requested GPU memory from the driver: calls of an exchange object never do. Every call
+/// site counts its request before making it.
 uint64_t num_device_allocations() noexcept;
 void count_device_allocation() noexcept;
 
-/// One reference to a VMM allocation of the driver. The memory lives until its last reference and its last mapping, in whatever
-/// process, are gone.
+/// One reference to a VMM allocation of the driver. The memory lives until its last reference and its last mapping, in any
+/// process, are released.
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
@@ -25,14 +25,14 @@ class PhysicalMemory {
   PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
   ~PhysicalMemory();
 
-  /// `bytes` is a multiple of vmm_granularity(device). Throws Error(system) naming asked, free and total bytes.
+  /// `bytes` is a multiple of vmm_granularity(device). Throws Error(system) naming requested, free and total bytes.
   static PhysicalMemory create(int device, size_t bytes);
-  /// What export_fd gave, here or in another process. The caller keeps `fd`.
+  /// Imports a descriptor from export_fd, of this or another process. The caller keeps `fd`.
   static PhysicalMemory import_from(int fd);
   UniqueFd export_fd() const;
   uint64_t handle() const noexcept { return handle_; }
   explicit operator bool() const noexcept { return held_; }
-  /// Takes over a handle of the driver.
+  /// Takes ownership of a driver handle.
   static PhysicalMemory adopt(uint64_t handle) noexcept;
 
  private:
@@ -42,7 +42,7 @@ class PhysicalMemory {
 
 /// True if `device` can allocate VMM memory and export it as a file descriptor.
 bool vmm_supported(int device);
-/// Unit of sizes and addresses of memory on `device` (2 MiB on the GPUs known so far).
+/// Granularity of sizes and addresses of memory on `device` (2 MiB on the GPUs known so far).
 size_t vmm_granularity(int device);
 
 /// One mapping of one rank's segment in this process.
@@ -55,18 +55,18 @@ class DeviceSegment {
 
  protected:
   explicit DeviceSegment(int device) : device_(device) {}
-  int device_;  ///< whose context is current for calls to the driver
+  int device_;  ///< its context is current for calls to the driver
   std::byte* data_ = nullptr;
 };
 
-/// A range of addresses, reserved while the object lives, with or without memory behind it.
+/// An address range, reserved for the lifetime of the object, with or without memory mapped to it.
 class VmmSegment final : public DeviceSegment {
  public:
   VmmSegment(int device, size_t bytes, size_t alignment);
   ~VmmSegment() override;
 
-  /// Puts `memory` behind the addresses, readable and writable by `devices`. On an exception nothing is mapped. The mapping
-  /// holds a reference of its own.
+  /// Maps `memory` to the addresses, readable and writable by `devices`. On an exception nothing is mapped. The mapping holds
+  /// its own reference.
   void map(const PhysicalMemory& memory, std::span<const int> devices);
   /// Idempotent. Throws Error(system) if the driver refuses.
   void unmap();
@@ -77,7 +77,7 @@ class VmmSegment final : public DeviceSegment {
   bool mapped_ = false;
 };
 
-/// cudaMalloc.
+/// Memory from cudaMalloc.
 class MallocSegment final : public DeviceSegment {
  public:
   MallocSegment(int device, size_t bytes);
@@ -87,28 +87,29 @@ class MallocSegment final : public DeviceSegment {
 };
 
 using IpcHandle = std::array<std::byte, 64>;
-/// `base`: the start of an allocation of cudaMalloc; its device is current.
+/// `base`: the start of a cudaMalloc allocation, whose device is current.
 IpcHandle ipc_handle_of(void* base);
 
-/// Memory of another process, mapped for `device` by its cudaIpc handle. The owner must not free it before this is destroyed.
+/// Memory of another process, mapped for `device` by its cudaIpc handle. The owner must not free it before this object is
+/// destroyed.
 class IpcSegment final : public DeviceSegment {
  public:
   IpcSegment(int device, const IpcHandle& handle);
   ~IpcSegment() override;
 };
 
-/// Memory that another rank of this process owns.
+/// Memory owned by another rank of this process.
 class BorrowedSegment final : public DeviceSegment {
  public:
   BorrowedSegment(int device, std::byte* data) : DeviceSegment(device) { data_ = data; }
 };
 
-/// Lets `device` use memory of `peer` that cudaMalloc gave. Idempotent.
+/// Enables access of `device` to cudaMalloc memory of `peer`. Idempotent.
 void enable_peer_access(int device, int peer);
-/// Throws Error(unsupported) that names both, unless `device` can use memory of `peer`.
+/// Throws Error(unsupported) naming both devices unless `device` can access memory of `peer`.
 void check_peer_access(int device, int peer);
 
-/// Synchronous accesses from the host on a stream of their own, so that they wait for no other work. The device is current.
+/// Synchronous accesses from the host on a separate stream, so that they wait for no other work. The device is current.
 void fill_zero(std::byte* data, size_t bytes);
 void copy_to_host(void* to, const std::byte* from, size_t bytes);
 void copy_to_device(std::byte* to, const void* from, size_t bytes);

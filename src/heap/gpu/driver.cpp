@@ -61,7 +61,7 @@ Driver load() {
   return d;
 }
 
-/// The device's context, which stays once it is there: every call after the first is a load. Checks the index before that.
+/// The device's context, retained once created: every call after the first is a load. Checks the index before that.
 CUcontext primary_context(int device) {
   static std::mutex mutex;
   static std::array<std::atomic<CUcontext>, kMaxDevices> contexts = {};
@@ -89,7 +89,7 @@ const Driver& driver() {
 }
 
 gpu::MemoryPlace place_of(const void* memory) {
-  // The driver leaves these as they are, or 0, for memory that it does not know.
+  // The driver leaves these unchanged, or sets 0, for unknown memory.
   uint64_t type = 0, managed = 0;
   int device = -1;
   std::array asked = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};

@@ -26,7 +26,7 @@ constexpr const char* kAllowed =
 
 enum class Allocator : int32_t { none, cuda_malloc, vmm };
 
-/// What a rank brings: its buffer, and the allocation around it.
+/// A rank's contribution: its buffer, and the allocation around it.
 struct Offer {
   Allocator allocator = Allocator::none;
   int32_t device = -1;
@@ -48,7 +48,7 @@ std::string hexadecimal(const void* p) {
   throw Error(code, "buffer at " + hexadecimal(p) + " is " + found + kAllowed);
 }
 
-/// Everything but device memory is refused; the buffer lies on `device`.
+/// Rejects everything except device memory; the buffer must be on `device`.
 void check_placement(const void* p, int device) {
   gpu::MemoryPlace place;
   check(gpu::look_up(&place, p), "cudaPointerGetAttributes of " + hexadecimal(p));
@@ -64,7 +64,7 @@ void check_placement(const void* p, int device) {
                                                ": must lie on GPU " + std::to_string(device) + ", the one of its rank");
 }
 
-/// The export handle of driver memory, or nothing if it is not that.
+/// The export handle of driver memory, or none if it is not driver memory.
 PhysicalMemory driver_memory_at(const void* p) {
   CUmemGenericAllocationHandle handle = 0;
   if (driver().retain_handle(&handle, const_cast<void*>(p)) != CUDA_SUCCESS) return {};
@@ -82,7 +82,7 @@ bool has_ipc_handle(CUdeviceptr address) {
          capable != 0;
 }
 
-/// Finds out what the buffer is. `memory` receives the reference that is passed on, for driver memory.
+/// Determines the kind of the buffer. For driver memory, `memory` receives the reference that is passed to the peers.
 Offer describe_buffer(void* p, size_t bytes, int device, bool same_process, PhysicalMemory& memory) {
   Offer offer;
   offer.process = ProcessId::mine();
@@ -128,7 +128,7 @@ Offer describe_buffer(void* p, size_t bytes, int device, bool same_process, Phys
   return offer;
 }
 
-/// Something to pass where a rank has no driver memory.
+/// A placeholder for ranks without driver memory.
 UniqueFd placeholder_fd() {
   UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!fd) throw Error(ErrorCode::system, std::string("open /dev/null: ") + std::strerror(errno));
@@ -153,7 +153,7 @@ void grant_access(const Offer& mine, const std::vector<Offer>& offers) {
   check(driver().set_access(mine.base, mine.base_bytes, access.data(), access.size()), "cuMemSetAccess of a buffer");
 }
 
-/// A mapping of another rank's buffer for `device`, starting at its allocation's base.
+/// Maps another rank's buffer for `device`, starting at its allocation's base.
 std::shared_ptr<DeviceSegment> map_peer(const Offer& offer, int fd, int device) {
   if (offer.allocator == Allocator::cuda_malloc) return std::make_shared<IpcSegment>(device, offer.handle);
   auto segment = std::make_shared<VmmSegment>(device, offer.base_bytes, vmm_granularity(device));
@@ -189,7 +189,7 @@ std::shared_ptr<PeerRange> PeerRange::create(Bootstrap& bootstrap, int device, v
     for (size_t r = 0; r < offers.size(); ++r) {
       const Offer& offer = offers[r];
       uint64_t address = offer.address;
-      // The memory of ranks of this process has an address already.
+      // Memory of ranks of this process already has an address.
       const bool has_address =
           r == me || bootstrap.same_process() || (offer.allocator == Allocator::cuda_malloc && offer.process == mine.process);
       if (offer.allocator != Allocator::none && !has_address) {

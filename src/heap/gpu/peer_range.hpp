@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's own buffers as all ranks see them: what lets rows move without a copy through the symmetric heap.
+// The caller's own buffers, mapped by all ranks, so that rows can move without a copy through the symmetric heap.
 //
-// Accepted: memory of cudaMalloc (also the blocks of caching allocators over it), and driver memory (cuMemCreate) that may be
-// exported as a file descriptor. Each range lies within one allocation and on the GPU of its rank.
-// Refused: host memory, managed memory, memory of stream-ordered pools, other driver memory, and ranges that span several
+// Accepted: memory of cudaMalloc (also blocks of caching allocators on top of it), and driver memory (cuMemCreate) that can be
+// exported as a file descriptor. Each range is within one allocation and on the GPU of its rank.
+// Rejected: host memory, managed memory, memory of stream-ordered pools, other driver memory, and ranges that span several
 // driver allocations (such as the chunks of an expandable segment).
 #pragma once
 
@@ -21,14 +21,14 @@ class DeviceSegment;
 /// have destroyed their ranges (a barrier in between): with cudaMalloc the mapping of a freed buffer is undefined.
 class PeerRange {
  public:
-  /// Address of that rank's buffer as this rank's GPU reaches it; null if its size is zero.
+  /// Address of that rank's buffer on this rank's GPU; null if its size is zero.
   std::byte* at(int rank) const { return at_.at(static_cast<size_t>(rank)); }
   size_t bytes(int rank) const { return bytes_.at(static_cast<size_t>(rank)); }
   int world() const noexcept { return static_cast<int>(at_.size()); }
 
   /// Collective. Each rank passes its buffer, in memory of GPU `device`; sizes may differ, and `p` may be null with 0 bytes.
-  /// Throws, on all ranks alike, Error(invalid_argument or unsupported) that names the allocator found and those allowed.
-  /// Threads: peers get access to the memory for as long as it is mapped, also after the range is destroyed.
+  /// Throws, on all ranks alike, Error(invalid_argument or unsupported) that names the allocator found and the allowed ones.
+  /// Threads: peers have access to the memory as long as it is mapped, even after the range is destroyed.
   static std::shared_ptr<PeerRange> create(Bootstrap& bootstrap, int device, void* p, size_t bytes, Milliseconds deadline);
 
  private:

@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Tells this process from every other, also from one with the same number in another container or one that it forked.
+/// Distinguishes this process from all others, also from one with the same number in another container and from forked ones.
 struct ProcessId {
   uint64_t random = 0;
   int64_t number = 0;
