@@ -26,16 +26,16 @@ function(switchyard_link_view dir root)
   endforeach()
 endfunction()
 
-# switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY the C++ sources of a target are compiled eight at a time,
-# which halves the time of a build, but for the given ones, CUDA sources, and those with flags of their own.
+# switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY the given C++ sources of a target are compiled eight at a
+# time, which saves much of the time of a build. The others, and sources with flags of their own, are compiled alone.
 function(switchyard_compile_together target)
-  get_target_property(alone ${target} SOURCES)
-  list(FILTER alone INCLUDE REGEX "\\.cu$")
-  list(APPEND alone ${ARGN})
-  if(alone)
-    set_property(SOURCE ${alone} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
-  endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SWITCHYARD_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  set(position 0)
+  foreach(source IN LISTS ARGN)
+    math(EXPR group "${position} / 8")
+    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${group})
+    math(EXPR position "${position} + 1")
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SWITCHYARD_UNITY} UNITY_BUILD_MODE GROUP)
 endfunction()
 
 function(switchyard_layer folder)
@@ -57,7 +57,10 @@ function(switchyard_layer folder)
   endif()
 
   add_library(${target} OBJECT ${sources})
-  switchyard_compile_together(${target} ${arg_ALONE})
+  # Those of builds with CUDA are compiled alone, so that the others are compiled alike in both kinds of builds.
+  set(together ${arg_SOURCES})
+  list(REMOVE_ITEM together ${arg_ALONE} no_gpu.cpp gpu/no_gpu.cpp gradients/no_gpu.cpp no_device.cpp)
+  switchyard_compile_together(${target} ${together})
   target_include_directories(${target} PRIVATE ${view} ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
   # Sources that both kinds of builds have are compiled alike in both: CUDA's headers are for the others.
   list(TRANSFORM arg_LINK REPLACE "^(CUDA::.*)$" "$<LINK_ONLY:\\1>" OUTPUT_VARIABLE links)

@@ -7,6 +7,7 @@
   internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
             Headers that include CUDA's are checked only where CUDA's are installed; the others' names are printed. A header that a
             source of the build includes before all others has been compiled alone there, and is not compiled again
+  cuda      those of the internal headers that include CUDA's
   baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
             (-march=sapphirerapids, what -march=native means there)
 """
@@ -84,6 +85,25 @@ def internal_jobs(build):
             yield name, command, f'#include "{name}"\n'
 
 
+def needs_cuda(name):
+    """Whether a header of src includes one of CUDA, by itself or through others of src."""
+    seen, left = set(), [name]
+    while left:
+        at = ROOT / "src" / left.pop()
+        if at in seen or not at.is_file():
+            continue
+        seen.add(at)
+        for found in re.findall(r'^#include ["<]([^">]+)', at.read_text(encoding="utf-8"), re.M):
+            if re.fullmatch(r"cuda\w*\.h", found):
+                return True
+            left.append(found)
+    return False
+
+
+def cuda_jobs(build):
+    return (job for job in internal_jobs(build) if needs_cuda(job[0]))
+
+
 def baseline_jobs(build):
     layers = layers_of(build)
     include = [f"-I{ROOT / 'include'}", f"-I{build / 'include'}"]
@@ -110,10 +130,10 @@ def compile_alone(job):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["public", "internal", "baseline"])
+    parser.add_argument("kind", choices=["public", "internal", "cuda", "baseline"])
     parser.add_argument("build", type=Path, help="build folder (generated headers, views)")
     args = parser.parse_args()
-    kinds = {"public": public_jobs, "internal": internal_jobs, "baseline": baseline_jobs}
+    kinds = {"public": public_jobs, "internal": internal_jobs, "cuda": cuda_jobs, "baseline": baseline_jobs}
     jobs = list(kinds[args.kind](args.build.resolve()))
     if not jobs:
         sys.exit("nothing to compile found")
