@@ -237,12 +237,12 @@ void SymmetricHeap::add_pool(size_t offset, std::weak_ptr<const KeepsRanges> poo
   pools_.emplace_back(offset, std::move(pool));
 }
 
-size_t SymmetricHeap::allocate(size_t bytes, size_t alignment, size_t kept) {
+size_t SymmetricHeap::allocate(size_t bytes, size_t alignment, size_t kept, size_t at_least) {
   if (!std::has_single_bit(alignment) || alignment > kHeapSegmentAlignment) {
     throw Error(ErrorCode::invalid_argument, "heap alignment = " + std::to_string(alignment) +
                                                  ": must be a power of two up to " + std::to_string(kHeapSegmentAlignment));
   }
-  if (const auto offset = allocator_.allocate(bytes, alignment, std::min(kept, bytes))) return *offset;
+  if (const auto offset = allocator_.allocate(bytes, alignment, std::min(kept, bytes), at_least)) return *offset;
   const OffsetAllocator::Usage usage = allocator_.usage();
   throw Error(ErrorCode::heap_exhausted, "the symmetric heap of rank " + std::to_string(view_.rank) + " has no room for " +
                                              std::to_string(bytes) + " bytes at alignment " + std::to_string(alignment) + ": " +

@@ -43,11 +43,11 @@ class SymmetricHeap {
   virtual HeapHeader* header(int r) const noexcept { return reinterpret_cast<HeapHeader*>(view_.base[r]); }
 
   /// Allocates `bytes` at `alignment` (a power of two up to kHeapSegmentAlignment) from this rank's segment and returns the
-  /// offset. If all ranks make the same calls in the same order the offsets are equal; callers exchange and verify them. The
-  /// memory is zero when first allocated and keeps its bytes when it is allocated again after a release. First fit; sizes are
-  /// rounded up to OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block survive sleep,
-  /// by default all of it. Throws Error(heap_exhausted) naming requested, free, largest free and total sizes. Any thread.
-  size_t allocate(size_t bytes, size_t alignment, size_t kept = std::numeric_limits<size_t>::max());
+  /// lowest possible offset of at least `at_least`. Offsets differ between ranks if their objects differ; callers agree on one.
+  /// The memory is zero when first allocated and keeps its bytes when it is allocated again after a release. Sizes are rounded
+  /// up to OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block survive sleep, by
+  /// default all of it. Throws Error(heap_exhausted) naming requested, free, largest free and total sizes. Any thread.
+  size_t allocate(size_t bytes, size_t alignment, size_t kept = std::numeric_limits<size_t>::max(), size_t at_least = 0);
   /// Declares that `pool` subdivides the block at `offset`, in offsets of the heap: the pool's kept ranges survive sleep too.
   /// Any thread.
   void add_pool(size_t offset, std::weak_ptr<const KeepsRanges> pool);

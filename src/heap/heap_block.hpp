@@ -13,8 +13,8 @@ class HeapBlock {
  public:
   HeapBlock() = default;
   /// Allocates with SymmetricHeap::allocate.
-  HeapBlock(SymmetricHeap& heap, size_t bytes, size_t alignment, size_t kept)
-      : heap_(&heap), offset_(heap.allocate(bytes, alignment, kept)) {}
+  HeapBlock(SymmetricHeap& heap, size_t bytes, size_t alignment, size_t kept, size_t at_least)
+      : heap_(&heap), offset_(heap.allocate(bytes, alignment, kept, at_least)) {}
   HeapBlock(HeapBlock&& other) noexcept : heap_(std::exchange(other.heap_, nullptr)), offset_(other.offset_) {}
   HeapBlock& operator=(HeapBlock&& other) noexcept {
     std::swap(heap_, other.heap_);

@@ -11,13 +11,13 @@ namespace {
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 }  // namespace
 
-std::optional<size_t> OffsetAllocator::allocate(size_t bytes, size_t alignment, size_t kept) {
+std::optional<size_t> OffsetAllocator::allocate(size_t bytes, size_t alignment, size_t kept, size_t at_least) {
   if (bytes > capacity_) return std::nullopt;
   const size_t wanted = std::max(round_up(bytes, kGranule), kGranule);
   const std::lock_guard lock(mutex_);
   for (auto block = free_.begin(); block != free_.end(); ++block) {
     const auto [start, length] = *block;
-    const size_t offset = round_up(start, std::max(alignment, kGranule));
+    const size_t offset = round_up(std::max(start, at_least), std::max(alignment, kGranule));
     const size_t gap = offset - start;
     if (gap > length || wanted > length - gap) continue;
     used_.emplace(offset, wanted);

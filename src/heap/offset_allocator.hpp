@@ -31,9 +31,9 @@ class OffsetAllocator final : public KeepsRanges {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// Empty if no free block is large enough. `alignment` is a power of two. The first `kept` bytes are recorded for kept(). Any
-  /// thread.
-  std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0);
+  /// The lowest possible offset of at least `at_least`, or empty if no free block is large enough. `alignment` is a power of
+  /// two. The first `kept` bytes are recorded for kept(). Any thread.
+  std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0, size_t at_least = 0);
   /// Releases a block from allocate(). Needs no memory and cannot fail. Any thread.
   void release(size_t offset) noexcept;
 

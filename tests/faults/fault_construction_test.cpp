@@ -20,6 +20,7 @@ using switchyard::GroupOptions;
 using switchyard::LedgerCombine;
 using switchyard::LedgerConfig;
 using switchyard::NormalConfig;
+using switchyard::RowMemory;
 using switchyard::Staging;
 
 /// An object of one mode: with a config that fits, too large for the heap, wrong, or another one.
@@ -99,6 +100,47 @@ TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, Construction, testing::ValuesIn(modes()),
                          [](const auto& m) { return std::string(m.param.name); });
+
+/// Each rank still holds other objects of those that all ranks have made, as ranks of Python do until a garbage collection.
+TEST_P(Construction, FindsAPlaceThatIsFreeOnAllRanks) {
+  constexpr int kWorld = 3, kObjects = 4;
+  for (const unsigned seed : {1u, 2u, 3u}) {
+    const auto all = outcomes(kWorld, options_with(600s, size_t{8} << 20), [&](Group& group) {
+      std::vector<RowMemory> held;
+      for (int i = 0; i < kObjects; ++i) held.emplace_back(group, 40000 + 70000 * static_cast<size_t>(i));
+      for (int i = 0; i < kObjects; ++i)
+        if ((seed * 7 + static_cast<unsigned>(i * (group.rank() + 1))) % 3 == 0) held[static_cast<size_t>(i)] = {};
+      std::vector<RowMemory> more;
+      for (int i = 0; i < 2; ++i) {
+        GetParam().make_and_call(group, Size::fits);
+        more.emplace_back(group, 50000);
+      }
+      held.clear();
+      GetParam().make_and_call(group, Size::fits);
+      more.clear();
+      group.barrier();
+      EXPECT_EQ(group.heap_used(), 0u);
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+}
+
+TEST(Place, IsSoughtWhereAllRanksHaveRoom) {
+  const auto all = outcomes(2, options_with(600s, size_t{1} << 20), [&](Group& group) {
+    constexpr size_t kBytes = 300 << 10;
+    std::vector<RowMemory> held;
+    for (int i = 0; i < 3; ++i) held.emplace_back(group, kBytes);
+    held[group.rank() == 0 ? 0 : 2] = {};
+    const Outcome none = outcome_of([&] { RowMemory(group, kBytes); });
+    EXPECT_EQ(code_name(none.code), "heap_exhausted") << none.text;
+    EXPECT_NE(none.text.find("RowMemory, rank 0: RowMemory needs 307200 bytes"), std::string::npos) << none.text;
+    EXPECT_NE(none.text.find("that are gone here"), std::string::npos) << none.text;
+    held[group.rank() == 0 ? 2 : 0] = {};
+    const RowMemory first(group, kBytes), third(group, kBytes);
+    held.clear();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
 
 /// A rank that loads its weights for longer than a call may take.
 TEST_P(Construction, WaitsForTheRendezvousDeadline) {

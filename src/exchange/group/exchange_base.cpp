@@ -56,15 +56,33 @@ void rethrow_agreed(const std::exception_ptr& error) {
 }
 
 size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
-  try {
-    heap_block_ = HeapBlock(*group_.heap, bytes, 4096, kept);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::heap_exhausted) throw;
-    throw Error(error.code(), std::string(made_) + " needs " + std::to_string(bytes) +
-                                  " bytes of the symmetric heap: " + error.what() +
-                                  ": it holds a header and all objects of the group, each as " + sized_by_ + " says");
+  for (size_t at_least = 0;;) {
+    try {
+      heap_block_ = HeapBlock();
+      heap_block_ = HeapBlock(*group_.heap, bytes, 4096, kept, at_least);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::heap_exhausted) throw;
+      std::string text = std::string(made_) + " needs " + std::to_string(bytes) +
+                         " bytes of the symmetric heap: " + error.what() +
+                         ": it holds a header and all objects of the group, each as " + sized_by_ + " says";
+      if (at_least > 0)
+        text += "; other ranks have no room below byte " + std::to_string(at_least) +
+                ", because they hold objects, or rows of objects, that are gone here";
+      throw Error(error.code(), text);
+    }
+    const auto [highest, all_equal] = agree_on_offset();
+    if (all_equal) return heap_block_.offset();
+    at_least = highest;
   }
-  return heap_block_.offset();
+}
+
+std::pair<uint64_t, bool> ExchangeBase::agree_on_offset() {
+  try {
+    return group_.highest_offset(made_, heap_block_.offset());
+  } catch (...) {  // the peers have this error too
+    placing_failed_ = std::current_exception();
+    throw;
+  }
 }
 
 void ExchangeBase::construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build) {
@@ -80,7 +98,7 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
   }
   AgreedFields fields;
   mine.report = attempt([&] { fields = build(); });
-  mine.heap_offset = heap_block_.offset();
+  if (placing_failed_) std::rethrow_exception(placing_failed_);
   group_.agree(object, fields, mine);
   group_.objects = object_;
 }

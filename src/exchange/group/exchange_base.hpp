@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/agreed_fields.hpp"
 #include "base/forked.hpp"
@@ -71,12 +73,14 @@ class ExchangeBase {
 
   /// Collective: the whole construction, within the rendezvous deadline. `build` does this rank's share, including take_heap(),
   /// initializes its flags (no rank may write a flag before all ranks have initialized theirs) and returns the fields that all
-  /// ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest of them. If fields or heap
-  /// offsets differ, all ranks throw Error(mismatch), which names the field and both values. `object` is the object's name in
-  /// errors, `sized_by` the function that computes its heap bytes. After an error the group remains usable, and once the
-  /// object's remains are gone the heap is as before.
+  /// ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest of them. If fields differ, all
+  /// ranks throw Error(mismatch), which names the field and both values. `object` is the object's name in errors, `sized_by`
+  /// the function that computes its heap bytes. After an error the group remains usable, and once the object's remains are gone
+  /// the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
-  /// Takes this object's block of the symmetric heap, which it holds until it is destroyed. Call once.
+  /// Collective, within construct(). Takes this object's block of the symmetric heap, which it holds until it is destroyed, at
+  /// the lowest offset that is free on all ranks: objects that are gone on one rank may still exist on another, for example
+  /// until a garbage collection. Call once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
   /// Checks ids in host memory before any row moves: counts the invalid ones, or throws Error(invalid_argument) that names the
@@ -104,7 +108,11 @@ class ExchangeBase {
   const uint64_t first_epoch_;
 
  private:
+  /// The highest of the offsets that ranks propose for heap_block_, and whether all are equal.
+  std::pair<uint64_t, bool> agree_on_offset();
+
   HeapBlock heap_block_;
+  std::exception_ptr placing_failed_;       ///< the error that ended take_heap() on all ranks
   const char *made_ = "", *sized_by_ = "";  ///< the arguments of construct()
   int64_t invalid_ids_ = 0;
 };

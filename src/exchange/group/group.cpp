@@ -33,18 +33,24 @@ std::string describe_call(uint64_t word) {
   return text;
 }
 
-/// Throws AgreedError(mismatch) if the ranks construct different objects, or equal ones with different settings or heap
-/// offsets.
-void check_agreed(const char* subject, const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
+/// Throws the AgreedError of the lowest rank that failed, if any; AgreedError(mismatch) if only some ranks take memory of the
+/// heap.
+void check_step(const char* subject, const std::vector<ConstructionReport>& shares) {
+  for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
+  for (size_t r = 1; r < shares.size(); ++r) {
+    if (shares[r].is_placed == shares[0].is_placed) continue;
+    const auto differs = find_difference({}, shares.size(), [&](size_t i) -> const AgreedClaim& { return shares[i].agreed; });
+    if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
+    throw AgreedError(ErrorCode::mismatch, std::string(subject) + ": one of rank 0 and rank " + std::to_string(r) +
+                                               " takes memory of the symmetric heap and the other does not");
+  }
+}
+
+/// Throws AgreedError(mismatch) if the ranks construct different objects, or equal ones with different settings.
+void check_agreed(const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
   const auto differs = find_difference(fields, shares.size(), [&](size_t r) -> const AgreedClaim& { return shares[r].agreed; });
   if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
   if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
-  for (size_t r = 0; r < shares.size(); ++r)
-    if (shares[r].heap_offset != shares[0].heap_offset)
-      throw AgreedError(ErrorCode::mismatch, std::string(subject) + ": it would lie at byte " +
-                                                 std::to_string(shares[0].heap_offset) + " of the heap of rank 0 and at " +
-                                                 std::to_string(shares[r].heap_offset) + " of rank " + std::to_string(r) +
-                                                 ": they hold other objects, or rows of objects that are gone");
 }
 
 void check_gathered(const char* call, const void* mine, size_t bytes, const void* all) {
@@ -313,20 +319,42 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
   collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline_of(operation)); });
 }
 
+std::vector<ConstructionReport> Group::Impl::gather_reports(const char* subject, const AgreedFields& fields,
+                                                            const ConstructionReport& mine, const Deadline& deadline) {
+  ConstructionReport claim = mine;
+  claim.agreed = AgreedClaim(subject, fields);
+  std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
+  bootstrap->all_gather(&claim, sizeof claim, shares.data(), deadline.remaining());
+  check_step(subject, shares);
+  return shares;
+}
+
 void Group::Impl::agree(const char* subject, const AgreedFields& fields, const ConstructionReport& mine, const void* data,
                         size_t bytes, void* all) {
   check_usable(subject);
   enter(Operation::construction, objects + 1);
   collectively(subject, [&] {
     const Deadline deadline(deadline_of(Operation::construction));
-    ConstructionReport claim = mine;
-    claim.agreed = AgreedClaim(subject, fields);
-    std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
-    bootstrap->all_gather(&claim, sizeof claim, shares.data(), deadline.remaining());
-    for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
-    check_agreed(subject, fields, shares);
+    check_agreed(fields, gather_reports(subject, fields, mine, deadline));
     if (bytes > 0) bootstrap->all_gather(data, bytes, all, deadline.remaining());
   });
+}
+
+std::pair<uint64_t, bool> Group::Impl::highest_offset(const char* subject, uint64_t mine) {
+  std::pair<uint64_t, bool> highest{mine, true};
+  check_usable(subject);
+  enter(Operation::construction, objects + 1);
+  collectively(subject, [&] {
+    ConstructionReport report;
+    report.is_placed = false;
+    report.heap_offset = mine;
+    const Deadline deadline(deadline_of(Operation::construction));
+    for (const ConstructionReport& share : gather_reports(subject, {}, report, deadline)) {
+      highest.second &= share.heap_offset == mine;
+      highest.first = std::max(highest.first, share.heap_offset);
+    }
+  });
+  return highest;
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arch/cpu/cpu_arch.hpp"
@@ -56,7 +57,8 @@ struct SentCall {
 struct ConstructionReport {
   StepReport report;
   AgreedClaim agreed;        ///< filled by agree()
-  uint64_t heap_offset = 0;  ///< of the object's block, if it has one
+  bool is_placed = true;     ///< false while the ranks agree on `heap_offset`
+  uint64_t heap_offset = 0;  ///< the lowest one that this rank can give to the object
 };
 
 /// True for errors that result from an abort, by this or another rank, and for errors that the peers detect by themselves.
@@ -126,10 +128,17 @@ struct Group::Impl {
                   uint64_t object = 0);
   /// Collective: the first step of every construction, whatever the object, so that a rank that fails before it has begun can
   /// report the failure in the same step as ranks that construct. If a report has an error code, all ranks throw the
-  /// AgreedError of the lowest such rank; if subjects, `fields` or heap offsets differ, AgreedError(mismatch). Otherwise
-  /// gathers `bytes` bytes of `data` into `all`.
+  /// AgreedError of the lowest such rank; if subjects or `fields` differ, AgreedError(mismatch). Otherwise gathers `bytes`
+  /// bytes of `data` into `all`.
   void agree(const char* subject, const detail::AgreedFields& fields, const detail::ConstructionReport& mine,
              const void* data = nullptr, size_t bytes = 0, void* all = nullptr);
+  /// Collective, a step of the construction of `subject` on ranks that place it in the heap: the highest of the offsets that
+  /// the ranks propose, and whether all are equal. Throws like agree(), alike on ranks that are in agree() in this step.
+  std::pair<uint64_t, bool> highest_offset(const char* subject, uint64_t mine);
+  /// One step of agree() or highest_offset(): gathers the reports of all ranks, and throws what both throw.
+  std::vector<detail::ConstructionReport> gather_reports(const char* subject, const detail::AgreedFields& fields,
+                                                         const detail::ConstructionReport& mine,
+                                                         const detail::Deadline& deadline);
   /// A collective_call, already entered, in which `step` makes collective calls of the bootstrap. A missing rank is reported as
   /// PeerTimeout. An abort of the group, or a rank that has entered a different call, ends them within about a second.
   template <class Step>
