@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "faults/watched_calls.hpp"
+#include "switchyard/row_memory.hpp"
 
 namespace harness {
 namespace {

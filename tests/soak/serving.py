@@ -18,7 +18,7 @@ import numpy as np
 
 import switchyard as sy
 
-HEAP = 48 << 20
+HEAP = 256 << 20
 MAX_KEPT = 6  # results that a rank keeps
 MAX_OBJECTS = 5  # objects that a rank has at a time
 
@@ -53,7 +53,7 @@ def visited_ranks(group, ids, experts):
 class ExchangeCase:
     def __init__(self, group, rng):
         self.config = {"hidden": 16 * rng.randint(1, 16), "experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 32,
-                       "dtype": "f32", "layout": rng.choice(("rank_major", "expert_major"))}
+                       "dtype": "f32", "layout": rng.choice(("rank_major", "expert_major")), "pool_bytes": 4 << 20}
         self.group, self.object = group, sy.Exchange(group, **self.config)
         self.handle = None
 
