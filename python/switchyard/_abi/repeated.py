@@ -6,7 +6,7 @@ same types and shapes, are on the same kind of device and are dense: only addres
 everything else without any effect, and the caller then uses the full path, which reports errors.
 
 On GPUs the library queries the driver for the location of addresses in the first such call. A later call whose tensors are on
-the same GPU declares their memory as known, because torch has checked it; that takes less time.
+the same GPU declares their memory as known, because torch tracks it; that takes less time.
 
 Functions of the library are called without argument types (:func:`.ffi.bare`), so addresses are ctypes objects that are made
 once and refilled. All of this runs under the lock of the group, as in every call.
