@@ -13,7 +13,7 @@
 
     print(sy.run_ranks(rank, 4)[3])
 
-docs/python.md has the rest.
+docs/python.md is the full guide.
 """
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def __getattr__(name: str) -> str:
 
 
 def library_version() -> str:
-    """Version of the shared library. It is loaded at the first call of anything."""
+    """Returns the version of the shared library, which is loaded on first use."""
     return _library().version
 
 
 def library_path() -> str:
-    """Where the shared library was found."""
+    """Returns the path of the shared library."""
     return _library().path
 
 

@@ -21,7 +21,7 @@ def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layo
 
 
 def weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
-    """The struct of the exchange that returns gradients of routing weights: float32 rows with one column per choice."""
+    """Returns the struct of the exchange that returns gradients of routing weights: float32 rows with one column per choice."""
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
         layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)

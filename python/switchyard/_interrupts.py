@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C while the main thread is in a call of the library.
 
-Python runs signal handlers between two bytecodes, and a call that waits for a peer may return only at its deadline. So the interpreter
-writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it there aborts this process's groups: the call
-returns, and Python raises KeyboardInterrupt. Nothing of this happens where SIGINT has a handler other than Python's, or the program has a
-wakeup descriptor of its own, as asyncio has while its loop runs.
+Python runs signal handlers between two bytecodes, and a call that waits for a peer may return only at its deadline. So the
+interpreter writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it there aborts this
+process's groups: the call returns, and Python raises KeyboardInterrupt. This is inactive if SIGINT has a handler other than
+Python's, or if the program has a wakeup descriptor of its own, as asyncio has while its loop runs.
 """
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _sockets: List[socket.socket] = []
 
 
 def watch(group: "Group") -> None:
-    """Ctrl-C aborts `group` while it is in a call. Only the main thread can set that up; :func:`.run.run_ranks` ends its ranks itself."""
+    """Lets Ctrl-C abort `group` while it is in a call. Only the main thread can set that up; :func:`.run.run_ranks` ends its
+    ranks itself."""
     _groups.add(group)
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -38,7 +39,7 @@ def watch(group: "Group") -> None:
     ours = _sockets[1].fileno()
     before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     if before not in (-1, ours):
-        signal.set_wakeup_fd(before)  # the program's own
+        signal.set_wakeup_fd(before)  # restores the program's own descriptor
 
 
 def _serve(reader: socket.socket) -> None:
@@ -47,7 +48,7 @@ def _serve(reader: socket.socket) -> None:
         if not numbers:
             return
         if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            time.sleep(0.05)  # a main thread that is not in a call raises KeyboardInterrupt meanwhile
+            time.sleep(0.05)  # meanwhile, a main thread that is in no call raises KeyboardInterrupt
             _abort_those_in_calls()
 
 
@@ -55,12 +56,12 @@ def _abort_those_in_calls() -> None:
     for group in list(_groups):
         if group._lock.acquire(blocking=False):  # in no call
             group._lock.release()
-        elif group._owned.pointer:  # not given back before the call has returned
+        elif group._owned.pointer:  # stays valid until the call has returned
             library().functions.sy_group_abort(group._owned.pointer, Code.SYSTEM)
 
 
 def _forked() -> None:
-    """In a forked child: the socket is its parent's, whose groups its signals do not concern."""
+    """Resets state in a forked child: the socket belongs to the parent, whose groups the child's signals do not concern."""
     if _sockets:
         before = signal.set_wakeup_fd(-1)
         if before not in (-1, _sockets[1].fileno()):

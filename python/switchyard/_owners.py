@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which installed distributions have a package ``deep_ep``. pip lets several write the same folder, and says nothing."""
+"""Installed distributions that contain a package ``deep_ep``. pip lets several of them write the same folder without a
+warning."""
 from __future__ import annotations
 
 import re
 from importlib.metadata import Distribution, distributions
 from typing import List
 
-#: The distribution of this project that has nothing but that package: python/drop_in.
+#: The distribution of this project that contains only that package: python/drop_in.
 OURS = "switchyard-deep-ep"
 
 _IN_RECORD = re.compile(r"^\"?deep_ep/", re.M)
@@ -19,12 +20,12 @@ def _owns(distribution: Distribution) -> bool:
 
 
 def owners() -> List[str]:
-    """Their names, each once, in order. Reads the records of everything that is installed."""
+    """Returns the names of these distributions, each once, sorted. Reads the records of all installed distributions."""
     return sorted({each.metadata["Name"] for each in distributions() if _owns(each)})
 
 
 def check_alone() -> None:
-    """ImportError if somebody else than :data:`OURS` has a package ``deep_ep``."""
+    """Raises ImportError if a distribution other than :data:`OURS` has a package ``deep_ep``."""
     others = [name for name in owners() if name != OURS]
     if others:
         raise ImportError(f"{OURS} and {', '.join(others)} both have a package deep_ep, and the files of one lie over those of the other: "

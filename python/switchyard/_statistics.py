@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What objects say of their calls and of their memory."""
+"""Statistics of calls and memory of objects."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ __all__ = ["CallStatistics", "MemoryRequirement", "statistics_of"]
 class CallStatistics(NamedTuple):
     """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
 
-    remote_bytes: int  #: payload that went to (dispatch) or came from (combine) other ranks
-    local_bytes: int  #: the same for this rank itself
+    remote_bytes: int  #: payload sent to (dispatch) or received from (combine) other ranks
+    local_bytes: int  #: payload of this rank to itself
     copied_bytes: int  #: local copies: repeated routes, staging of ordinary memory
     payload_rows: int  #: rows sent (dispatch) or read (combine), own rank included
     metadata_bytes: int  #: counts, placements, records, flags
     plan_us: float  #: counting, exchange of counts, addresses
     total_us: float  #: entry to exit
-    network_bytes: int  #: payload that went to (dispatch) or came from (combine) other hosts
+    network_bytes: int  #: payload sent to (dispatch) or received from (combine) other hosts
 
 
 class MemoryRequirement(NamedTuple):
@@ -29,7 +29,7 @@ class MemoryRequirement(NamedTuple):
     pool_bytes: int
     ring_bytes: int
     total_bytes: int
-    private_bytes: int  #: CUDA, ring staging: outside the heap and the sum
+    private_bytes: int  #: CUDA, ring staging: outside the heap, not part of total_bytes
 
 
 def statistics_of(struct: structs.CallStatistics) -> CallStatistics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls of several objects ask of tensors, and how they take scales."""
+"""Tensor and scale arguments shared by several objects."""
 from __future__ import annotations
 
 from typing import Any, Tuple
@@ -12,7 +12,7 @@ from ._abi.names import invalid
 
 
 def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
-    """Scales of a row each, of those that come as int32 with four powers of two; others as they are."""
+    """Converts int32 scales that hold four powers of two to one byte per scale; returns others unchanged."""
     if getattr(scales, "ndim", 0) != 2 or _arrays.arrays_of(scales, "scales")[1].code(scales) != I32:
         return scales
     groups = -(-hidden // group)
@@ -25,7 +25,7 @@ def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
 
 
 def pair_of(x: Any, name: str) -> Tuple[Any, Any]:
-    """Rows and scales, None without."""
+    """Returns rows and scales, or None without scales."""
     if not isinstance(x, tuple):
         return x, None
     if len(x) != 2:
@@ -34,7 +34,7 @@ def pair_of(x: Any, name: str) -> Tuple[Any, Any]:
 
 
 def padded_scales(given: Taken, columns: int) -> Any:
-    """`given` [T, groups] as dense rows of `columns`: itself if it is that, else a copy."""
+    """Returns `given` [T, groups] as dense rows of `columns`: itself if it has this form, else a copy."""
     if given.shape[1] == columns and given.arrays.is_dense(given.array):
         return given.array
     padded = given.arrays.empty((given.shape[0], columns), given.code, given.array)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, as exceptions.
+"""Failures, as exceptions.
 
-Every failure of the library is a subclass of :class:`SwitchyardError`, which has the library's text and its code. Where Python has
-an exception of the same meaning, the class is also one of those, so that ``except TimeoutError`` does what it says. All of them can
-be pickled, with their details.
+Every failure of the library is a subclass of :class:`SwitchyardError` with the library's text and code. Where Python has an
+exception of the same meaning, the class also derives from it, so that ``except TimeoutError`` works as expected. All of them
+can be pickled, with their details.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Code(enum.IntEnum):
-    """What kind of failure it is; the values of ``switchyard_code_t``."""
+    """Kind of a failure; the values of ``switchyard_code_t``."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
 
 class WaitReport(NamedTuple):
-    """The full story of a wait that did not end."""
+    """Details of a wait that did not end."""
 
     operation: str  #: "dispatch", "combine", ...
     site: str  #: name of the flag (docs/concepts/flags.md)
@@ -45,14 +45,14 @@ class WaitReport(NamedTuple):
     expected: int  #: smallest flag word that would have ended the wait
     seen: int  #: last flag word read
     waited_ms: float
-    silent_ms: float = -1.0  #: how long nothing has come from `awaited_rank`, if it is a process on another host; negative otherwise
+    silent_ms: float = -1.0  #: since the last message of `awaited_rank`, a process on another host; else negative
 
 
 class SwitchyardError(RuntimeError):
-    """A failed call. ``str(error)`` is the library's text, which names the argument, what was given, and what is allowed."""
+    """A failed call. ``str(error)`` is the library's text, which names the argument, its value and the allowed values."""
 
     code: Code = Code.SYSTEM
-    peers_know = False  # whether the library has reported it to the peers
+    peers_know = False  # whether the library has reported the error to the peers
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -74,24 +74,24 @@ class InvalidArgument(SwitchyardError, ValueError):
 
 
 class InvalidType(InvalidArgument, TypeError):
-    """An argument has a type that the function does not take."""
+    """An argument has a type that the function does not accept."""
 
 
 class Unsupported(SwitchyardError):
-    """Legal elsewhere, not available with this backend, machine or combination."""
+    """Valid in general, but not available with this backend, machine or combination."""
 
     code = Code.UNSUPPORTED
 
 
 class HeapExhausted(SwitchyardError, MemoryError):
-    """The symmetric heap has no room left: give the group more ``heap_bytes``; ``Exchange.heap_bytes(...)``, and the function of the same
-    name of other objects, says how much an object needs."""
+    """The symmetric heap is exhausted: give the group more ``heap_bytes``. ``Exchange.heap_bytes(...)``, and the function of
+    the same name of other objects, returns the size that an object needs."""
 
     code = Code.HEAP_EXHAUSTED
 
 
 class PoolExhausted(SwitchyardError, MemoryError):
-    """The output pool of one exchange has no room left: let go of outputs, or give it more ``pool_bytes``."""
+    """The output pool of one exchange is exhausted: drop outputs, or give it more ``pool_bytes``."""
 
     code = Code.POOL_EXHAUSTED
 
@@ -103,7 +103,7 @@ class CapacityExceeded(SwitchyardError):
 
 
 class PeerTimeout(SwitchyardError, TimeoutError):
-    """A wait passed its deadline. :attr:`report` says which."""
+    """A wait passed its deadline. :attr:`report` identifies the wait."""
 
     code = Code.PEER_TIMEOUT
 
@@ -116,8 +116,8 @@ class PeerTimeout(SwitchyardError, TimeoutError):
 
 
 class PeerFailed(SwitchyardError):
-    """A peer reported an error, left or died: its :attr:`rank`, and the :attr:`reason` that it gave (``Code.SYSTEM`` if it died or
-    left, a number above 11 if it called :meth:`Group.abort` with one of its own)."""
+    """A peer reported an error, left or died: its :attr:`rank`, and the :attr:`reason` that it reported (``Code.SYSTEM`` if it
+    died or left, a number above 11 if it called :meth:`Group.abort` with one of its own)."""
 
     code = Code.PEER_FAILED
 
@@ -137,7 +137,7 @@ class Mismatch(SwitchyardError):
 
 
 class RendezvousError(SwitchyardError):
-    """The group could not be formed. :attr:`missing_ranks` never came; empty if the cause lies elsewhere."""
+    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if the cause is another."""
 
     code = Code.RENDEZVOUS
 
@@ -150,19 +150,19 @@ class RendezvousError(SwitchyardError):
 
 
 class FileError(SwitchyardError, OSError):
-    """A file could not be read, written or understood."""
+    """A file could not be read, written or parsed."""
 
     code = Code.IO
 
 
 class SystemFailure(SwitchyardError):
-    """The operating system refused something, or memory is exhausted."""
+    """The operating system refused a request, or memory is exhausted."""
 
     code = Code.SYSTEM
 
 
 class LibraryNotFound(ImportError):
-    """The shared library of Switchyard is missing, or is not one that this package can use."""
+    """The shared library of Switchyard is missing or incompatible with this package."""
 
 
 CLASSES = {

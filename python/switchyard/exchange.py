@@ -28,15 +28,16 @@ _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
 _UNREAD = ("weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
            "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
-#: Numbers of quantize, size, overflow, padding and capacity as they are by default.
+#: Default numbers of quantize, size, overflow, padding and capacity.
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
 
 
 def keep_plans() -> Any:
-    """For activation checkpointing, ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=sy.keep_plans)``: the
-    backward pass dispatches by the routing of the forward pass, of which eight bytes are kept, and counts nothing again."""
+    """For activation checkpointing: ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
+    context_fn=sy.keep_plans)``. The backward pass dispatches by the routing of the forward pass, of which eight bytes are kept,
+    and does not count again."""
     torch_for("keep_plans")
     from ._torch import autograd as _autograd
 
@@ -44,18 +45,19 @@ def keep_plans() -> Any:
 
 
 class Exchange:
-    """Dispatch and combine of a group, in normal mode. Creation is collective: all ranks give the same keywords.
+    """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row, whole 16 bytes. experts: E, in all. topk: K, experts of a token, at most 32.
-    max_tokens: most tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one per (token, expert),
-    grouped by expert, each group padded to a multiple of `align` rows.
-    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded memory.
-    invalid_ids: of ids that are neither -1 (no expert) nor in [0, experts): "raise" or "count" (docs/routing.md).
-    pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, whatever the routing.
-    routing_gradients: expert-major, for training: gradients of routing weights come back to the tokens' owners, through a small
-    exchange of its own.
+    hidden: H, columns of a row, in whole 16 bytes. experts: E, in total. topk: K, experts per token, at most 32.
+    max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
+    per (token, expert), grouped by expert, each group padded to a multiple of `align` rows.
+    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded
+    memory.
+    invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, experts): "raise" or "count" (docs/routing.md).
+    pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
+    routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
+    small exchange of its own.
 
-    Rows that a dispatch delivers lie in that pool until the last array that refers to them is gone.
+    Rows that a dispatch delivers stay in that pool until the last array that refers to them is dropped.
     """
 
     @constructs
@@ -80,7 +82,7 @@ class Exchange:
         sizes = {"H": self.hidden, "K": self.topk}
         self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
         self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
-        # The widest row type bounds memory, so wider rows are refused here, whatever the routing.
+        # The widest row type bounds memory, so wider rows are refused here for every routing.
         widest = _names.DTYPE_BYTES[self._config.row_type]
         self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
         self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
@@ -94,30 +96,30 @@ class Exchange:
                                          align=small.expert_alignment)
 
     def _make_structs(self) -> None:
-        """What calls fill and pass, once."""
+        """Makes, once, the structs that calls fill and pass."""
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
         self._given_out = structs.RowView()
-        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._plain = structs.RowView(cols=self.hidden)  # view of rows without scales
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options name a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
-        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # of those that have delivered to memory of torch
+        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # only after a delivery into memory of torch
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
-    _site: Optional[int] = None  # what calls of this object carry, if it is that of one module of a model
+    _site: Optional[int] = None  # number of the model's module that this object belongs to, if any; calls carry it
 
     def _at_site(self, site: int) -> "Exchange":
-        """This exchange, as one module of a model calls it: calls are compared between ranks by `site` as well."""
+        """Returns this exchange as one module of a model uses it: ranks also compare the `site` of their calls."""
         twin = Exchange.__new__(Exchange)
         twin.__dict__.update(self.__dict__)
         twin._site, twin._number = site, number_of(twin)
         return twin
 
     def _here(self) -> int:
-        """The ``sy_exchange*``, after setting the site of the next call. The caller holds the lock."""
+        """Sets the site of the next call and returns the ``sy_exchange*``. The caller holds the lock."""
         if self._site is not None:
             check(self._functions.sy_exchange_set_site(self.pointer, self._site))
         return self.pointer
@@ -161,22 +163,27 @@ class Exchange:
                  padding: str = "zero", out: Optional[Rows] = None, num_sms: int = 0) -> Tuple[Rows, Handle]:
         """Collective. Sends row t of `x` to every rank that owns one of token t's experts.
 
-        x: [T, H], a numpy array or a torch tensor (CPU, or the group's GPU), dense; or for fp8 rows a pair (x, scales) with scales
-        [T, ceil(H / 128)] of float32, or for powers of two of uint8, or of int32 with four of them: [T, ceil(H / 512)]. Scales may be
-        strided, by columns for example: they are copied unless they are dense in whole 16 bytes a row. T may be 0 and differ by rank.
-        ids: int32 or int64 [T, K]; -1 means no expert. weights: float32 [T, K], travel with the rows.
-        handle: instead of ids and weights: the same routing again with other rows, nothing is counted.
-        quantize: "f32" or "ue8m0": rows travel as fp8 with such scales.
-        size: rows that are allocated: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU: exact;
-        CUDA: worst case, as exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or "drop_and_report".
-        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, most multiprocessors; 0: the library's choice.
-        out: memory of yours for the rows, [at least the rows that are allocated, H], or for fp8 rows a pair with dense scales of whole 16
-        bytes a row; may differ by rank. Costs a local copy of the delivered rows, none for rows without scales in what
-        :meth:`allocate_rows` made ("direct" staging). With exact size PoolExhausted on all ranks says that it is too small.
+        x: [T, H], a dense numpy array or torch tensor (CPU, or the group's GPU). fp8 rows are a pair (x, scales), with scales
+        [T, ceil(H / 128)] of float32, or of uint8 for powers of two, or [T, ceil(H / 512)] of int32 that each hold four powers
+        of two. Scales may be strided, by columns for example: they are copied unless they are dense with rows of whole 16
+        bytes. T may be 0 and may differ by rank.
+        ids: int32 or int64 [T, K]; -1 means no expert. weights: float32 [T, K], sent with the rows.
+        handle: instead of ids and weights: repeats a routing with other rows, without counting.
+        quantize: "f32" or "ue8m0": rows are sent as fp8 with scales of this type.
+        size: number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU:
+        exact; CUDA: worst case, because exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or
+        "drop_and_report".
+        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, maximum number of multiprocessors; 0: the
+        library's choice.
+        out: memory for the rows, [at least the number of allocated rows, H], or for fp8 rows a pair with dense scales whose
+        rows are whole 16 bytes; may differ by rank. Costs a local copy of the delivered rows, except for rows without scales in
+        memory from :meth:`allocate_rows` ("direct" staging). With exact size, PoolExhausted on all ranks reports that it is too
+        small.
 
-        Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing. The order of
-        rows is in docs/concepts/layouts.md. Differentiable in `x` and `weights` if these are torch tensors that require it; rows are
-        then copied out of the pool, so that any number of layers may keep them. What is returned with `out` is its first R rows.
+        Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing.
+        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `weights` if these are torch tensors
+        that require gradients; rows are then copied out of the pool, so that any number of layers may keep them. With `out`,
+        the returned rows are `out`'s first R rows.
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
@@ -196,7 +203,7 @@ class Exchange:
         return (rows if scales is None else (rows, scales)), made
 
     def _options(self, quantize: Optional[str], size: str, capacity: Optional[int], overflow: str, padding: str, num_sms: int) -> Tuple[int, ...]:
-        """The numbers of a dispatch's options."""
+        """Converts the options of a dispatch to numbers."""
         return (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity), value_of(_names.OVERFLOWS, "overflow", overflow),
                 value_of(_names.PADDINGS, "padding", padding), capacity or 0, num_sms)
 
@@ -209,7 +216,8 @@ class Exchange:
 
     def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
-        """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
+        """Returns rows, scales or None, and the handle. `options` are numbers: quantize, size, overflow, padding, capacity,
+        num_sms."""
         plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
@@ -238,7 +246,7 @@ class Exchange:
             return self._deliver(taken, handle, out)
 
     def _take_out(self, out: Rows, x: Taken, routing: Optional[Tuple[Taken, Optional[Taken]]]) -> int:
-        """Fills the view of `out`; returns where it is."""
+        """Fills the view of `out`; returns the view's address."""
         rows, scales = pair_of(out, "out") if isinstance(out, tuple) else (out, None)
         quantize, v = self._dispatch_options.quantize, self._given_out
         code = FP8 if quantize else x.code
@@ -257,7 +265,7 @@ class Exchange:
         return ctypes.addressof(v)
 
     def _scale_columns(self, kind: int) -> int:
-        """Elements of a row of scales, which are whole 16 bytes."""
+        """Number of elements of a row of scales, padded to whole 16 bytes."""
         groups = -(-self.hidden // _GROUP)
         return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
@@ -270,7 +278,7 @@ class Exchange:
         return taken, None if weights is None else self._dispatched.weights(weights, tokens)
 
     def _take_rows(self, taker: Any, x: Rows, types: Tuple[int, ...]) -> Tuple[Taken, Any]:
-        """Fills the row view; returns the rows and what must stay until the call has returned."""
+        """Fills the row view; returns the rows and the object that must live until the call has returned."""
         rows, scales = pair_of(x, taker.name) if isinstance(x, tuple) else (x, None)
         taken, name = taker(rows, None, types), taker.name
         v = self._x
@@ -308,15 +316,15 @@ class Exchange:
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
-        """[R, groups], a strided view of rows that are padded to 16 bytes."""
+        """Scales [R, groups], a strided view of rows that are padded to 16 bytes."""
         columns, element = self._scale_columns(view.x_scale_kind), F32 if view.x_scale_kind == 1 else U8
         return arrays.wrap(view.x_scales, (view.x_rows, columns), element, owner, like)[:, :-(-self.hidden // _GROUP)]
 
-    # ---- Expert outputs, and combine ----
+    # ---- Expert outputs and combine ----
 
     def allocate_rows(self, handle: Handle, dtype: object = None) -> Any:
-        """Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie. `dtype`
-        None: the exchange's. CUDA: for work on the current stream."""
+        """Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in
+        place. `dtype` None: the exchange's. CUDA: for work on the current stream."""
         _arguments.check("Exchange.allocate_rows", handle=handle)
         code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
         rows, view = ctypes.c_void_p(), structs.RowView()
@@ -332,21 +340,22 @@ class Exchange:
 
     def combine(self, y: Any, handle: Handle, *, weights: Any = None, apply_weights: bool = True, order: str = "per_rank",
                 bias: Union[Any, Sequence[Any], None] = None, out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Sums what the experts made of each token.
+        """Collective. Sums the expert outputs of each token.
 
-        y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows that a dispatch delivered, and those of :meth:`allocate_rows`,
-        are read where they lie; others are copied first.
-        weights: rank-major: float32 [R, K], brought back as sums over ranks; the rows are not multiplied. Expert-major: float32
-        [T, K] instead of those given to dispatch, with order "per_route" only.
-        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` gave any. Rank-major rows are sums of a
-        rank's experts, which only the caller can weight: InvalidArgument if dispatch brought weights and nobody has read
-        ``handle.topk_weights``, unless False says that the sums are meant without them.
-        order: of the float32 sum, "per_rank", (expert-major) "per_route" or "per_host", which brings one row of a token back from each
-        other host: docs/concepts/layouts.md.
+        y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows delivered by a dispatch, and those of
+        :meth:`allocate_rows`, are read in place; others are copied first.
+        weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major: float32 [T,
+        K] that replace those given to dispatch, with order "per_route" only.
+        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` supplied any. Rank-major rows are
+        sums over a rank's experts, which only the caller can weight: raises InvalidArgument if dispatch delivered weights and
+        ``handle.topk_weights`` was never read; False confirms that unweighted sums are intended.
+        order: order of the float32 sum, "per_rank", (expert-major) "per_route" or "per_host", which returns one row of a token
+        from each other host: docs/concepts/layouts.md.
         bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
 
-        Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T, K].
-        Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made `handle`.
+        Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T,
+        K]. Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made
+        `handle`.
         """
         if order == "per_rank" and apply_weights is True and num_sms.__class__ is int and not num_sms >> 31 and isinstance(handle, Handle) \
                 and not handle._unread_weights:
@@ -368,7 +377,7 @@ class Exchange:
         return result if summed is None else (result, summed)
 
     def _check_combine(self, handle: Any, weights: Any, apply_weights: Any, num_sms: Any) -> None:
-        """Checks arguments of combine that are not tensors, and refuses weights that would be ignored."""
+        """Checks arguments of combine that are not tensors, and rejects weights that would be ignored."""
         _arguments.check("Exchange.combine", handle=handle, apply_weights=apply_weights, num_sms=num_sms)
         if weights is not None:
             if self._layout != RANK_MAJOR and not apply_weights:
@@ -378,7 +387,7 @@ class Exchange:
 
     def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
-        """Sum, and summed weights or None."""
+        """Returns the sum, and the summed weights or None."""
         plain = weights is None and apply_weights and not order and not biases and out is None and self._site is None
         if plain and self._combine_again is not None:
             out = self._combine_again(y, handle, num_sms)
@@ -418,7 +427,7 @@ class Exchange:
             given = None
             if weights is not None:
                 given = self._take_weights(weights, handle, tokens)
-                o.weights = given.pointer or result  # a rank without rows gives weights too
+                o.weights = given.pointer or result  # a rank without rows passes weights too
                 if self._layout == RANK_MAJOR:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
@@ -434,7 +443,7 @@ class Exchange:
             return out, summed
 
     def _take_weights(self, weights: Any, handle: Handle, tokens: int) -> Taken:
-        """Weights of combine: of rows in rank-major layout, else of tokens."""
+        """Weights of combine: per row in rank-major layout, else per token."""
         if self._layout != RANK_MAJOR:
             return self._combined.weights(weights, tokens)  # type: ignore[no-any-return]
         given: Taken = take(weights, "weights", ("R", self.topk), (F32,), self._backend)
@@ -442,42 +451,44 @@ class Exchange:
             invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
         return given
 
-    # ---- The rest ----
+    # ---- Graph memory, statistics, lifetime ----
 
     def make_graph_memory(self) -> GraphMemory:
-        """Memory for graphs that are never in flight together; takes nothing from the pool yet. Local."""
+        """Makes memory for graphs that are never in flight together; takes nothing from the pool yet. Local."""
         made = ctypes.c_void_p()
         with self.group._lock:
             check(self._functions.sy_exchange_make_graph_memory(self.pointer, byref(made)))
         return GraphMemory(Owned(made.value, self._functions.sy_graph_memory_destroy, self._owned, lock=self.group._lock))
 
     def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
-        """CUDA: graphs that are captured from now on take the memory of their calls from `memory` together, as much as the largest of
-        them. What one delivers in the library's memory is valid until another is launched. None: each has its own, as at first. Local."""
+        """CUDA: graphs that are captured from now on share the memory of their calls, from `memory`; its size is that of the
+        largest of them. Rows that one graph delivers in the library's memory are valid until another one is launched. None:
+        each graph has its own memory, which is the default. Local."""
         _arguments.check("Exchange.use_graph_memory", memory=memory)
         with self.group._lock:
             check(self._functions.sy_exchange_use_graph_memory(self.pointer, None if memory is None else memory._owned.pointer))
 
     @checked("Exchange.handle_from_bytes")
     def handle_from_bytes(self, content: bytes) -> Handle:
-        """A handle from what ``Handle.to_bytes`` of the same rank gave."""
+        """Restores a handle from the bytes that ``Handle.to_bytes`` returned on the same rank."""
         handle = ctypes.c_void_p()
         check(self._functions.sy_handle_deserialize(content, len(content), byref(handle)))
         return Handle(handle.value or 0, self._layout, self._owned)
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
+        for no kernel."""
         return number_from(self._functions.sy_exchange_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
-        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
         s = structs.CallStatistics()
         check(self._functions.sy_exchange_last_call(self.pointer, byref(s)))
         return statistics_of(s)
 
     def close(self) -> None:
-        """Gives the exchange back, and its memory when its rows are gone. Local. May be called twice."""
+        """Releases the exchange, and its memory once its rows are dropped. Local. May be called twice."""
         if self._for_weights is not None:
             self._for_weights.close()
         self._owned.close()

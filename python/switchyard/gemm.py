@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One matrix product per expert on GPUs, of the library switchyard_layer (docs/gemm.md)."""
+"""One matrix product per expert on GPUs, from the library switchyard_layer (docs/gemm.md)."""
 from __future__ import annotations
 
 import ctypes
@@ -24,16 +24,17 @@ _GROUP = 128
 class GroupedGemm:
     """``out[r] = epilogue(W[e] x[r])`` for every row r of expert e, on the current GPU.
 
-    weights: [L, N, K], or [L, K, N] with order "kn": bf16, f16 or fp8 e4m3; they stay yours and are kept alive by this object. scales: of
-    fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which has N / 2 columns.
-    quantize: fp8 with "swiglu": outputs are fp8 with "f32" or "ue8m0" scales. limit, alpha, up_shift: of swiglu (docs/gemm.md).
+    weights: [L, N, K], or [L, K, N] with order "kn": bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
+    scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
+    has N / 2 columns. quantize: fp8 with "swiglu": outputs are fp8 with "f32" or "ue8m0" scales. limit, alpha, up_shift:
+    parameters of swiglu (docs/gemm.md).
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
         down = sy.GroupedGemm(w2)
         rows, handle = exchange.dispatch(x, ids)          # expert-major, or received = ll.dispatch(x, ids)
         y = down(up(rows, handle), handle, out=exchange.allocate_rows(handle))
 
-    Calls of one object are to be ordered; they wait for nothing and can be captured. No gradients.
+    Calls of one object must be ordered; they wait for nothing and can be captured. No gradients.
     """
 
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
@@ -57,7 +58,7 @@ class GroupedGemm:
         check(self._functions.sy_grouped_gemm_create(byref(self._config), taken.pointer, given.pointer if given else None, byref(made)))
         self._owned = Owned(made.value, self._functions.sy_grouped_gemm_destroy, weights, scales)
         self._made_of = {"weights": taken, "scales": given}
-        self.columns: int = columns.value  #: of an output row
+        self.columns: int = columns.value  #: number of columns of an output row
         self._out_type = dtype.value
         self._options = structs.GroupedGemmOptions()
 
@@ -67,15 +68,15 @@ class GroupedGemm:
         return alive(self._owned, "the grouped GEMM")
 
     def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:
-        """Scales of 128 x 128 weights: of N rows, or of the gate's and then the up half's."""
+        """Scales of 128 x 128 weights: of N rows, or of the gate half followed by the up half."""
         rows = 2 * -(-n // 256) if self._config.epilogue == _names.EPILOGUES["swiglu"] else -(-n // _GROUP)
         given: Taken = take(scales, "scales", (weights.shape[0], rows, -(-k // _GROUP)), (F32, FP8, U8), CUDA, weights.array.get_device())
         return given
 
     def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0) -> Rows:
-        """The products of the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
-        (x, scales). What lies in rows of no expert is not touched. out: made unless given; with `quantize` a pair, whose scales have whole
-        16 bytes a row. Returns out."""
+        """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
+        (x, scales). Rows that belong to no expert are not touched. out: allocated by default; with `quantize` a pair, whose
+        rows of scales are whole 16 bytes. Returns out."""
         refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
@@ -110,8 +111,8 @@ class GroupedGemm:
         return out
 
     def _take_scales(self, scales: Any, x: Taken, where: Any, given: Any, view: Any) -> Taken:
-        """Fills the scales of the rows `given`; returns those that are read. `view`: of a low-latency output, whose scales may be
-        column-major where rows and scales are its own."""
+        """Fills the scales of the rows `given`; returns those that are read. `view`: view of a low-latency output, whose scales
+        may be column-major if rows and scales both belong to it."""
         columns, device = self._config.k, x.array.get_device()
         groups = -(-columns // _GROUP)
         if view is not None and where.scale_rows != 0 and given.data == view.x and getattr(scales, "is_cuda", False) \
@@ -131,7 +132,8 @@ class GroupedGemm:
 
     @staticmethod
     def _scale_rows(scales: Any, count: int, groups: int, width: int) -> Any:
-        """Scales of a row each in whole 16 bytes: as a dispatch delivers them, or a copy."""
+        """Returns scales, one row per row of x, in whole 16 bytes: unchanged if in the form that a dispatch delivers, else a
+        copy."""
         if scales.stride() == (width, 1) or scales.stride() == (scales.shape[-2] * width, width, 1):
             return scales
         padded = scales.new_zeros((count, width))
@@ -139,12 +141,12 @@ class GroupedGemm:
         return padded
 
     def _scale_columns(self) -> int:
-        """Elements of a row of scales of outputs, which are whole 16 bytes."""
+        """Number of elements of a row of output scales, padded to whole 16 bytes."""
         groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16
         return -(-groups // unit) * unit
 
     def _take_out(self, out: Rows, shape: Tuple[Any, ...], device: int) -> Tuple[Taken, Optional[Taken]]:
-        """Rows, and their scales with `quantize`."""
+        """Takes rows, and their scales with `quantize`."""
         rows, scales = pair_of(out, "out")
         taken = take(rows, "out", shape, (self._out_type,), CUDA, device, written=True)
         quantize = self._config.quantize
@@ -156,7 +158,7 @@ class GroupedGemm:
                            written=True)
 
     def _room(self, shape: Tuple[int, ...], like: Taken) -> Rows:
-        """Memory for results."""
+        """Allocates memory for results."""
         rows = like.arrays.empty((*shape, self.columns), self._out_type, like.array)
         if not self._config.quantize:
             return rows
@@ -164,5 +166,6 @@ class GroupedGemm:
         return rows, like.arrays.empty((*shape, self._scale_columns()), F32 if f32 else U8, like.array)
 
     def close(self) -> None:
-        """Gives it back at once, also while calls and graphs use it: its memory is freed after them. May be called twice."""
+        """Releases the object immediately, even while calls and graphs use it: its memory is freed after them. May be called
+        twice."""
         self._owned.close()

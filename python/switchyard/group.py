@@ -23,7 +23,7 @@ from .errors import Code, InvalidArgument, SwitchyardError, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]
 
-#: Longest deadline: never, in fact.
+#: Longest deadline, in effect never.
 _FOREVER = 2**63 - 1
 
 
@@ -32,12 +32,12 @@ class WaitStatistics(NamedTuple):
 
     total_ms: float
     max_ms: float
-    waits: int  #: that did not succeed at once
+    waits: int  #: number of waits that did not succeed at once
 
 
 @checked("first_expert")
 def first_expert(experts: int, world: int, rank: int) -> int:
-    """First of the experts of `rank`, which holds ``range(first_expert(E, W, rank), first_expert(E, W, rank + 1))``."""
+    """Returns the first expert of `rank`, which holds ``range(first_expert(E, W, rank), first_expert(E, W, rank + 1))``."""
     first = ctypes.c_int32()
     check(library().functions.sy_first_expert(experts, world, rank, byref(first)))
     return first.value
@@ -62,7 +62,7 @@ def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, re
 
 
 def _kernel() -> str:
-    """The running kernel and its network: what processes that meet at a Unix socket share."""
+    """Identifies the running kernel and network namespace, which processes that meet at a Unix socket share."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
@@ -71,9 +71,9 @@ def _kernel() -> str:
 
 
 def _address() -> str:
-    """An address of this machine that others reach: the one on the way to MASTER_ADDR, else what its name stands for, else the one on
-    the way to everywhere. "" if all of them are of this machine alone."""
-    ways = [os.environ.get("MASTER_ADDR", ""), socket.gethostname(), "192.0.2.1", "2001:db8::1"]  # the last two are nobody's
+    """Returns an address of this machine that other machines can reach: the local address of the route to MASTER_ADDR, else the
+    one that the host name resolves to, else that of the default route. Returns "" if all of them are loopback addresses."""
+    ways = [os.environ.get("MASTER_ADDR", ""), socket.gethostname(), "192.0.2.1", "2001:db8::1"]  # the last two belong to no host
     for way in filter(None, ways):
         try:
             family, _, _, _, target = socket.getaddrinfo(way, 9, type=socket.SOCK_DGRAM)[0]
@@ -88,14 +88,15 @@ def _address() -> str:
 
 
 def _own_master_name() -> str:
-    """MASTER_ADDR, if it is this machine's own name, at which rank 0 listens everywhere: all ranks of a process group know it. Else ""."""
+    """Returns MASTER_ADDR if it is this machine's own name, which all ranks of a process group have and where rank 0 listens on
+    every address; otherwise ""."""
     name = os.environ.get("MASTER_ADDR", "")
     return name if name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower() != "localhost" else ""
 
 
 def _network_store() -> str:
-    """SWITCHYARD_STORE where it is on TCP, else an address of this machine, or its name, with a port that is free now and that systems
-    do not give away by themselves."""
+    """Returns SWITCHYARD_STORE if it is a TCP address; otherwise an address of this machine, or its name, with a port that is
+    free now and that systems do not assign automatically."""
     given = os.environ.get("SWITCHYARD_STORE", "")
     if given.startswith("tcp://"):
         return given
@@ -106,7 +107,7 @@ def _network_store() -> str:
         port = 20000 + secrets.randbelow(10000)
         try:
             with socket.socket(family) as probe:
-                probe.bind((found, port))  # "": everywhere
+                probe.bind((found, port))  # "": all addresses
         except OSError:
             continue
         return f"tcp://[{address}]:{port}" if family == socket.AF_INET6 else f"tcp://{address}:{port}"
@@ -114,7 +115,7 @@ def _network_store() -> str:
 
 
 def _meeting(rank: int, gather: Callable[[Tuple[str, ...]], Sequence[Sequence[str]]]) -> Tuple[str, str]:
-    """Store and token that rank 0 drew. `gather` gives texts of every rank to all, in rank order."""
+    """Returns the store and the token that rank 0 drew. `gather` collects texts of every rank on all ranks, in rank order."""
     drawn = (f"unix:@switchyard-{secrets.token_hex(16)}", secrets.token_hex(16)) if rank == 0 else ()
     everybody = gather((socket.gethostname(), _kernel(), *drawn))
     machine, kernel, store, token = everybody[0]
@@ -128,8 +129,8 @@ def _meeting(rank: int, gather: Callable[[Tuple[str, ...]], Sequence[Sequence[st
 
 
 class _Collective:
-    """Around a collective call: one thread at a time. A mistake that Python finds is told to the peers, as the library tells of those
-    that it finds: their calls end, and the group with them."""
+    """Context of a collective call: one thread at a time. An invalid argument found by Python is announced to the peers like
+    one found by the library: their calls end, and so does the group."""
 
     __slots__ = ("_acquire", "_release", "_group")
 
@@ -150,11 +151,13 @@ class _Collective:
 
 
 class Construction:
-    """Around a construction: one thread at a time. Peers wait in the collective steps of a construction for as long as ranks load weights,
-    so an exception of this rank's code is reported to them in their next step. They raise it there with this rank's number and text, and
-    the group stays usable. Constructions nest; what the library has reported is not reported again.
+    """Context of a construction: one thread at a time. Peers wait in the collective steps of a construction for as long as
+    ranks load weights, so an exception in this rank's code is reported to them in their next step. They raise it there with
+    this rank's number and text, and the group stays usable. Constructions nest; an error that the library has already reported
+    is not reported again.
 
-    settles: the construction ends with a step of its own, so that all ranks raise what one raises behind the last step of the others."""
+    settles: the construction ends with a step of its own, so that an exception that one rank raises after the last step of its
+    peers is raised on all ranks."""
 
     __slots__ = ("_group", "_subject", "_settles")
 
@@ -177,7 +180,7 @@ class Construction:
 
     def _report(self, error: BaseException) -> None:
         group, functions = self._group, self._group._functions
-        if not isinstance(error, Exception):  # an interpreter that ends waits for nobody
+        if not isinstance(error, Exception):  # an exiting interpreter waits for no peer
             functions.sy_group_abort(group.pointer, Code.SYSTEM)
         elif isinstance(error, SwitchyardError):
             functions.sy_group_agree(group.pointer, self._subject.encode(), error.code, error.text.encode(), None, 0, None)
@@ -193,8 +196,8 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def constructs(function: _Made, settles: bool = False) -> _Made:
-    """Decorates a constructor, or a function that constructs, that is collective over the :class:`Group` among its arguments:
-    :class:`Construction`."""
+    """Decorates a constructor, or a function that constructs, that is collective over the :class:`Group` among its arguments,
+    and runs it in a :class:`Construction`."""
     subject = function.__qualname__.replace(".__init__", "")
 
     @functools.wraps(function)
@@ -211,28 +214,29 @@ def constructs(function: _Made, settles: bool = False) -> _Made:
 class Group:
     """One rank's membership in a group of ranks.
 
-    Made by :meth:`from_environment`, :meth:`from_process_group`, :meth:`from_mpi4py`, :meth:`connect` or :meth:`threads`, all of
-    which take these keywords:
+    Created by :meth:`from_environment`, :meth:`from_process_group`, :meth:`from_mpi4py`, :meth:`connect` or :meth:`threads`,
+    all of which take these keywords:
 
-    heap_bytes: symmetric memory of each rank, which exchanges live in; ``Exchange.heap_bytes(...)`` says how much one needs.
-    timeout: seconds until a wait inside a call ends with :class:`PeerTimeout`; None: never. May differ by rank.
-    rendezvous_timeout: seconds to wait for the peers where something is built or wakes up: the group, every object, :meth:`sleep` and
-    :meth:`wake`. Ranks reach that at very different times, for example when they load weights.
+    heap_bytes: symmetric memory of each rank, in which exchanges allocate; ``Exchange.heap_bytes(...)`` returns the size that
+    one needs.
+    timeout: seconds until a wait inside a call raises :class:`PeerTimeout`; None: never. May differ by rank.
+    rendezvous_timeout: seconds to wait for the peers while the group or one of its objects is created, and in :meth:`sleep` and
+    :meth:`wake`. Ranks reach these calls at very different times, for example when they load weights.
     backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
-    workers: CPU threads of each rank. num_sms: most multiprocessors of any call on a GPU; 0: the library's choice.
-    host: where this rank is: ranks with equal texts share a host, whose memory they map. Several texts with commas between them are for
-    one rank each, in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set either, ranks that
-    can share memory share a host. May differ by rank.
-    network: what carries rows between hosts, "sockets" or "mpi", on GPUs "nccl" without being asked (docs/concepts/hosts.md).
-    silence: seconds; ranks of another host, as processes, of which nothing has come for longer count as dead, also if nobody waits for
-    them. None: the timeout and a second more. May differ by rank.
+    workers: CPU threads of each rank. num_sms: maximum number of multiprocessors of any call on a GPU; 0: the library's choice.
+    host: name of this rank's host. Ranks with equal names share a host and map each other's memory. Names separated by commas
+    are assigned to ranks in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set
+    either, ranks that can share memory share a host. May differ by rank.
+    network: transport of rows between hosts, "sockets" or "mpi"; GPUs use "nccl" automatically (docs/concepts/hosts.md).
+    silence: seconds without any message after which a process on another host counts as dead, even if no rank waits for it.
+    None: the timeout plus one second. May differ by rank.
 
-    A group is a context manager: at the end of ``with`` the rank leaves, and its objects are closed; after an exception, peers' calls end
-    with :class:`PeerFailed`. A group that is dropped without being closed keeps the objects made from it usable. One thread at a time is
-    in a call of a group: others wait.
+    A group is a context manager: at the end of ``with`` the rank leaves and its objects are closed; after an exception, the
+    peers' calls raise :class:`PeerFailed`. Dropping a group without closing it leaves the objects made from it usable. Only one
+    thread at a time is in a call of a group; other threads wait.
     """
 
-    _process_group: Any = None  # of torch.distributed, with the same ranks
+    _process_group: Any = None  # the torch.distributed process group, with the same ranks
 
     def __init__(self, pointer: int, backend: int, workers: int = 1) -> None:
         functions = library().functions
@@ -251,15 +255,15 @@ class Group:
         self.size: int = number.value
         other = ctypes.c_int32()
         check(functions.sy_group_hosts(pointer, byref(other), byref(number)))
-        self.hosts: int = other.value  #: how many; numbered by their lowest ranks
-        self.host: int = number.value  #: of this rank
+        self.hosts: int = other.value  #: number of hosts, which are numbered by their lowest ranks
+        self.host: int = number.value  #: host of this rank
 
-    # ---- How groups are formed ----
+    # ---- Creation ----
 
     @classmethod
     def from_environment(cls, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """This process as one rank, found from SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or from the variables of torchrun,
-        Open MPI or Slurm (docs/concepts/rendezvous.md). Waits until all ranks have come."""
+        """Makes this process one rank, from SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or from the variables of
+        torchrun, Open MPI or Slurm (docs/concepts/rendezvous.md). Waits until all ranks have arrived."""
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_from_environment(byref(settings), byref(group)))
@@ -268,8 +272,8 @@ class Group:
     @classmethod
     @checked("Group.connect")
     def connect(cls, rank: int, world: int, store: str, token: str = "", heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port". `token` is any
-        text, the same on all ranks, which keeps strangers out."""
+        """Makes this process rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port".
+        `token` is any text, equal on all ranks, that excludes other processes."""
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_connect(rank, world, store.encode(), token.encode(), byref(settings), byref(group)))
@@ -278,7 +282,8 @@ class Group:
     @classmethod
     @checked("Group.threads")
     def threads(cls, world: int, heap_bytes: int = 256 << 20, **options: Any) -> List["Group"]:
-        """All `world` ranks in this process: element r belongs to rank r and is for one thread. :func:`run_ranks` starts these."""
+        """Creates all `world` ranks in this process: element r belongs to rank r and is for one thread. Used by
+        :func:`run_ranks`."""
         settings = _options(heap_bytes, **options)
         groups = (ctypes.c_void_p * max(world, 1))()
         check(library().functions.sy_group_in_process(world, byref(settings), groups))
@@ -286,12 +291,13 @@ class Group:
 
     @classmethod
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """The ranks of a ``torch.distributed`` process group (gloo, NCCL or any other that gathers objects; None: the default group),
-        which says who they are and carries the place where they meet, and a random token. All its ranks call it. The process group is
-        not used afterwards. NCCL: `backend` is "cuda" and `device` the current one unless you say otherwise.
+        """Forms a group of the ranks of a ``torch.distributed`` process group (gloo, NCCL or any other that gathers objects;
+        None: the default group). The process group supplies rank and size and transports the rendezvous address and a random
+        token. All its ranks call this function. The process group is not used afterwards. With NCCL, `backend` defaults to
+        "cuda" and `device` to the current one.
 
-        Ranks on several machines meet over TCP, at an address of rank 0 (the one on its way to MASTER_ADDR, else that of its name) and a
-        port from 20000 to 29999; SWITCHYARD_STORE=tcp://address:port on rank 0 says another."""
+        Ranks on several machines meet over TCP, at an address of rank 0 (that of its route to MASTER_ADDR, else that of its
+        host name) and a port from 20000 to 29999; SWITCHYARD_STORE=tcp://address:port on rank 0 overrides both."""
         torch = torch_for("Group.from_process_group")
         import torch.distributed as dist
 
@@ -315,20 +321,20 @@ class Group:
     @classmethod
     @checked("Group.from_mpi4py")
     def from_mpi4py(cls, communicator: Any, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """The ranks of an mpi4py communicator, which only says where they meet; on several machines as in
-        :meth:`from_process_group`."""
+        """Forms a group of the ranks of an mpi4py communicator, which only transports the rendezvous address. Several machines:
+        as in :meth:`from_process_group`."""
         rank = communicator.Get_rank()
         return cls.connect(rank, communicator.Get_size(), *_meeting(rank, communicator.allgather), heap_bytes, **options)
 
     def _once_more(self, heap_bytes: int, options: Any) -> "Group":
-        """Collective. The same ranks in another group, with a heap of its own."""
+        """Collective. Forms another group of the same ranks, with a heap of its own."""
 
         def gather(mine: Tuple[str, ...]) -> List[Any]:
             return [json.loads(each) for each in self._agree("Group", json.dumps(mine).encode().ljust(1024))]
 
         return self.connect(self.rank, self.size, *_meeting(self.rank, gather), heap_bytes, **options)
 
-    # ---- What a group is and does ----
+    # ---- Queries and collective operations ----
 
     @property
     def closed(self) -> bool:
@@ -341,27 +347,28 @@ class Group:
 
     @checked("Group.experts_of")
     def experts_of(self, experts: int, rank: Optional[int] = None) -> range:
-        """The experts that a rank holds, this one unless told otherwise, of `experts` in all."""
+        """Returns the experts that a rank holds (default: this rank), of `experts` in total."""
         rank = self.rank if rank is None else rank
         return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
 
     @checked("Group.host_of")
     def host_of(self, rank: int) -> int:
-        """The host that `rank` is on."""
+        """Returns the host of `rank`."""
         host = ctypes.c_int32()
         check(self._functions.sy_group_host_of(self.pointer, rank, byref(host)))
         return host.value
 
     def barrier(self) -> None:
-        """Collective. Waits until all ranks called it."""
+        """Collective. Waits until all ranks have called it."""
         with self._lock:
             check(self._functions.sy_group_barrier(self.pointer))
 
     @checked("Group.record_stream")
     def record_stream(self, tensor: Any, stream: Any = None) -> None:
-        """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs): nobody else has that memory
-        before the work on `stream` that is enqueued when the last such tensor is dropped is done. The stream on which the tensor was
-        made and those of calls that it is given to are known. stream: None: the current one. Local; nothing on the CPU."""
+        """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs). That memory is not
+        reused before the work that is enqueued on `stream` when the last such tensor is dropped has completed. The library
+        already tracks the stream on which the tensor was made and the streams of calls that take it. stream: None: the current
+        one. Local; does nothing on the CPU."""
         if self._backend == _names.CUDA:
             import torch
 
@@ -370,15 +377,16 @@ class Group:
 
     @checked("Group.all_gather")
     def all_gather(self, mine: bytes) -> List[bytes]:
-        """Collective. The bytes of every rank, equally many, in rank order."""
+        """Collective. Gathers the bytes of every rank, equally many, in rank order."""
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
         with self._lock:
             check(self._functions.sy_group_all_gather(self.pointer, mine if mine else None, len(mine), everything))
         return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
 
     def _agree(self, subject: str, mine: bytes = b"") -> List[bytes]:
-        """Collective: a step of a construction, within `rendezvous_timeout`. The bytes of every rank, equally many, in rank order. A rank
-        whose construction has failed elsewhere takes part by reporting that: then all raise it."""
+        """Collective: one step of a construction, within `rendezvous_timeout`. Gathers the bytes of every rank, equally many,
+        in rank order. A rank whose construction has failed elsewhere takes part by reporting its error, which all ranks then
+        raise."""
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
         with self._lock:
             check_collective(self._functions.sy_group_agree(self.pointer, subject.encode(), Code.OK, None, mine if mine else None,
@@ -386,22 +394,22 @@ class Group:
         return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
 
     def check(self) -> None:
-        """Raises the pending fault of this rank, if there is one."""
+        """Raises the pending fault of this rank, if any."""
         check(self._functions.sy_group_check(self.pointer))
 
     @checked("Group.abort")
     def abort(self, reason: int = Code.SYSTEM) -> None:
-        """Makes every wait of every rank end with :class:`PeerFailed` (this rank, `reason`). Any thread may call it."""
+        """Ends every wait of every rank with :class:`PeerFailed` (this rank, `reason`). Any thread may call it."""
         check(self._functions.sy_group_abort(self.pointer, reason))
 
     @checked("Group.set_timeout")
     def set_timeout(self, seconds: Optional[float]) -> None:
-        """Deadline of every wait inside the calls from now on; None: never."""
+        """Sets the deadline of every wait inside later calls; None: never."""
         with self._lock:
             check(self._functions.sy_group_set_timeout(self.pointer, _milliseconds(seconds)))
 
     def wait_statistics(self) -> List[WaitStatistics]:
-        """For whom this rank waits, by peer."""
+        """Returns this rank's wait times, by peer."""
         found = []
         for peer in range(self.size):
             s = structs.WaitStatistics()
@@ -411,30 +419,30 @@ class Group:
 
     @property
     def heap(self) -> Tuple[int, int]:
-        """Bytes of the symmetric heap that are in use, and in total."""
+        """Bytes of the symmetric heap: used, total."""
         used, size = ctypes.c_size_t(), ctypes.c_size_t()
         check(self._functions.sy_group_heap(self.pointer, byref(used), byref(size)))
         return used.value, size.value
 
     def sleep(self) -> None:
-        """Collective. Gives the memory of the symmetric heap back until :meth:`wake`; the content of rows in it is lost. GPUs: waits for
-        the current stream; work on other streams that uses the heap has ended."""
+        """Collective. Releases the memory of the symmetric heap until :meth:`wake`; the content of its rows is lost. GPUs:
+        waits for the current stream. Work on other streams that uses the heap must have ended."""
         if self._backend == _names.CUDA and "torch" in sys.modules:
             sys.modules["torch"].cuda.current_stream().synchronize()
         with self._lock:
             check(self._functions.sy_group_sleep(self.pointer))
 
     def wake(self) -> None:
-        """Collective. The inverse of :meth:`sleep`."""
+        """Collective. Restores the memory that :meth:`sleep` released."""
         with self._lock:
             check(self._functions.sy_group_wake(self.pointer))
 
     def close(self) -> None:
-        """The rank leaves: peers that still need it get :class:`PeerFailed`. Objects of the group are closed with it; arrays that they
-        delivered stay. May be called twice."""
+        """Leaves the group: peers that still need this rank get :class:`PeerFailed`. Closes the objects of the group; arrays
+        that they delivered stay valid. May be called twice."""
         for each in list(self._lock.members):
             each.close()
-        leave = getattr(self._functions, "sy_group_leave", None)  # rows and handles of the group may live on
+        leave = getattr(self._functions, "sy_group_leave", None)  # rows and handles of the group may outlive it
         with self._lock:
             if leave is not None and self._owned.pointer:
                 leave(ctypes.c_void_p(self._owned.pointer))
@@ -445,7 +453,7 @@ class Group:
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
-        if error is not None and not self.closed:  # peers that wait hear of it at once, whatever holds this rank's objects
+        if error is not None and not self.closed:  # ends peers' waits at once, even if this rank's objects are still referenced
             self._functions.sy_group_abort(self._owned.pointer, Code.SYSTEM)
         self.close()
 

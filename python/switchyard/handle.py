@@ -18,7 +18,7 @@ __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
 
 class Counts(NamedTuple):
-    """How many rows a dispatch delivered. Arrays are int64, of this rank's experts, in host memory."""
+    """Numbers of rows that a dispatch delivered. Arrays are int64, of this rank's experts, in host memory."""
 
     rows: int  #: M, padding included
     tokens_per_expert: np.ndarray
@@ -31,7 +31,7 @@ class Matrices(NamedTuple):
 
     rank_prefix_matrix: np.ndarray  #: [W, W] tokens of sources 0..i to rank j
     channel_prefix_matrix: np.ndarray  #: [W, C] this rank's tokens to rank d in channels 0..c
-    recv_channel_prefix_matrix: np.ndarray  #: [W, C] exclusive: first row of channel c among source s's rows here
+    recv_channel_prefix_matrix: np.ndarray  #: [W, C] exclusive: first row of channel c among source s's rows on this rank
     recv_src_idx: np.ndarray  #: [rows] token index at the source
     is_token_in_rank: np.ndarray  #: [T, W]
     send_head: np.ndarray  #: [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
@@ -43,12 +43,12 @@ class Ledger(NamedTuple):
     peer_token_per_expert: np.ndarray  #: [W, Ep]
     expanded_row_idx: np.ndarray  #: [T * K]
     cumsum_per_expert: np.ndarray  #: [W, Ep]
-    dispatch_offset: np.ndarray  #: [experts here]
-    prev_sum_before_rank: np.ndarray  #: [W, experts here]
+    dispatch_offset: np.ndarray  #: [local experts]
+    prev_sum_before_rank: np.ndarray  #: [W, local experts]
 
 
 class RoutingLayout(NamedTuple):
-    """What DeepEP's ``get_dispatch_layout`` counts, in host memory."""
+    """The counts of DeepEP's ``get_dispatch_layout``, in host memory."""
 
     num_tokens_per_rank: np.ndarray  #: int32 [W] distinct tokens
     num_tokens_per_expert: np.ndarray  #: int32 [E] routes
@@ -56,7 +56,7 @@ class RoutingLayout(NamedTuple):
 
 
 def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> Tuple[Any, ...]:
-    """Arrays of a filled struct, copied, and the struct's storage released."""
+    """Copies the arrays of a filled struct and releases the struct's storage."""
     storage = Owned(struct.storage, library().functions.sy_storage_release)
     arrays = tuple(NUMPY.wrap(getattr(struct, name), shape, element, storage, None).copy() for name, shape, element in fields)
     storage.close()
@@ -64,15 +64,15 @@ def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> T
 
 
 class Handle:
-    """The routing of one dispatch, for its combine and for dispatches of other rows the same way. Immutable; any thread may use it,
-    any number of times. It stays valid after the rows that came with it are gone.
+    """The routing of one dispatch, for its combine and for dispatches of other rows by the same routing. Immutable; any thread
+    may use it, any number of times. It stays valid after the rows of its dispatch are dropped.
 
-    The arrays below are memory of the library, of the kind (numpy, torch, device) of the dispatched ``x``, and valid as long as they
-    are referred to. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
+    The arrays below are memory of the library, of the kind (numpy, torch, device) of the dispatched ``x``, and valid as long as
+    they are referenced. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
     """
 
-    _at: Optional[ctypes.c_void_p] = None  # what calls like one before pass; only real ones have it
-    _unread_weights = False  # rank-major: weights came with the rows, and nobody has read them
+    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; only real handles have it
+    _unread_weights = False  # rank-major: weights arrived with the rows and were never read
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
@@ -82,12 +82,13 @@ class Handle:
         self._arrays: Arrays = NUMPY
         self._like: Any = None
         self._cache: Dict[str, Any] = {}
-        self._rows_allocated: Any = None  # R and T once a dispatch has told them
+        self._rows_allocated: Any = None  # R and T, once a dispatch has set them
         self._tokens: Any = None
         self._number = number_of(self)
 
     def twin(self) -> "Handle":
-        """Another object of the same routing, without tensors that refer to a graph: what a graph keeps must not keep the graph."""
+        """Returns another object of the same routing, without tensors that refer to a graph, because objects that a graph keeps
+        must not keep the graph."""
         twin = Handle.__new__(Handle)
         twin.__dict__.update(self.__dict__)
         twin._cache = {}
@@ -95,7 +96,7 @@ class Handle:
         return twin
 
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
-        """What the dispatch delivered. `view` is kept; `like` says of which kind arrays are."""
+        """Stores the results of the dispatch. Keeps `view`; `like` determines the kind of arrays."""
         self._view, self._arrays, self._like = view, arrays, like
         self._rows_allocated, self._tokens = view.x_rows, view.tokens
         self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
@@ -116,8 +117,8 @@ class Handle:
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's dispatch that are neither -1 nor an expert; their routes went nowhere. 0 of a handle from bytes. CUDA: waits
-        for the dispatch."""
+        """Number of ids in this rank's dispatch that are neither -1 nor an expert; their routes are ignored. 0 for a handle
+        from bytes. CUDA: waits for the dispatch."""
         return number_from(library().functions.sy_handle_invalid_ids, self.pointer)
 
     @property
@@ -133,7 +134,7 @@ class Handle:
         return _names.name_of(_names.LAYOUTS, self._layout)
 
     def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
-        """An array of the view, made once. `shape` names members of the view."""
+        """Returns an array of the view, made once. `shape` names members of the view."""
         if name in self._cache:
             return self._cache[name]
         view = self._view
@@ -147,12 +148,12 @@ class Handle:
 
     @property
     def topk_ids(self) -> Any:
-        """Rank-major: int32 [R, K] local expert ids, -1 if the route goes elsewhere or was dropped."""
+        """Rank-major: int32 [R, K] local expert ids, -1 if the route goes to another rank or was dropped."""
         return self._array("topk_ids", I32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
     def topk_ids_int64(self) -> Any:
-        """``topk_ids`` as int64, for indexing; made at the first use."""
+        """``topk_ids`` as int64, for indexing; made at first use."""
         if "topk_ids_int64" not in self._cache:
             ids = self.topk_ids
             self._cache["topk_ids_int64"] = None if ids is None else ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids.long()
@@ -160,13 +161,13 @@ class Handle:
 
     @property
     def topk_weights(self) -> Any:
-        """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch got no weights."""
+        """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch had no weights."""
         self._unread_weights = False
         return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
     def source_token(self) -> Any:
-        """Rank-major: int32 [R] token index at its source, -1 behind the rows delivered."""
+        """Rank-major: int32 [R] token index at its source, -1 after the delivered rows."""
         return self._array("source_token", I32, "x_rows", layout=RANK_MAJOR)
 
     @property
@@ -176,12 +177,12 @@ class Handle:
 
     @property
     def row_weights(self) -> Any:
-        """Expert-major: float32 [R]; None if dispatch got no weights."""
+        """Expert-major: float32 [R]; None if dispatch had no weights."""
         return self._array("row_weights", F32, "x_rows", layout=EXPERT_MAJOR)
 
     @property
     def _carried(self) -> Any:
-        """Expert-major: the rows' weights if a graph of gradients has them, else None."""
+        """Expert-major: the rows' weights if a gradient graph contains them, else None."""
         return self._cache.get("row_weights")
 
     @property
@@ -196,13 +197,13 @@ class Handle:
 
     @property
     def aligned_per_expert(self) -> Any:
-        """int64 [L] the same, rounded up to the exchange's `align`."""
+        """int64 [L] ``tokens_per_expert``, rounded up to the exchange's `align`."""
         return self._array("aligned_per_expert", I64, "experts_here")
 
     @property
     def offsets(self) -> Any:
-        """int32 [L] row behind each expert's rows, padding included: ``offs`` of ``torch.nn.functional.grouped_mm``, on the device of
-        the rows. Expert-major."""
+        """int32 [L] end of each expert's rows, padding included: ``offs`` of ``torch.nn.functional.grouped_mm``, on the device
+        of the rows. Expert-major."""
         if "offsets" not in self._cache:
             if self._layout != EXPERT_MAJOR:
                 _names.invalid("offsets: rank-major rows are not grouped by experts")
@@ -218,13 +219,13 @@ class Handle:
 
     @property
     def dropped_per_source(self) -> Any:
-        """int64 [W, L] routes dropped here; None with ``overflow="fail"``."""
+        """int64 [W, L] routes dropped on this rank; None with ``overflow="fail"``."""
         return self._array("dropped_per_source", I64, "world", "experts_here")
 
-    # ---- What is asked of it. CUDA: these wait for the dispatch ----
+    # ---- Queries. CUDA: these wait for the dispatch ----
 
     def counts(self) -> Counts:
-        """Rows of each expert, in host memory."""
+        """Returns the number of rows of each expert, in host memory."""
         c = structs.Counts()
         check(library().functions.sy_handle_counts(self.pointer, byref(c)))
         rows, shape, first = c.rows, (c.experts_here,), bool(c.expert_first_row)
@@ -234,7 +235,7 @@ class Handle:
 
     @checked("Handle.matrices")
     def matrices(self, channels: int) -> Matrices:
-        """As DeepEP's handle describes the dispatch, for `channels` >= 1 channels."""
+        """Describes the dispatch as DeepEP's handle does, for `channels` >= 1 channels."""
         m = structs.Matrices()
         check(library().functions.sy_handle_matrices(self.pointer, channels, byref(m)))
         w, c, t = m.world, m.num_channels, m.tokens
@@ -244,7 +245,7 @@ class Handle:
         return Matrices(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4].astype(bool), arrays[5])
 
     def ledger(self) -> Ledger:
-        """The explicit route ledger."""
+        """Returns the explicit route ledger."""
         g = structs.Ledger()
         check(library().functions.sy_handle_ledger(self.pointer, byref(g)))
         per_expert, here = (g.world, g.num_experts_padded), g.experts_here
@@ -253,7 +254,7 @@ class Handle:
                                   ("prev_sum_before_rank", (g.world, here), I32)]))
 
     def to_bytes(self) -> bytes:
-        """Portable bytes; ``Exchange.handle_from_bytes`` is the inverse."""
+        """Returns portable bytes; ``Exchange.handle_from_bytes`` is the inverse."""
         b = structs.Bytes()
         check(library().functions.sy_handle_serialize(self.pointer, byref(b)))
         storage = Owned(b.storage, library().functions.sy_storage_release)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole MoE layer in one call, of the library switchyard_layer."""
+"""A whole MoE layer in one call, from the library switchyard_layer."""
 from __future__ import annotations
 
 import ctypes
@@ -20,9 +20,9 @@ _GROUP = 128
 
 
 class LayerMemory(NamedTuple):
-    """Memory of a layer on the rank with most experts, in bytes, beside the caller's arrays."""
+    """Memory of a layer on the rank with the most experts, in bytes, without the caller's arrays."""
 
-    heap_bytes: int  #: of the group's symmetric heap, its header aside
+    heap_bytes: int  #: memory of the group's symmetric heap, without its header
     private_bytes: int
     weight_bytes: int  #: CPU, packed weights
     scratch_bytes: int
@@ -60,7 +60,7 @@ def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_sc
 
 
 def _stream_of(weights: Any) -> int:
-    """The stream in whose order weights are read: the current one of their GPU."""
+    """Returns the stream in whose order weights are read: the current stream of their GPU."""
     array, arrays = arrays_of(weights, "w13")
     return arrays.stream(array)
 
@@ -68,15 +68,19 @@ def _stream_of(weights: Any) -> int:
 class MoeLayer:
     """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
 
-    w13: [L, 2 I, H], of each expert first the gate rows, then the up rows; w2: [L, H, I]: those of this rank's L experts, of `dtype`.
-    hidden: H. intermediate: I. experts: E, in all. topk: K. max_tokens: most tokens of any rank.
-    dtype: of weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the same, of fp8
-    bf16. capacity: most rows that a rank takes in a call; 0: those of the worst routing. overflow: "fail" or "drop_and_report".
-    order: of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused" (docs/layer.md).
-    storage: "packed" (CPU: an own copy) or "view" (the weights stay yours, and are kept alive by this object; GPUs).
+    w13: [L, 2 I, H], for each expert first the gate rows, then the up rows. w2: [L, H, I]. Both hold this rank's L experts and
+    have type `dtype`.
+    hidden: H. intermediate: I. experts: E, in total. topk: K. max_tokens: maximum number of tokens of any rank.
+    dtype: type of the weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
+    same type, or bf16 with fp8 weights. capacity: maximum number of rows that a rank takes in a call; 0: that of the worst
+    routing. overflow: "fail" or "drop_and_report".
+    order: order of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
+    (docs/layer.md).
+    storage: "packed" (CPU: a copy owned by the layer) or "view" (GPUs: the layer reads the caller's weights and keeps them
+    alive).
     invalid_ids: "raise" or "count", as :class:`Exchange`. captured: GPUs, normal mode: calls are captured in graphs.
 
-    Needs the library switchyard_layer, which not every wheel has: docs/python.md.
+    Needs the library switchyard_layer, which not every wheel contains: docs/python.md.
     """
 
     @constructs
@@ -101,9 +105,9 @@ class MoeLayer:
         self._like: Any = None
 
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
-        """Another layer of the model, which differs from this one in its weights alone and shares all memory with it but theirs. Local;
-        all ranks make the same layers in the same order. Either may end first. Calls of layers that share, graphs included, come one
-        after the other, on all ranks in the same order."""
+        """Returns another layer of the model, which has other weights and shares all memory except that of the weights. Local;
+        all ranks make the same layers in the same order. Either layer may be closed first. Calls of layers that share memory,
+        graphs included, run one after the other, on all ranks in the same order."""
         group, made = self.group, ctypes.c_void_p()
         pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
         with group._lock:
@@ -115,7 +119,7 @@ class MoeLayer:
     @staticmethod
     @checked("MoeLayer.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> LayerMemory:
-        """Memory of a layer with these keywords. Needs no group."""
+        """Returns the memory of a layer with these keywords. Needs no group."""
         number, m = value_of(_names.BACKENDS, "backend", backend), structs.MoeLayerMemory()
         c = _config(backend=number, **config)
         check(layer_library().functions.sy_moe_layer_memory_required(byref(c), world, number, byref(m)))
@@ -137,16 +141,17 @@ class MoeLayer:
 
     @property
     def implementation(self) -> str:
-        """What was chosen, for example "separate, normal, bf16 wgmma:sm_90a"."""
+        """The chosen implementation, for example "separate, normal, bf16 wgmma:sm_90a"."""
         text = ctypes.c_char_p()
         check(self._functions.sy_moe_layer_implementation(self.pointer, byref(text)))
         return (text.value or b"").decode()
 
     def forward(self, x: Any, ids: Any, weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
                 num_sms: int = 0) -> Any:
-        """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without one gets +0.
-        weights: float32 [T, K]; None: all 1. out: [T, H], made unless given; add: the layer is added to what it holds.
-        device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
+        """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without any expert
+        gets +0. weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's result to the
+        content of `out`. device_tokens: int32 [1], T at the time that the call runs; rows of `out` from there on are not
+        written. Returns out."""
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, weights=weights,
                         **({"out": out} if add else {}))
         c = self._config
@@ -172,7 +177,7 @@ class MoeLayer:
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, None if scale is None else scale.pointer,
                                                        result.pointer, by_options))
-            if type(self._like) is not type(out):  # of the kind of dropped(): not `out` itself, which would live as long as the layer
+            if type(self._like) is not type(out):  # for dropped(); not `out` itself, which would live as long as the layer
                 self._like = taken.arrays.empty((0,), self._row_type, out)
             written(out)
             return out
@@ -181,12 +186,13 @@ class MoeLayer:
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
+        for no kernel."""
         return number_from(self._functions.sy_moe_layer_invalid_ids, self.pointer)
 
     def dropped(self) -> Any:
-        """uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with ``overflow="fail"``. Valid until
-        the next forward."""
+        """Returns uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with
+        ``overflow="fail"``. Valid until the next forward."""
         pointer, count = ctypes.c_void_p(), ctypes.c_int64()
         check(self._functions.sy_moe_layer_dropped(self.pointer, byref(pointer), byref(count)))
         if not pointer.value:
@@ -195,7 +201,8 @@ class MoeLayer:
         return arrays.wrap(pointer.value, (count.value // self._config.topk, self._config.topk), U8, self._owned, self._like)
 
     def close(self) -> None:
-        """Gives the layer back at once, also while calls and graphs use it: its memory is freed after them. May be called twice."""
+        """Releases the layer immediately, even while calls and graphs use it: its memory is freed after them. May be called
+        twice."""
         self._owned.close()
 
     def __enter__(self) -> "MoeLayer":

@@ -35,15 +35,16 @@ class PreparedLedger:
         sizes = [ctypes.c_int64() for _ in range(3)]
         check(library().functions.sy_prepared_ledger_sizes(owned.pointer, *map(byref, sizes)))
         self.tokens: int = sizes[0].value  #: M
-        self.rows: int = sizes[1].value  #: least number of rows of the expert output
-        self.returned_rows: int = sizes[2].value  #: rows that come back to this rank
+        self.rows: int = sizes[1].value  #: minimum number of rows of the expert output
+        self.returned_rows: int = sizes[2].value  #: rows that are returned to this rank
 
 
 class LedgerCombine:
-    """The operator over a group. Creation is collective: all ranks give the same keywords.
+    """The operator over a group. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, any. experts: E, in all. topk: K, at most 32. max_tokens: most tokens of any rank. dtype: "f16", "bf16" or "f32".
-    max_rows: most rows of expert output that a ledger speaks of; 0: any number. max_ledgers: CUDA, prepared at a time.
+    hidden: H, any. experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype: "f16",
+    "bf16" or "f32". max_rows: maximum number of rows of expert output that a ledger refers to; 0: any number. max_ledgers:
+    CUDA, number prepared at a time.
     """
 
     @constructs
@@ -84,8 +85,8 @@ class LedgerCombine:
 
     @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:
-        """Local. Checks the tables, those of ``Handle.ledger()`` or your own, int32 in host memory, and makes them ready. CUDA: waits for
-        the calls so far."""
+        """Local. Checks the tables, from ``Handle.ledger()`` or the caller's own, int32 in host memory, and prepares them for
+        calls. CUDA: waits for earlier calls."""
         c, world = self._config, self.group.size
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
         tables = {name: getattr(self._tables, f"ledger.{name}")(getattr(ledger, name)) for name in ledger._fields}
@@ -120,13 +121,13 @@ class LedgerCombine:
             return out
 
     def last_call(self) -> CallStatistics:
-        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
         s = structs.CallStatistics()
         check(self._functions.sy_ledger_combine_last_call(self.pointer, byref(s)))
         return statistics_of(s)
 
     def close(self) -> None:
-        """Gives the operator back. May be called twice."""
+        """Releases the operator. May be called twice."""
         self._owned.close()
 
     def __enter__(self) -> "LedgerCombine":

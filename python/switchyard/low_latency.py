@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode, for decoding: shapes that never vary, memory made once."""
+"""Low-latency mode, for decoding: fixed shapes, memory allocated once."""
 from __future__ import annotations
 
 import ctypes
@@ -17,7 +17,7 @@ from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
-#: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
+#: Row types of calls whose rows have no scales, row types of sums, and types of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
 _INSTEAD = "an Exchange, whose calls are differentiable"
@@ -38,17 +38,17 @@ def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: obj
 
 
 class Received:
-    """Where dispatches deliver: memory of fixed shape, overwritten by each dispatch into it. L experts of this rank, R = W * max_tokens
-    rows of each, of which the first ``rows[e]`` are there; the rest is unspecified. Arrays are of the kind (numpy, torch, device) of
-    the first dispatched ``x``.
+    """Destination of dispatches: memory of fixed shape that each dispatch into it overwrites. L experts of this rank, R = W *
+    max_tokens rows of each, of which the first ``rows[e]`` are valid; the rest is unspecified. Arrays are of the kind (numpy,
+    torch, device) of the first dispatched ``x``.
 
-    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view of the same
-    shape with consecutive rows side by side (four powers of two are one int32 there: [L, R, ceil(groups / 4)]).
-    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``. row_source: int64 [L, R],
-    ``source rank << 48 | k << 32 | token``.
+    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view of the
+    same shape in which consecutive rows are adjacent (each int32 there holds four powers of two: [L, R, ceil(groups / 4)]).
+    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``. row_source: int64 [L, R], ``source rank
+    << 48 | k << 32 | token``.
     """
 
-    _at: Optional[ctypes.c_void_p] = None  # what calls like one before pass; only real ones have it
+    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; only real outputs have it
     _weighted = False  # whether the last dispatch into it had weights
 
     def __reduce__(self) -> Any:
@@ -70,7 +70,8 @@ class Received:
 
 
 class _Lent:
-    """An output while a tensor shows it; a spare one of the same stream before and after, so that its next users come after these."""
+    """An output while a tensor refers to it; before and after, it is a spare one of the same stream, so that later uses are
+    ordered after this one."""
 
     __slots__ = ("pointer", "_owned", "_spare")
 
@@ -82,7 +83,7 @@ class _Lent:
 
 
 def _scale_geometry(config: structs.LowLatencyConfig, here: int, per_expert: int, hidden: int) -> Tuple[int, List[int], List[int]]:
-    """Element, shape and strides of Received.scales; (-1, [], []) without scales."""
+    """Returns element type, shape and strides of Received.scales; (-1, [], []) without scales."""
     if not config.scales:
         return -1, [], []
     groups, f32 = -(-hidden // config.scale_group), config.scales == 1
@@ -105,7 +106,7 @@ def _scales(v: structs.LowLatencyView, owned: Any, arrays: Any, like: Any) -> An
 
 
 class Pending:
-    """A call whose first half is done. :meth:`wait` does the rest, once, and returns what the call returns."""
+    """A call whose first half is done. :meth:`wait` does the rest, once, and returns the result of the call."""
 
     def __init__(self, receive: Optional[Callable[[], None]], result: Any, keeps: Any) -> None:
         self._receive = receive
@@ -113,7 +114,7 @@ class Pending:
         self._keeps = keeps
 
     def wait(self) -> Any:
-        """What the call returns."""
+        """Completes the call and returns its result."""
         receive, self._receive = self._receive, None
         if receive is not None:
             receive()
@@ -122,12 +123,13 @@ class Pending:
 
 
 class LowLatency:
-    """Dispatch and combine for decoding. Creation is collective: all ranks give the same keywords.
+    """Dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H. experts: E, in all. topk: K, at most 32. max_tokens: most tokens of any rank, at most 65535.
-    dtype: of `x` and the widest that is combined, "bf16", "f16" or "f32". scales: rows travel as fp8 with "f32" or "ue8m0" scales of
-    `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: as they are.
-    sending: "per_rank" or "per_route". pieces: parts of a row that travel on their own; 0: the library's choice.
+    hidden: H. experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank, at most 65535.
+    dtype: type of `x` and the widest type that is combined, "bf16", "f16" or "f32". scales: rows are sent as fp8 with "f32" or
+    "ue8m0" scales of `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: rows are sent
+    unchanged.
+    sending: "per_rank" or "per_route". pieces: number of parts of a row that are sent separately; 0: the library's choice.
     invalid_ids: "raise" or "count", as :class:`Exchange`.
     """
 
@@ -147,7 +149,7 @@ class LowLatency:
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.LowLatencyDispatchOptions(), structs.LowLatencyCombineOptions()
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options))
-        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._plain = structs.RowView(cols=self.hidden)  # view of rows without scales
         self._by_plain = byref(self._plain)
         self._ids.topk = self.topk
         self._output: Optional[Received] = None
@@ -188,10 +190,10 @@ class LowLatency:
         return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
-        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates.
-        memory: rows and scales lie in memory of yours, dense: x [L, R, H]; with scales a pair of it and float32 or uint8
-        [L, R, columns], whole 16 bytes a row, or column-major [L, columns, Rs], Rs being R rounded up to 4, where int32 has four
-        powers of two. Costs nothing more than the library's own."""
+        """Local. Allocates another destination for dispatches, with arrays of `like`'s kind (default: numpy).
+        memory: the caller's memory for rows and scales, dense: x [L, R, H]; with scales a pair of x and float32 or uint8 [L, R,
+        columns] with rows of whole 16 bytes, or column-major [L, columns, Rs], Rs being R rounded up to 4, where each int32
+        holds four powers of two. Costs no more than the library's own memory."""
         if memory is not None:
             return self._output_in(memory)
         if like is None:
@@ -200,7 +202,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _used_here(self, received: Received, arrays: Any, like: Any) -> Received:
-        """GPUs: the current stream uses it until it is dropped."""
+        """GPUs: marks `received` as used by the current stream until it is dropped."""
         if self._backend == CUDA:
             check(self._functions.sy_group_used_by(self.group.pointer, received._view.rows_of_expert, arrays.stream(like)))
         return received
@@ -231,7 +233,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
-        """An output that no tensor shows."""
+        """Returns an output that no tensor refers to."""
         arrays: Any
         like, arrays = arrays_of(like, "like")
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
@@ -241,7 +243,7 @@ class LowLatency:
 
     @checked("LowLatency.make_rows")
     def make_rows(self, received: Received, dtype: object = None) -> Any:
-        """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""
+        """Local. Allocates memory [L, R, H] for the expert outputs of `received`'s rows, which combine reads in place."""
         code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
         made, view, f = ctypes.c_void_p(), structs.RowView(), self._functions
         with self.group._lock:
@@ -257,10 +259,10 @@ class LowLatency:
     # ---- Dispatch ----
 
     def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
-        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], -1 means no
-        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales), with scales of a row each, in
-        any order of memory; they are copied unless they are dense in whole 16 bytes a row, [T, columns]. output: where to deliver;
-        None: an output of this object, the same for all such calls, so that each overwrites the one before."""
+        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K]; -1 means no expert.
+        weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row of scales per
+        row, in any memory order; scales are copied unless they are dense with rows of whole 16 bytes, [T, columns]. output:
+        destination; None: an output of this object that all such calls share, so that each call overwrites the previous one."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
@@ -274,8 +276,8 @@ class LowLatency:
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
 
     def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
-        """The sending half of :meth:`dispatch`; ``wait()`` of what it returns does the rest and returns the output. In between no other
-        call of this object may be made."""
+        """Runs the sending half of :meth:`dispatch`; ``wait()`` of the returned object does the rest and returns the output. No
+        other call of this object is allowed in between."""
         if is_traced():  # a graph orders calls itself
             return Pending(None, self.dispatch(x, ids, weights, output=output, num_sms=num_sms), None)
         refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, weights=weights)
@@ -326,12 +328,12 @@ class LowLatency:
             wide = getattr(scales, "shape", (0, 0))[-1] == columns
             given = take(scales, "scales of x", (taken.shape[0], columns if wide else groups), (F32,) if f32 else (FP8, U8), self._backend,
                          strided=True)
-            self._given_scales = padded_scales(given, columns)  # stays until the call has read it
+            self._given_scales = padded_scales(given, columns)  # lives until the call has read it
             v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
         return taken
 
     def _take_ids(self, ids: Any, shape: Tuple[int, int]) -> Any:
-        """Fills the ids; returns what must stay until the call has returned."""
+        """Fills the ids; returns the object that must live until the call has returned."""
         i, code = self._ids, code_of(ids, shape, _IDS, self._backend)
         if code is None:
             given = self._dispatched.ids(ids, shape[0])
@@ -354,9 +356,9 @@ class LowLatency:
 
     def combine(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                 out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Sums what the experts made of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L, R, H],
-        read where it lies. weights: float32 [T, K], "per_route" only; None: those given to dispatch, or none. expert_scale: float32
-        [L], "per_route" only: rows go back as round(y * scale). A token without a route yields +0."""
+        """Collective. Sums the expert outputs of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L,
+        R, H], read in place. weights: float32 [T, K], "per_route" only; None: those given to dispatch, if any. expert_scale:
+        float32 [L], "per_route" only: rows are returned as round(y * scale). A token without a route yields +0."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
@@ -373,7 +375,7 @@ class LowLatency:
 
     def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                       out: Any = None, num_sms: int = 0) -> Pending:
-        """The sending half of :meth:`combine`; ``wait()`` of what it returns does the rest and returns the sums."""
+        """Runs the sending half of :meth:`combine`; ``wait()`` of the returned object does the rest and returns the sums."""
         if is_traced():
             sums = self.combine(y, received, weights=weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
             return Pending(None, sums, None)
@@ -418,8 +420,9 @@ class LowLatency:
             return out, (y, weights, expert_scale)
 
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Dispatch, experts and combine in one launch, for experts that scale rows (docs/concepts/flat.md): out[t] = sum
-        over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L]; None: 1."""
+        """Collective. Dispatch, experts and combine in one launch, for experts that only scale rows (docs/concepts/flat.md):
+        out[t] = sum over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L];
+        None: 1."""
         refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, weights=weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
@@ -440,21 +443,22 @@ class LowLatency:
             written(out)
             return out
 
-    # ---- The rest ----
+    # ---- Statistics and lifetime ----
 
     @property
     def invalid_ids(self) -> int:
-        """Ids of this rank's calls so far that are neither -1 nor an expert. CUDA: of calls that have run; waits for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
+        for no kernel."""
         return number_from(self._functions.sy_low_latency_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
-        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
         s = structs.CallStatistics()
         check(self._functions.sy_low_latency_last_call(self.pointer, byref(s)))
         return statistics_of(s)
 
     def close(self) -> None:
-        """Gives the object back. Outputs stay. May be called twice."""
+        """Releases the object. Outputs stay valid. May be called twice."""
         self._owned.close()
 
     def __enter__(self) -> "LowLatency":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of a model over the ranks of a group.
+"""Distributes the experts of a model over the ranks of a group.
 
-For models whose experts are one module with weights of all experts in parameters of three dimensions, and ``forward(hidden_states,
-top_k_index, top_k_weights)``: those of transformers from 5.0 on. Nothing of transformers is imported.
+For models whose experts are one module with the weights of all experts in parameters of three dimensions and
+``forward(hidden_states, top_k_index, top_k_weights)``: those of transformers from 5.0 on. Nothing of transformers is imported.
 """
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ __all__ = ["expert_parameters", "full_state_dict", "keep_out_of_ddp", "moe_heap_
 @checked("moe_heap_bytes")
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
                    experts: str = "automatic", hosts: int = 1) -> int:
-    """``heap_bytes`` of a group for :func:`parallelize_moe` of this model, not divided yet. Needs no group. hosts: on how many hosts its
-    ranks are; what several need, on the CPU, is not bounded by rings. InvalidArgument for a model that cannot be divided."""
+    """Returns ``heap_bytes`` of a group for :func:`parallelize_moe` of this model, which is not divided yet. Needs no group.
+    hosts: number of hosts of its ranks; the memory for several hosts, on the CPU, is not bounded by rings. Raises
+    InvalidArgument for a model that cannot be divided."""
     exchanges: Dict[str, int] = {}
     layers: Dict[str, int] = {}
     for found in experts_modules(model, topk):
@@ -41,26 +42,29 @@ def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[in
 @checked("parallelize_moe")
 def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional[int] = None, experts: str = "automatic",
                     gradients: str = "sum") -> List[str]:
-    """Collective. Divides the experts of every layer: this rank keeps its own, and tokens travel to their experts and back.
+    """Collective. Divides the experts of every layer: this rank keeps its own, and tokens are sent to their experts and back.
 
-    model: a torch module, the same on all ranks, not divided yet. max_tokens: most tokens (batch times length) of any rank in a forward
-    pass. topk: experts of a token, in all modules; None: for each module what the router beside it says, or the config.
+    model: a torch module, equal on all ranks, not divided yet. max_tokens: maximum number of tokens (batch times length) of any
+    rank in a forward pass. topk: experts per token, in all modules; None: for each module the value of its router, or of the
+    config.
 
-    experts: what computes them in passes that record no gradients and are not compiled. "module": the module itself, as in all other
-    passes. "grouped": :class:`GroupedGemm` between dispatch and combine, on GPUs. "layer": a :class:`MoeLayer` for each module, in whose
-    automatic form a GPU computes the whole layer by one kernel. Both read the module's parameters where they lie, need the library
-    switchyard_layer, and are for SwiGLU of bf16 without biases; InvalidArgument says what a module lacks. Layers of modules of one shape
-    share all memory but their weights. "automatic": "grouped" on GPUs where that can be, else "module".
+    experts: implementation of the experts in passes that record no gradients and are not compiled. "module": the module itself,
+    as in all other passes. "grouped": :class:`GroupedGemm` between dispatch and combine, on GPUs. "layer": a :class:`MoeLayer`
+    for each module, whose automatic form computes the whole layer in one kernel on a GPU. Both read the module's parameters in
+    place, need the library switchyard_layer, and are for SwiGLU of bf16 without biases; InvalidArgument names what a module
+    lacks. Layers of modules of one shape share all memory except that of their weights. "automatic": "grouped" on GPUs where
+    possible, else "module".
 
     gradients: of experts, over the tokens of all ranks: "sum", or "mean", divided by the number of ranks, as
-    DistributedDataParallel and fully_shard do with the rest.
+    DistributedDataParallel and fully_shard do for the other parameters.
 
-    Experts' parameters become those of ``group.experts_of(num_experts)`` in place: an optimizer that has them trains the share. Routers,
-    shared experts and all else stay as they are, on every rank. Each forward and backward pass of the model is collective; all ranks
-    record gradients in a pass, or none does. Gradients of the rest are those of this rank's tokens. Parameters may change in place at any
-    time between passes; to other memory they move on all ranks or on none.
+    Experts' parameters become those of ``group.experts_of(num_experts)`` in place: an optimizer that holds them trains the
+    share. Routers, shared experts and everything else stay unchanged, on every rank. Each forward and backward pass of the
+    model is collective; either all ranks record gradients in a pass, or none does. Gradients of the other parameters are those
+    of this rank's tokens. Parameters may change in place at any time between passes; they move to other memory on all ranks or
+    on none.
 
-    Returns the names of the modules that were divided; InvalidArgument if there is none, or if the model is divided already.
+    Returns the names of the divided modules. Raises InvalidArgument if there is none, or if the model is divided already.
     """
     found = [(each, way_of(each.module, experts, group.backend)) for each in experts_modules(model, topk)]
     configs = [exchange_config(model, each, max_tokens, group.backend, group.hosts) for each, _ in found]
@@ -82,33 +86,34 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
 
 
 def _site(group: Group, name: str) -> int:
-    """A number for calls of this module, the same on all ranks."""
+    """Returns a number for calls of this module, equal on all ranks."""
     names = vars(group).setdefault("_sites", {})
     names[len(names) + 1] = name
     return len(names)
 
 
 def _above(model: Any, name: str) -> List[Any]:
-    """The module of that name and all that contain it."""
+    """Returns the module of that name and all that contain it."""
     parts = name.split(".") if name else []
     return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts) + 1)]
 
 
 @checked("expert_parameters")
 def expert_parameters(model: Any) -> List[Any]:
-    """Parameters of divided experts, which no wrapper may take for replicas: ``fully_shard(model, ignored_params=set(...))``."""
+    """Returns the parameters of divided experts, which wrappers must not treat as replicas: ``fully_shard(model,
+    ignored_params=set(...))``."""
     return [parameter for _, parameter in _wrappers.of_experts(model)]
 
 
 @checked("keep_out_of_ddp")
 def keep_out_of_ddp(model: Any) -> None:
-    """For a module that contains a divided model and is to be wrapped by DistributedDataParallel, which reads from the module that it wraps
-    what it leaves alone. :func:`parallelize_moe` has called it for the model itself. Local."""
+    """For a module that contains a divided model and is to be wrapped by DistributedDataParallel, which reads the parameters to
+    ignore from the module that it wraps. :func:`parallelize_moe` has called it for the model itself. Local."""
     _wrappers.keep_out_of_ddp(model)
 
 
 @checked("full_state_dict")
 def full_state_dict(model: Any) -> Dict[str, Any]:
-    """The state dict of the undivided model, on every rank, experts in host memory. Collective. ``load_state_dict`` of a divided model
-    takes it."""
+    """Collective. Returns the state dict of the undivided model, on every rank, experts in host memory. ``load_state_dict`` of
+    a divided model accepts it."""
     return _states.full_state_dict(model)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs with plug-ins load from this package: vLLM by the entry point group ``vllm.general_plugins``, SGLang by
-``sglang.srt.plugins``, in every process that they start. A package that is merely installed changes nothing: environment variables ask.
+"""Entry points for programs with plug-ins, which load them in every process that they start: vLLM by the entry point group
+``vllm.general_plugins``, SGLang by ``sglang.srt.plugins``. Installing the package changes nothing; environment variables enable
+the plug-ins.
 """
 from __future__ import annotations
 
@@ -11,18 +12,19 @@ from ._abi import names as _names
 
 __all__ = ["deep_ep"]
 
-#: ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: also where another deep_ep is installed; unset, empty or ``0``:
-#: nothing.
+#: ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: also if another deep_ep is installed; unset, empty or
+#: ``0``: no effect.
 VARIABLE = "SWITCHYARD_DEEP_EP"
 
 
 def deep_ep() -> None:
-    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` asks for it. May be called in every process, and twice in one."""
+    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called in every process, and twice in
+    one."""
     choice = os.environ.get(VARIABLE, "")
     if choice in ("", "0"):
         return
     if choice not in ("1", "replace"):
         _names.invalid(f"{VARIABLE} = {choice!r}: must be '1', 'replace' (in the place of a deep_ep that is installed) or '0'")
-    from . import deep_ep as drop_in  # not before: it imports torch
+    from . import deep_ep as drop_in  # not earlier, because it imports torch
 
     drop_in.install(replace=choice == "replace" or _owners.owners() == [_owners.OURS])

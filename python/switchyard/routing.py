@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routing asks for, before anything is sent."""
+"""Counts of a routing, before any row is sent."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,8 +15,9 @@ __all__ = ["routing_layout"]
 
 @checked("routing_layout")
 def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
-    """Tokens per rank and per expert that `ids`, int32 or int64 [T, K], ask for. Needs no group. Ids in host memory: numpy arrays. A
-    tensor on a GPU: tensors there, counted by one kernel on its current stream, without a wait; of at most 32768 experts."""
+    """Counts the tokens per rank and per expert of `ids`, int32 or int64 [T, K]. Needs no group. Ids in host memory: returns
+    numpy arrays. A tensor on a GPU: returns tensors on that GPU, counted by one kernel on its current stream, without a wait;
+    at most 32768 experts."""
     if _arrays.is_tensor(ids) and ids.is_cuda:
         return _on_gpu(ids, experts, world)
     taken = _arguments.bind("routing_layout", _names.CPU).ids(ids)

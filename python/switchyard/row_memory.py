@@ -16,15 +16,16 @@ __all__ = ["RowMemory"]
 
 
 class RowMemory:
-    """Symmetric memory of a group on GPUs for tensors of torch: rows that a dispatch writes into such a tensor arrive there, and a combine
-    reads rows there, both without a copy. Torch's caching allocator hands it out, in a pool of its own (``torch.cuda.MemPool``), so
-    tensors live as long as they are used, and ``record_stream`` works. Where the `size` bytes are taken, tensors lie in ordinary memory
-    and cost the copy.
+    """Symmetric memory of a group on GPUs for torch tensors: a dispatch delivers rows directly into such a tensor, and a
+    combine reads them there, both without a copy. Torch's caching allocator manages it, in a pool of its own
+    (``torch.cuda.MemPool``), so tensors live as long as they are used, and ``record_stream`` works. When the `size` bytes are
+    used up, tensors are allocated in ordinary memory and cost the copy.
 
-    Collective: `size`, in bytes of the group's heap, is the same on all ranks. `device`: the GPU, None: the current one. `segment`: what torch
-    takes of it at once for each stream, in bytes, when a tensor is first made there on that stream, and once more at the second one, as long
-    as there is one left: tensors of any smaller size find room in these in turn. 0: as much as a tensor needs, and room that was taken for a
-    small tensor is none for a larger one. The group's memory stays until the last such tensor is gone and ``torch.cuda.empty_cache()`` was called."""
+    Collective: `size`, in bytes of the group's heap, is equal on all ranks. `device`: the GPU, None: the current one.
+    `segment`: bytes that torch takes at once for each stream, when a tensor is first made on that stream and again at the
+    second tensor, as long as a segment is left; tensors of any smaller size are then allocated in these segments in turn. 0:
+    torch takes as much as each tensor needs, and memory taken for a small tensor cannot hold a larger one. The group's memory
+    is kept until the last such tensor is dropped and ``torch.cuda.empty_cache()`` was called."""
 
     @constructs
     @checked("RowMemory.__init__")
@@ -38,20 +39,20 @@ class RowMemory:
         group._lock.members.add(self._owned)
         self._group = group
         self._at = made
-        # Functions of a library that is loaded already; torch calls them with the size, the device and the stream.
+        # Functions of a library that is already loaded; torch calls them with the size, the device and the stream.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
         self.pool: Any = torch.cuda.MemPool(self._allocator.allocator())
         here = torch.cuda.current_device() if device is None else device
         self._in_use = _InUse(self, torch, here, segment, size // segment if segment else 0)
 
     def use(self) -> "_InUse":
-        """``with memory.use():`` tensors that this thread makes inside on the group's GPU lie in this memory. Not to be nested. Costs a few
-        microseconds of the host."""
+        """``with memory.use():`` allocates this thread's new tensors on the group's GPU in this memory. Not to be nested. Costs
+        a few microseconds of host time."""
         alive(self._owned, "the row memory", self._group)
         return self._in_use
 
     def close(self) -> None:
-        """Tensors that are there stay."""
+        """Releases the memory. Existing tensors stay valid."""
         self._at.value = None
         self._owned.close()
 
@@ -60,25 +61,25 @@ _BOTH = -1
 
 
 class _OfThread(threading.local):
-    """What the library was told that this thread's tensors are made in."""
+    """The memory that the library was last told to use for this thread's tensors."""
 
     told: Any = None
 
 
 class _InUse:
-    """Made once for a RowMemory."""
+    """Context of :meth:`RowMemory.use`, made once for a RowMemory."""
 
     _here = _OfThread()
 
     def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
         self._use_here, self._at = bare("sy_row_memory_use"), memory._at
         self._device, self._pool = device, memory.pool.id
-        # What torch.cuda.use_mem_pool calls, which takes longer than all the rest of a call.
+        # The functions behind torch.cuda.use_mem_pool, which takes longer than all the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
         self._torch, self._segment, self._segments_left = torch, segment, segments
         self._raw_stream = torch._C._cuda_getCurrentRawStream
-        self._first: Dict[int, int] = {}  # where the first segment of a stream is, until it has both
+        self._first: Dict[int, int] = {}  # address of a stream's first segment, until the stream has both
 
     def __enter__(self) -> None:
         self._begin(self._device, self._pool)
@@ -93,7 +94,8 @@ class _InUse:
         self._release(self._device, self._pool)
 
     def rows(self, rows: Callable[[int, int, Any], Any], number: int, columns: int, like: Any) -> Any:
-        """What `rows` makes of the rest, inside: the same as by a ``with``, and shorter."""
+        """Returns the result of `rows` with the other arguments, run inside this context; equivalent to ``with``, but
+        faster."""
         device, pool = self._device, self._pool
         self._begin(device, pool)
         try:
@@ -105,20 +107,21 @@ class _InUse:
             self._release(device, pool)
 
     def _prepare(self) -> None:
-        if self._here.told is not self:  # said once: torch asks for this memory nowhere else
+        if self._here.told is not self:  # set once, because torch uses this memory nowhere else
             self._use_here(self._at)
             self._here.told = self
         if self._segments_left:
             self._take_segment()
 
     def _take_segment(self) -> None:
-        """For the current stream, if it has less than two. Torch keeps what a tensor that is gone lay in, and makes smaller ones of it."""
+        """Takes a segment for the current stream if it has fewer than two. Torch keeps the memory of a dropped tensor and
+        allocates smaller ones in it."""
         stream = self._raw_stream(self._device)
         first = self._first.get(stream)
-        if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # then tensors are made in the memory of the graph
+        if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # a graph allocates tensors in its own memory
             return
         segment = self._new_segment()
-        if first is not None and segment.data_ptr() == first:  # nothing lies there now, so torch gave it again
+        if first is not None and segment.data_ptr() == first:  # the first segment was free, so torch returned it again
             self._new_segment()
         self._first[stream] = segment.data_ptr() if first is None else _BOTH
         self._segments_left -= 1

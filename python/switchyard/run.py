@@ -13,18 +13,18 @@ from .group import Group
 __all__ = ["run_ranks"]
 
 Result = TypeVar("Result")
-#: Seconds that ranks have to end when the calling thread is interrupted. They are in Python code of their own if that is not enough.
+#: Seconds that ranks have to end when the calling thread is interrupted. Ranks that exceed it are in Python code of their own.
 _GRACE = 5.0
 
 
 @checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
-    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a thread of its own, and returns the results in rank
-    order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank raises, or returns while
-    others still need it, their calls end with :class:`PeerFailed`, and the exception of the rank that caused it is raised here, with a
-    note of its rank. Ctrl-C ends all ranks' calls.
+    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a thread of its own, and returns the
+    results in rank order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank
+    raises, or returns while others still need it, their calls end with :class:`PeerFailed`, and the exception of the causing
+    rank is raised here, with a note of its rank. Ctrl-C ends all ranks' calls.
 
-    Threads share one interpreter, so this is for trying things out and for tests: the library works outside the interpreter's lock, but
+    Threads share one interpreter, so this is for experiments and tests: the library runs outside the interpreter's lock, but
     Python code does not. Programs start a process for each rank, and use ``Group.from_environment``.
     """
     return _Ranks(function, Group.threads(world, heap_bytes, **options), arguments).run()
@@ -44,7 +44,7 @@ class _Ranks:
         try:
             self._results[r] = self._function(group, *self._arguments)
             self._returned[r] = True
-        except BaseException as error:  # raised again by run(), in the calling thread
+        except BaseException as error:  # run() raises it again in the calling thread
             self._errors[r] = error
             if not group.closed:
                 group.abort(Code.SYSTEM)
@@ -52,7 +52,7 @@ class _Ranks:
             group.close()
 
     def run(self) -> List[Any]:
-        # Daemons: a rank that computes on after Ctrl-C does not keep the process.
+        # Daemon threads, so that a rank that continues to compute after Ctrl-C does not keep the process alive.
         threads = [threading.Thread(target=self._rank, args=(r,), name=f"switchyard rank {r}", daemon=True) for r in range(len(self._groups))]
         try:
             for thread in threads:
@@ -68,7 +68,7 @@ class _Ranks:
         return self._results
 
     def _abort(self, threads: List[threading.Thread]) -> None:
-        """After an exception in the calling thread."""
+        """Ends all ranks after an exception in the calling thread."""
         for group in self._groups:
             if not group.closed:
                 group.abort(Code.SYSTEM)
@@ -81,7 +81,7 @@ class _Ranks:
                 group.close()
 
     def _raise(self) -> None:
-        """The exception of the rank that failed first of all causes, if one failed."""
+        """Raises the exception of the first rank that failed on its own, if any rank failed."""
         found = [(r, error) for r, error in enumerate(self._errors) if error is not None]
         if not found:
             return
@@ -96,7 +96,8 @@ class _Ranks:
 
 
 def _annotate(error: BaseException, notes: List[str]) -> None:
-    """Tracebacks show notes from Python 3.11 on; the library's own errors have them in their text."""
+    """Adds notes to an exception. Tracebacks show them from Python 3.11 on; the library's own errors contain them in their
+    text."""
     if isinstance(error, PeerFailed):
         error.text = "; ".join([error.text, *notes])
         error.args = (error.text,)

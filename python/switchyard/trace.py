@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline of what every worker did, for Perfetto (docs/concepts/trace.md)."""
+"""A timeline of all workers, for Perfetto (docs/concepts/trace.md)."""
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +23,7 @@ class TracePhase(NamedTuple):
 
     name: str
     category: str  #: "call", "plan", "move", "wait", "compute" or "user"
-    unit: str  #: what `arg_sum` counts
+    unit: str  #: unit of `arg_sum`
     rank: int
     spans: int
     total_ms: float  #: sum over all workers
@@ -36,7 +36,8 @@ class TracePhase(NamedTuple):
 class Trace:
     """Records the calls of this rank of `group`, between :meth:`start` and :meth:`stop` or inside ``with trace:``.
 
-    events: of each worker, the newest of which are kept. blocks, warps: CUDA, of the kernels whose warps are recorded.
+    events: records kept per worker, the newest ones. blocks, warps: CUDA, number of blocks and warps of kernels that are
+    recorded.
 
         trace = sy.Trace(group)
         with trace:
@@ -66,7 +67,7 @@ class Trace:
         return alive(self._owned, "the trace")
 
     def start(self) -> None:
-        """Local. Records this rank's calls from now on, instead of what recorded them so far."""
+        """Local. Records this rank's calls from now on, and replaces the previous recorder."""
         with self.group._lock:
             check(self._functions.sy_group_set_trace(self.group.pointer, self.pointer))
 
@@ -86,8 +87,8 @@ class Trace:
     @checked("Trace.span")
     @contextlib.contextmanager
     def span(self, name: str, arg: int = 0, unit: str = "") -> Iterator[None]:
-        """A phase of yours on the track of this rank's calls, with an argument that counts `unit`. All ranks whose records are
-        gathered name the same phases in the same order."""
+        """Records a phase of the caller on the track of this rank's calls, with an argument that counts `unit`. All ranks whose
+        records are gathered name the same phases in the same order."""
         if (name, unit) not in self._events:
             event = ctypes.c_int32()
             check(self._functions.sy_trace_event(self.pointer, name.encode(), unit.encode(), byref(event)))
@@ -100,7 +101,7 @@ class Trace:
             self._functions.sy_trace_span_end(begun)
 
     def gather(self) -> None:
-        """Collective, once, after :meth:`stop`: every rank gets the records of all."""
+        """Collective, once, after :meth:`stop`: gathers the records of all ranks on every rank."""
         mine = self.to_bytes()
         sizes = [struct.unpack("<q", each)[0] for each in self.group.all_gather(struct.pack("<q", len(mine)))]
         everybody = self.group.all_gather(mine.ljust(max(sizes), b"\0"))
@@ -109,7 +110,7 @@ class Trace:
                 self.merge(content[:size])
 
     def to_bytes(self) -> bytes:
-        """This rank's records, for :meth:`merge`."""
+        """Returns this rank's records, for :meth:`merge`."""
         return self._bytes(self._functions.sy_trace_serialize, self.group.rank)
 
     @checked("Trace.merge")
@@ -127,16 +128,16 @@ class Trace:
 
     @checked("Trace.json")
     def json(self, *, flows: bool = True) -> str:
-        """Chrome's JSON trace format; flows: with arrows into waits."""
+        """Returns Chrome's JSON trace format; flows: with arrows into waits."""
         return self._bytes(self._functions.sy_trace_json, int(flows)).decode()
 
     @checked("Trace.write_json")
     def write_json(self, path: Union[str, "os.PathLike[str]"], *, flows: bool = True) -> None:
-        """The same text in a file."""
+        """Writes the text of :meth:`json` to a file."""
         check(self._functions.sy_trace_write_json(self.pointer, os.fspath(path).encode(), int(flows)))
 
     def summary(self) -> List[TracePhase]:
-        """One entry per rank and phase that occurred."""
+        """Returns one entry per rank and phase that occurred."""
         s = structs.TraceSummary()
         check(self._functions.sy_trace_summary_of(self.pointer, byref(s)))
         storage = Owned(s.storage, self._functions.sy_storage_release)
@@ -149,19 +150,19 @@ class Trace:
         return found
 
     def clear(self) -> None:
-        """Forgets all records."""
+        """Deletes all records."""
         check(self._functions.sy_trace_clear(self.pointer))
 
     @property
     def lost(self) -> int:
-        """Records that were forgotten because there was no room for more."""
+        """Number of records that were overwritten for lack of space."""
         number = ctypes.c_uint64()
         check(self._functions.sy_trace_lost(self.pointer, byref(number)))
         return number.value
 
     @property
     def clock_error_ns(self) -> int:
-        """Most that any rank's times may be off this host's clock: 0 unless GPUs recorded."""
+        """Maximum deviation of any rank's times from this host's clock: 0 unless GPUs recorded."""
         number = ctypes.c_uint64()
         check(self._functions.sy_trace_clock_error(self.pointer, byref(number)))
         return number.value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that were measured, as groups take them when they are formed (docs/tuning.md)."""
+"""Measured tuning values, as groups read them when they are formed (docs/tuning.md)."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ __all__ = ["TuningValues", "tuned_values"]
 
 
 class TuningValues(NamedTuple):
-    """0: nothing was said, and the library chooses."""
+    """Tuning values; 0: not set, the library chooses."""
 
     dispatch_sms: int
     combine_sms: int
@@ -30,9 +30,9 @@ class TuningValues(NamedTuple):
 @checked("tuned_values")
 def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens: int,
                  path: Union[str, "os.PathLike[str]", None] = None) -> TuningValues:
-    """The values of the nearest entry of a tuning file, or without `path` of what is in force: the file that SWITCHYARD_TUNING names,
-    then what is built in. device: "cpu", or a GPU's name. mode: "normal" (rank-major), "normal_expert_major", "low_latency", "flat" or
-    "ledger". InvalidArgument names file and line of what is wrong in it."""
+    """Returns the values of the nearest entry of a tuning file, or without `path` of the active one: the file that
+    SWITCHYARD_TUNING names, then the built-in values. device: "cpu", or a GPU's name. mode: "normal" (rank-major),
+    "normal_expert_major", "low_latency", "flat" or "ledger". InvalidArgument names the file and line of an error."""
     v = structs.TuningValues()
     encoded = device.encode()
     key = structs.TuningKey(device=encoded, hidden=hidden, tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))

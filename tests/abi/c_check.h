@@ -9,11 +9,11 @@
 
 /* Counts one check; prints those that fail. In c_check.c. */
 void check_report(int ok, const char* file, int line, const char* text);
-/* Prints how many checks passed and failed. The status that the program ends with. */
+/* Prints the numbers of passed and failed checks. Returns the exit status of the program. */
 int check_status(void);
 #define CHECK(condition) check_report(!!(condition), __FILE__, __LINE__, #condition)
 #define CHECK_OK(call) check_report((call) == SWITCHYARD_OK, __FILE__, __LINE__, #call)
-/* The call fails with this code, and the text names `word`. */
+/* The call must fail with this code, and the text must contain `word`. */
 #define CHECK_FAILS(call, code, word) \
   check_report((call) == (code) && strstr(sy_last_error(), word) != NULL, __FILE__, __LINE__, #call ": " #code ", '" word "'")
 
@@ -34,7 +34,7 @@ static inline sy_expert_ids view_of_ids(const int32_t* data, int64_t tokens, int
   return v;
 }
 
-/* Of a group whose calls must succeed. */
+/* Options of a group whose calls must succeed. */
 static inline sy_group_options patient_options(size_t heap_bytes) {
   sy_group_options o = SWITCHYARD_GROUP_OPTIONS_INIT;
   o.heap_bytes = heap_bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the C ABI as a C11 program does. Two ranks are two threads; expected values come from the loops in this file.
+// Uses the C ABI as a C11 program does. Two ranks are two threads; expected values are computed by the loops in this file.
 #include <stdlib.h>
 
 #include "c_check.h"
@@ -56,7 +56,7 @@ static sy_normal_config make_config(sy_layout layout, sy_staging staging) {
 
 // ---- Two ranks as threads ----
 
-// What the threads of one run have in common; written before they start.
+// State shared by the threads of one run; written before they start.
 static sy_layout layout_of_run;
 static sy_staging staging_of_run;
 
@@ -86,7 +86,7 @@ static int row_equals(const sy_dispatched_view* v, int64_t row, int source, int6
   return 1;
 }
 
-// ---- What a dispatch delivers ----
+// ---- Results of a dispatch ----
 
 static void check_rank_major(const sy_dispatched_view* v, int rank, float offset) {
   int64_t row = 0;
@@ -229,7 +229,7 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
   free(memory);
 }
 
-// The rows of `view` again, in memory of ours, which stays when what was dispatched goes.
+// Delivers the rows of `view` again, into memory of this program, which outlives the dispatch.
 static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const sy_handle* handle,
                                   const sy_dispatched_view* view) {
   sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
@@ -253,7 +253,7 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   free(own.data);
 }
 
-// An exchange that counts ids which are no experts: those of the last token of this rank, and of no other.
+// An exchange that counts ids of no expert: those of the last token of this rank, and of no other.
 static void invalid_ids(int rank, sy_group* group) {
   sy_exchange* exchange = NULL;
   sy_normal_config config = make_config(layout_of_run, staging_of_run);
@@ -278,7 +278,7 @@ static void invalid_ids(int rank, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
-// Dispatch, combine, cached dispatch from a handle that outlives its dispatch and has been through bytes, combine.
+// Dispatch, combine, cached dispatch from a handle that outlives its dispatch and was converted to bytes and back, combine.
 static void round_trip(int rank_here, sy_group* group) {
   const Rank rank_of_run = {rank_here, group, layout_of_run};
   const Rank* me = &rank_of_run;

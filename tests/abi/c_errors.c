@@ -36,7 +36,7 @@ static const int32_t kIds[kTokens] = {0, 1};
 static sy_const_row_view rows_view(void) { return view_of_rows(kRows, kTokens, kHidden); }
 static sy_expert_ids ids_view(void) { return view_of_ids(kIds, kTokens, 1); }
 
-// A group of one rank, for what needs no peer.
+// A group of one rank, for tests without peers.
 static sy_group* alone(void) {
   sy_group* group = NULL;
   const sy_group_options options = small(1000);
@@ -71,7 +71,7 @@ static void sizes_of_structs(void) {
   CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 85");
   CHECK(group == NULL);
 
-  // An older one: shorter, and the memory behind it is not ours. What it lacks has its default.
+  // An older one: shorter, and the memory after it does not belong to the struct. Missing members have their defaults.
   size_t* older = malloc(2 * sizeof(size_t));
   if (!older) abort();
   older[0] = 2 * sizeof(size_t);
@@ -111,7 +111,7 @@ static void memory_of_an_exchange(void) {
   size_t heap = 0;
   CHECK_OK(sy_exchange_heap_bytes_for(&config, 2, &heap));
   CHECK(heap > need.total_bytes);
-  // For GPUs: tables of handles come on top. Needs none.
+  // For GPUs: plus tables of handles. Needs no GPU.
   sy_memory_requirement on_gpu = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
   CHECK_OK(sy_exchange_memory_required_on(&config, 2, SWITCHYARD_BACKEND_CUDA, &on_gpu));
   CHECK(on_gpu.control_bytes == need.control_bytes && on_gpu.pool_bytes > need.pool_bytes);
@@ -129,7 +129,7 @@ static void memory_of_an_exchange(void) {
   CHECK_FAILS(sy_exchange_most_rows(&config, 0, &most), SWITCHYARD_INVALID_ARGUMENT, "world = 0");
   sy_normal_config ring = config;
   ring.staging = SWITCHYARD_STAGING_RING;
-  CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));  // as usual
+  CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));  // default settings
   ring.ring_num_channels = 10;
   ring.ring_slots = 256;
   const size_t usual = need.ring_bytes;
@@ -227,7 +227,7 @@ static void null_arguments(void) {
   CHECK_OK(sy_storage_release(NULL));
 }
 
-// Members that the C++ types could not hold; each in a group of its own, because a wrong collective call ends it.
+// Values that the C++ types cannot hold; each in a group of its own, because a wrong collective call ends it.
 static void wrong_members(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -257,7 +257,7 @@ static void wrong_members(void) {
   for (size_t i = 0; i < 4; ++i) {
     group = alone();
     sy_normal_config config = make_config();
-    const int32_t value = 256;  // 0, if cut to a byte
+    const int32_t value = 256;  // 0 if truncated to a byte
     memcpy((char*)&config + members[i], &value, sizeof value);
     sy_exchange* exchange = (sy_exchange*)&config;
     const switchyard_code_t code = sy_exchange_create(group, &config, &exchange);
@@ -308,7 +308,7 @@ static void routing_without_a_group(void) {
   CHECK(handle == NULL);
 }
 
-// Everything is destroyed before what was made from it; the rows stay readable to the end.
+// Every object is destroyed before the objects made from it; the rows stay readable to the end.
 static void destroyed_in_the_wrong_order(void) {
   sy_group* group = alone();
   const sy_normal_config config = make_config();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of gradients through the C ABI, as far as no call needs a GPU: what a creation refuses, and what every call does
-// before it sees its object.
+// Misuse of gradients through the C ABI that needs no GPU: refusals at creation, and the checks of every call before it uses
+// its object.
 #include <math.h>
 #include <stdlib.h>
 
@@ -47,7 +47,7 @@ static void null_arguments(void) {
   CHECK_FAILS(sy_weight_gradient_create(&weight, NULL), kWrong, "gradient is NULL");
   CHECK_FAILS(sy_swiglu_gradient_create(&swiglu, NULL), kWrong, "gradient is NULL");
   CHECK_FAILS(sy_routing_gradient_create(&routing, NULL), kWrong, "gradient is NULL");
-  // What a failed creation leaves is NULL.
+  // A failed creation sets the object to NULL.
   int unused = 0;
   sy_weight_gradient* of_weights = (sy_weight_gradient*)(void*)&unused;
   sy_swiglu_gradient* of_swiglu = (sy_swiglu_gradient*)(void*)&unused;
@@ -81,7 +81,7 @@ static void wrong_weight_gradients(void) {
   CHECK_REFUSED(num_experts, 2049, "num_experts = 2049");
   CHECK_REFUSED(n, 12, "n = 12");
   CHECK_REFUSED(k, 0, "k = 0");
-  CHECK_REFUSED(type, 256, "config->type = 256");  // 0, if cut to a byte
+  CHECK_REFUSED(type, 256, "config->type = 256");  // 0 if truncated to a byte
   CHECK_REFUSED(type, SWITCHYARD_DTYPE_F32, "type = f32");
   CHECK_REFUSED(type, SWITCHYARD_DTYPE_FP8_E4M3, "type = fp8_e4m3");
   CHECK_REFUSED(output, 256, "config->output = 256");
@@ -116,7 +116,7 @@ static void wrong_row_gradients(void) {
 #undef CHECK_REFUSED
 }
 
-// A library without CUDA says so. One with it makes objects where there is a GPU that it knows.
+// A library without CUDA reports that. One with CUDA makes objects if there is a supported GPU.
 static void gpus(void) {
 #if !defined(LIBRARY_HAS_CUDA)
   const sy_weight_gradient_config weight = weight_config();
@@ -144,8 +144,8 @@ static void sizes_of_structs(void) {
   newer.news[3] = 1;
   CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "offset 43");
 
-  // Shorter: without what lies behind the type, which has its defaults; the memory there is not ours. Whether there is a GPU
-  // decides about the rest.
+  // Shorter: without the members after the type, which have their defaults; the memory there does not belong to the struct. The
+  // rest depends on whether there is a GPU.
   const sy_swiglu_gradient_config whole = swiglu_config();
   enum { kOlder = offsetof(sy_swiglu_gradient_config, swiglu_limit) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));

@@ -102,7 +102,7 @@ static void facts(const sy_expert_mlp* mlp, int views_weights) {
   CHECK(text == again && strcmp(text, implementation) == 0);
 }
 
-// The caller's weights may go once they are packed.
+// The caller's weights may be freed once they are packed.
 static void packed_weights_are_copies(void) {
   sy_expert_mlp* mlp = make_mlp(0);
   static uint16_t kept[sizeof w13 / sizeof *w13];
@@ -127,7 +127,7 @@ static void packed_weights_are_copies(void) {
 
 static const int32_t kIds[kTokens * kTopk] = {0, 2, 1, 0, 2, -1, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2, -1, -1, 0, 1, 2, 2, 1, 0};
 
-// What combine must make of the C++ class's rows, given those of the dispatch: the same call on the same rows.
+// Expected results of the experts from the C++ class, given the rows of the dispatch: the same call on the same rows.
 static void check_experts_of(const void* from, const void* made, int64_t rows, const int64_t* first_row,
                              const int64_t* counts) {
   const mlp_case c = make_case(0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the C programs of the layer library have alike. */
+/* Shared parts of the C programs of the layer library. */
 #pragma once
 
 #include "c_check.h"

@@ -9,7 +9,7 @@
 enum { kHidden = 16, kWidth = 8, kExperts = 2, kRows = 4 };
 enum { kWrong = SWITCHYARD_INVALID_ARGUMENT };
 
-// At a multiple of 16 bytes, as GPUs want weights.
+// Aligned to 16 bytes, as GPUs require for weights.
 static _Alignas(16) uint16_t w13[kExperts * 2 * kWidth * kHidden];
 static _Alignas(16) uint16_t w2[kExperts * kHidden * kWidth];
 static uint16_t x[kRows * kHidden], y[kRows * kHidden];
@@ -107,7 +107,7 @@ static void wrong_experts(void) {
   shape.reserved = 1;
   CHECK_REFUSED(kWrong, "shape->reserved = 1");
   shape.reserved = 0;
-  options.backend = 256;  // 0, if cut to a byte
+  options.backend = 256;  // 0 if truncated to a byte
   CHECK_REFUSED(kWrong, "options->backend = 256: must be cpu (0) or cuda (1)");
   options.backend = SWITCHYARD_BACKEND_CPU;
   options.type = 256;
@@ -134,7 +134,7 @@ static void wrong_experts(void) {
   CHECK(mlp == NULL);
 }
 
-// Of GPUs: a library without CUDA says so; one with it, that there is no such GPU.
+// GPUs: a library without CUDA reports that; one with CUDA reports that there is no such GPU.
 static void gpus(void) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
@@ -200,7 +200,7 @@ static void wrong_gemms(void) {
                          "config->weight_scales = 256", "config->quantize = 256", "config->reserved = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();
-    const int32_t value = 256;  // 0, if cut to a byte
+    const int32_t value = 256;  // 0 if truncated to a byte
     memcpy((char*)&config + members[i], &value, sizeof value);
     const switchyard_code_t code = sy_grouped_gemm_create(&config, w13, NULL, &gemm);
     check_report(code == kWrong && strstr(sy_last_error(), names[i]) && !gemm, __FILE__, __LINE__, names[i]);
@@ -232,7 +232,7 @@ static void wrong_gemms(void) {
 static void rows_of_views(void) {
   sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
   sy_dispatched_view dispatched = SWITCHYARD_DISPATCHED_VIEW_INIT;
-  CHECK_OK(sy_expert_rows_of_dispatched(&dispatched, &rows));  // no experts here
+  CHECK_OK(sy_expert_rows_of_dispatched(&dispatched, &rows));  // no experts on this rank
   CHECK(rows.num_rows == NULL && rows.first_row == NULL);
   dispatched.experts_here = kExperts;
   CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "dispatched->tokens_per_expert is NULL");
@@ -257,7 +257,7 @@ static void rows_of_views(void) {
   CHECK(rows.scale_rows == 8);
   output.scale_order = 2;
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "output->scale_order = 2");
-  // Of a program or library that does not know how scales lie: refused, not guessed.
+  // A program or library without information on the layout of scales: refused, not guessed.
   output.scale_order = SWITCHYARD_SCALES_ROW_MAJOR;
   output.struct_size = offsetof(sy_low_latency_view, scale_order);
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "scale_group = 0");
@@ -276,7 +276,8 @@ static void sizes_of_structs(void) {
   newer.news[3] = 1;
   CHECK_FAILS(sy_expert_mlp_create(&newer.known, w13, w2, NULL, &mlp), kWrong, "offset 35");
 
-  // Shorter: without what lies behind num_experts and type, which has its defaults; the memory there is not ours.
+  // Shorter: without the members after num_experts and type, which have their defaults; the memory there does not belong to the
+  // struct.
   const sy_grouped_gemm_config whole = gemm_config();
   enum { kOlder = offsetof(sy_grouped_gemm_config, order) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));
@@ -304,7 +305,7 @@ static void sizes_of_structs(void) {
   }
 }
 
-// More weights than there is memory: the code of a lack of memory, and no exception leaves. A sanitizer's allocator ends the
+// More weights than available memory: the out-of-memory code, and no exception escapes. A sanitizer's allocator ends the
 // program instead.
 static void without_memory(void) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -315,7 +316,7 @@ static void without_memory(void) {
 #endif
 }
 
-// Errors belong to their thread, and to whichever library failed last on it.
+// Errors belong to their thread, and to the library that last failed on it.
 static void* on_another_thread(void* unused) {
   CHECK(strcmp(sy_last_error(), "") == 0);
   CHECK_FAILS(sy_expert_mlp_memory(NULL, NULL), kWrong, "mlp is NULL");
@@ -331,7 +332,7 @@ static void threads(void) {
   CHECK_FAILS(sy_group_barrier(NULL), kWrong, "group is NULL");
   CHECK_FAILS(sy_expert_mlp_memory(NULL, NULL), kWrong, "mlp is NULL");
   CHECK_OK(sy_expert_mlp_destroy(NULL));
-  CHECK(strcmp(sy_last_error(), "mlp is NULL") == 0);  // what succeeds leaves it
+  CHECK(strcmp(sy_last_error(), "mlp is NULL") == 0);  // successful calls leave it unchanged
 }
 
 void run_layer_error_tests(void) {

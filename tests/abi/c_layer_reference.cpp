@@ -21,7 +21,7 @@ ExpertMlp make(const mlp_case& of) {
 
 MoeLayerConfig moe_config(const moe_case& of) {
   MoeLayerConfig config;
-  config.invalid_ids = InvalidIds::count;  // the cases have some
+  config.invalid_ids = InvalidIds::count;  // some ids of the cases are invalid
   config.hidden = of.experts.hidden;
   config.intermediate = of.experts.intermediate;
   config.num_experts = 2 * of.experts.experts;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the C++ classes of the layer library make of the same arguments. In c_layer_reference.cpp. */
+/* Results of the C++ classes of the layer library for the same arguments. In c_layer_reference.cpp. */
 #pragma once
 
 #include <stddef.h>
@@ -15,7 +15,7 @@ typedef struct mlp_case {
   const uint16_t *w13, *w2;
 } mlp_case;
 
-/* Of all elements: a closed form of (seed, global expert, matrix, row, column). */
+/* Fills all elements: a closed form of (seed, global expert, matrix, row, column). */
 void reference_weights(uint64_t seed, const mlp_case* of, uint16_t* w13, uint16_t* w2);
 /* Each writes `y` as ExpertMlp does; exceptions end the program. */
 void reference_forward(const mlp_case* of, const uint16_t* x, int64_t rows, const int64_t* first_row, const int64_t* num_rows,
@@ -25,7 +25,7 @@ void reference_rank_major(const mlp_case* of, const uint16_t* x, const int32_t* 
 /* ExpertMlp::memory(), of weights and of scratch, and implementation(), cut to `size`. */
 void reference_facts(const mlp_case* of, size_t* weight_bytes, size_t* scratch_bytes, char* implementation, size_t size);
 
-/* A layer of two ranks, each with half of the experts, that are threads of their own group here. */
+/* A layer of two ranks, each with half of the experts; here they are threads of their own group. */
 typedef struct moe_case {
   mlp_case experts; /* of each rank; w13 and w2 are not used */
   const uint16_t *w13[2], *w2[2], *x[2];
@@ -34,7 +34,7 @@ typedef struct moe_case {
   int64_t tokens;
   int topk, low_latency;
 } moe_case;
-/* Writes `out` of both ranks as MoeLayer does. `add`: to what they hold. */
+/* Writes `out` of both ranks as MoeLayer does. `add`: adds to their content. */
 void reference_moe(const moe_case* of, int add, uint16_t* const out[2]);
 /* MoeLayer::memory_required(): heap, private, weights, scratch; and heap_bytes_for(). */
 void reference_moe_memory(const moe_case* of, size_t bytes[5]);

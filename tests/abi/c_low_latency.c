@@ -78,14 +78,14 @@ static sy_const_row_view answers(const Objects* o) {
   return view_of_rows(o->y.data, o->y.rows, o->y.cols);
 }
 
-// Rows of `source` for global expert `expert`, if it has so many tokens: distinct tokens that name it.
+// Number of rows of `source` for global expert `expert`, if it has `tokens` tokens: distinct tokens that choose it.
 static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
   int32_t rows = 0;
   for (int64_t t = 0; t < tokens; ++t) rows += kIds[source][t][0] == expert || kIds[source][t][1] == expert;
   return rows;
 }
 
-// Every row of every local expert is what `row_source` says it is, each (source, token) once, sources ascending.
+// Every row of every local expert is the one that `row_source` names, each (source, token) once, sources ascending.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
   CHECK(v->experts_here == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kRoom && v->x_cols == kHidden);
@@ -111,7 +111,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   }
 }
 
-// y = (expert + 1) * x for the rows that there are; the rest stays NaN, which no sum may touch.
+// y = (expert + 1) * x for the existing rows; the rest stays NaN, which must not affect any sum.
 static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
   for (int32_t e = 0; e < o->view.experts_here; ++e)
@@ -159,7 +159,7 @@ static void whole_calls(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 1, NULL);
 
-  // Weights and factors of the combine's own.
+  // Weights and factors given to combine.
   const float ones[kMaxTokens * kTopk] = {1, 1, 1, 1, 1, 1}, factors[kExperts] = {2.0f, 0.5f, 4.0f};
   options.order = SWITCHYARD_ORDER_PER_ROUTE;
   options.weights = ones;
@@ -167,7 +167,7 @@ static void whole_calls(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 0, factors);
 
-  // T as it stands in memory: one token on rank 0, none on rank 1.
+  // T as stored in memory: one token on rank 0, none on rank 1.
   const int32_t now = rank == 0 ? 1 : 0;
   const int64_t tokens[kWorld] = {1, 0};
   in.options.device_tokens = &now;
@@ -190,7 +190,7 @@ static void halves(int rank, sy_group* group) {
   for (int turn = 0; turn < 3; ++turn) {
     make_input(&in, rank);
     CHECK_OK(sy_low_latency_dispatch_send(o.exchange, &in.rows, &in.ids, o.output, &in.options));
-    memset(&in, 0xff, sizeof in);  // the caller's again
+    memset(&in, 0xff, sizeof in);  // the caller may reuse it
     CHECK_OK(sy_low_latency_receive(o.exchange));
     CHECK_FAILS(sy_low_latency_receive(o.exchange), SWITCHYARD_INVALID_ARGUMENT, "nothing was sent");
     check_delivered(&o, rank, kTokens);
@@ -228,7 +228,7 @@ static void quantised(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// How scales lie is part of the view; a program compiled against the header before it has a shorter one.
+// The layout of scales is part of the view; a program compiled against an earlier header has a shorter one.
 static void scales_in_views(int rank, sy_group* group) {
   (void)rank;
   sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
@@ -244,7 +244,7 @@ static void scales_in_views(int rank, sy_group* group) {
   CHECK(view.scale_order == SWITCHYARD_SCALES_COLUMN_MAJOR && view.scale_group == 64);
 
   enum { kOlder = offsetof(sy_low_latency_view, scale_order) / sizeof(size_t) };
-  size_t* older = calloc(kOlder, sizeof(size_t));  // what lies behind it is not ours
+  size_t* older = calloc(kOlder, sizeof(size_t));  // the memory after it does not belong to the struct
   if (!older) abort();
   older[0] = kOlder * sizeof(size_t);
   CHECK_OK(sy_low_latency_output_get(output, (sy_low_latency_view*)(void*)older));
@@ -253,7 +253,7 @@ static void scales_in_views(int rank, sy_group* group) {
   free(older);
   CHECK_OK(sy_low_latency_output_destroy(output));
 
-  // The same in memory of ours.
+  // The same in memory of the caller.
   sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
   own.rows = view.x_rows;
   own.cols = view.x_cols;
@@ -298,13 +298,13 @@ static void all_to_all(int rank, sy_group* group) {
   options.expert_scale = factors + first_of(rank);
   CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, &options));
   check_sums(out, rank, kTokens[rank], 1, extra);
-  const float inverse[kExperts] = {1.0f, 0.5f, 1.0f / 3.0f};  // of (e + 1): the row as it is
+  const float inverse[kExperts] = {1.0f, 0.5f, 1.0f / 3.0f};  // of (e + 1): the row unchanged
   CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, NULL));
   check_sums(out, rank, kTokens[rank], 0, inverse);
   destroy_objects(&o);
 }
 
-// An object may go before what was made from it, which another object of the same config takes.
+// An object may be destroyed before the outputs made from it, which another object of the same config accepts.
 static void in_any_order(int rank, sy_group* group) {
   size_t before = 0, after = 0;
   CHECK_OK(sy_group_heap(group, &before, NULL));
@@ -333,7 +333,7 @@ static void in_any_order(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_rows_destroy(o.rows));
 }
 
-// The call before has not been received: this rank is told so, the other that its peer failed.
+// The previous call was not received: this rank gets that error, and the other one's error names the failed peer.
 static void unreceived(int rank, sy_group* group) {
   Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
   Input in;
@@ -351,7 +351,7 @@ static void unreceived(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// What the C layer itself finds must reach the peer too.
+// Errors found by the C layer itself must reach the peer too.
 static void wrong_on_rank_0(int rank, sy_group* group) {
   Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
   Input in;

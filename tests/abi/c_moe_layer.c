@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer through the C ABI on two ranks: the bits of the C++ class, its memory, and what is refused.
+// A whole layer through the C ABI on two ranks: the bits of the C++ class, its memory, and its refusals.
 #include "c_layer.h"
 #include "c_layer_reference.h"
 
@@ -10,7 +10,7 @@ static uint16_t w13[kWorld][kExperts * 2 * kWidth * kHidden], w2[kWorld][kExpert
 static uint16_t x[kWorld][kTokens * kHidden];
 static int32_t ids[kWorld][kTokens * kTopk];
 static float weights[kWorld][kTokens * kTopk];
-// What ranks of one run share; written before they start.
+// State shared by the ranks of one run; written before they start.
 static int low_latency_of_run;
 static sy_moe_form form_of_run;
 static uint16_t expected[2][kWorld][kTokens * kHidden];  // without and with add
@@ -36,7 +36,7 @@ static sy_moe_layer_config make_config(int low_latency) {
   c.topk = kTopk;
   c.max_tokens = kTokens;
   c.exchange = low_latency ? SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY : SWITCHYARD_MOE_EXCHANGE_NORMAL;
-  c.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;  // the cases have some
+  c.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;  // some ids of the cases are invalid
   return c;
 }
 
@@ -94,7 +94,8 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
 
-  // One that shares all but the weights, which are those of the other rank, outlives the one that it was made from.
+  // A layer that shares everything except the weights, which are those of the other rank, outlives the one from which it was
+  // made.
   sy_moe_layer* other = NULL;
   const int peer = 1 - rank;
   CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, &other), kWrong, "layer is NULL");
@@ -117,7 +118,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// Routes beyond a capacity of one row are dropped; the table says which, and nothing else has a sum.
+// Routes beyond a capacity of one row are dropped; the table marks them, and nothing else has a sum.
 static void drops(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.capacity = 1;
@@ -139,7 +140,7 @@ static void drops(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// The fused form: for normal mode alone, with tokens and what comes back in the heap; on the CPU it may have packed weights.
+// The fused form: normal mode only, with tokens and returned rows in the heap; on the CPU it may have packed weights.
 static void fused_memory(sy_moe_layer_config config) {
   const switchyard_code_t unsupported = SWITCHYARD_UNSUPPORTED;
   const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
@@ -185,11 +186,12 @@ static void memory(int low_latency) {
   config.invalid_ids = 2;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->invalid_ids = 2");
   config = make_config(low_latency);
-  config.struct_size = 40;  // of a program that knows no further members: there are no experts then
+  config.struct_size = 40;  // of a program without further members: there are no experts then
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "MoeLayerConfig::num_experts = 0");
 }
 
-// All ranks hear of a config that one does not allow, and go on; of a struct that is none they hear as of a failed rank.
+// A config that one rank refuses is an error on all ranks, which continue; an invalid struct is reported to them like a failed
+// rank.
 static void refusals(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.topk = rank == 0 ? kTopk : 99;

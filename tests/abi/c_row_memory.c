@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for allocators of others, whose functions carry no state.
+// Symmetric memory for external allocators, whose functions carry no state.
 #include <stdint.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static sy_group* alone(void) {
 static void gives_and_takes_back(void) {
   sy_group* const group = alone();
   sy_row_memory* memory = NULL;
-  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // nothing is used
+  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // no memory is in use
   CHECK_OK(sy_row_memory_create(group, kBytes, &memory));
   CHECK(heap_used(group) >= kBytes);
   CHECK_OK(sy_row_memory_use(memory));
@@ -35,13 +35,13 @@ static void gives_and_takes_back(void) {
   memset(first, 1, kBytes);
   memset(second, 2, 2 * kBytes);
   CHECK(first[kBytes - 1] == 1 && second[0] == 2);
-  CHECK_OK(sy_group_used_by(group, first, NULL));  // nothing on the CPU
+  CHECK_OK(sy_group_used_by(group, first, NULL));  // no effect on the CPU
   CHECK(sy_row_memory_allocate(0, 0, NULL) == NULL && sy_row_memory_allocate(-1, 0, NULL) == NULL);
   sy_row_memory_free(second, 2 * kBytes, 0, NULL);
   sy_row_memory_free(first, kBytes, 0, NULL);
   sy_row_memory_free(NULL, 0, 0, NULL);
   char stranger;
-  sy_row_memory_free(&stranger, 1, 0, NULL);  // of nobody: nothing happens
+  sy_row_memory_free(&stranger, 1, 0, NULL);  // unknown memory: no effect
   CHECK(sy_row_memory_allocate(kBytes, 0, NULL) == first);
   sy_row_memory_free(first, kBytes, 0, NULL);
   CHECK_OK(sy_row_memory_use(NULL));
@@ -51,7 +51,7 @@ static void gives_and_takes_back(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
-// What was given keeps the memory, and the group that it is of.
+// Allocated memory keeps the row memory and its group alive.
 static void outlives_its_group(void) {
   sy_group* const group = alone();
   sy_row_memory* memory = NULL;
@@ -64,7 +64,7 @@ static void outlives_its_group(void) {
   memset(rows, 3, kBytes);
   CHECK(rows[0] == 3 && rows[kBytes - 1] == 3);
   sy_row_memory_free(rows, kBytes, 0, NULL);
-  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // its use kept nothing
+  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // its use kept nothing alive
 }
 
 static void misuse(void) {

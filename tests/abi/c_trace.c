@@ -24,7 +24,7 @@ static const sy_trace_phase* phase_of(const sy_trace_summary* summary, int64_t i
   return (const sy_trace_phase*)(const void*)((const char*)summary->phases + (size_t)i * summary->phase_bytes);
 }
 
-/* How often `name` occurred on `rank`. */
+/* Number of occurrences of `name` on `rank`. */
 static uint64_t count_of(const sy_trace* trace, const char* name, int rank) {
   sy_trace_summary summary = SWITCHYARD_TRACE_SUMMARY_INIT;
   CHECK_OK(sy_trace_summary_of(trace, &summary));
@@ -49,7 +49,7 @@ static int json_has(const sy_trace* trace, const char* word) {
   return found;
 }
 
-/* Each rank has a trace of its own, rank 0 gets what rank 1 has. */
+/* Each rank has a trace of its own; rank 0 gets the records of rank 1. */
 static void record(int rank, sy_group* group) {
   sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
@@ -99,7 +99,7 @@ static void record(int rank, sy_group* group) {
   CHECK(count_of(other, "dispatch", rank) == 0);
   CHECK_OK(sy_trace_destroy(other));
 
-  // A trace that goes while it records stays as long as the group needs it.
+  // A trace that is destroyed while it records lives as long as the group needs it.
   CHECK_OK(sy_group_set_trace(group, trace));
   CHECK_OK(sy_trace_destroy(trace));
   dispatch(exchange);
@@ -122,7 +122,7 @@ static void arguments(void) {
   CHECK_OK(sy_trace_destroy(NULL));
 }
 
-/* Tuned values: of a file, and of none. */
+/* Tuned values: with a file, and without. */
 static void tuned_values(void) {
   sy_tuning_key key = SWITCHYARD_TUNING_KEY_INIT;
   sy_tuning_values values = SWITCHYARD_TUNING_VALUES_INIT;

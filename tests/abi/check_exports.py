@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_exports.py LIBRARY SOURCE_DIR: the shared library exports the C functions of its headers completely, the public C++ API, and
-nothing else. A public header that belongs to another library than libswitchyard says so ("Library switchyard_layer"). What
-libswitchyard exports for libraries that stand on it is declared in the headers of src/capi that INNER_HEADERS names."""
+"""check_exports.py LIBRARY SOURCE_DIR: the shared library exports all C functions of its headers, the public C++ API, and
+nothing else. A public header of another library than libswitchyard names it ("Library switchyard_layer"). Exports of
+libswitchyard for libraries that depend on it are declared in the headers of src/capi listed in INNER_HEADERS."""
 import re
 import subprocess
 import sys
@@ -16,7 +16,7 @@ INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")
 
 
 def library_of(header):
-    """Which library the comment of a public header names."""
+    """Returns the library that the comment of a public header names."""
     said = re.search(r"\bLibrary\s+(?:///\s*)?(switchyard\w*)", header)
     return said[1] if said else EXCHANGE
 
@@ -26,13 +26,13 @@ def without_comments(text):
 
 
 def functions(text):
-    """The C functions that a header declares."""
+    """Returns the C functions that a header declares."""
     declarations = re.sub(r"typedef[^;]*;", "", without_comments(text))
     return set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*(?:noexcept\s*)?;", declarations))
 
 
 def exported(library):
-    """Demangled names, without symbol versions."""
+    """Returns demangled names, without symbol versions."""
     command = ["nm", "-D", "--defined-only", "--format=posix", library]
     mangled = [line.split()[0].split("@")[0] for line in subprocess.run(command, capture_output=True, text=True,
                                                                       check=True).stdout.splitlines()]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SWITCHYARD_GROUP_OPTIONS_INIT says what the C++ defaults are. Other structs of options are compared at compile time
-// (src/capi/structs.cpp); GroupOptions holds a text, which not every compiler knows then.
+// SWITCHYARD_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time
+// (src/capi/structs.cpp); GroupOptions contains a string, which not every compiler can evaluate then.
 #include <gtest/gtest.h>
 
 #include "switchyard/c/switchyard.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance suite of the warp ops, typed over the arch. A test program specialises ArchDriver for its arch, includes this
-// header (and through it the arithmetic parts) and says INSTANTIATE_TYPED_TEST_SUITE_P. Every test of a row op runs once for
+// The conformance suite of the warp ops, typed over the arch. A test program specializes ArchDriver for its arch, includes this
+// header (and through it the arithmetic parts) and uses INSTANTIATE_TYPED_TEST_SUITE_P. Every test of a row op runs once for
 // each implementation variant, and fails if a variant of the machine was not exercised.
 #pragma once
 
@@ -56,7 +56,7 @@ class Guarded {
   std::byte* base_ = nullptr;
 };
 
-/// What every arch takes: `bytes`, or the next lower multiple of 16 for one that takes no other; 64 places, or 32.
+/// Sizes that every arch supports: `bytes`, or the next lower multiple of 16 for an arch limited to these; 64 places, or 32.
 template <class A>
 constexpr size_t whole(size_t bytes) {
   return ArchDriver<A>::kWholeRowsOnly ? bytes / 16 * 16 : bytes;
@@ -112,7 +112,7 @@ class ArchConformance : public ::testing::Test {
 
 TYPED_TEST_SUITE_P(ArchConformance);
 
-/// Row sizes that matter: all small ones, and both sides of vector, line, piece and page boundaries.
+/// Critical row sizes: all small ones, and both sides of vector, line, piece and page boundaries.
 inline std::vector<size_t> large_sizes() {
   return {511, 1024, 4095, 4096, 4097, 7168, 14336, 14352, 16383, 16384, 16400, 65536 + 48};
 }
@@ -163,7 +163,7 @@ TYPED_TEST_P(ArchConformance, MulticastFillsEveryDestination) {
           dsts.push_back(memory.back()->data());
         }
         this->warp_.multicast_to(dsts.data(), n, src.data(), bytes);
-        std::fill(dsts.begin(), dsts.end(), nullptr);  // the pointers belong to the caller again
+        std::fill(dsts.begin(), dsts.end(), nullptr);  // the caller may reuse the pointers
         this->warp_.settle();
         for (int i = 0; i < n; ++i) {
           ASSERT_TRUE(memory[static_cast<size_t>(i)]->holds(src.data())) << bytes << " bytes, " << i << " of " << n;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an arch brings to be put under the conformance suite: an ArchDriver<A>, through which the host calls single ops. Every
-// function runs on one warp, which lives as long as the driver, and has been executed when it returns (a kernel launch and a
-// synchronisation on a GPU); "executed" does not mean settled.
+// Interface of an arch to the conformance suite: an ArchDriver<A>, through which the host calls single ops. Every function runs
+// on one warp, which lives as long as the driver, and has been executed when it returns (a kernel launch and a synchronization
+// on a GPU); "executed" does not mean settled.
 #pragma once
 
 #include <concepts>
@@ -15,8 +15,8 @@
 
 namespace switchyard::conformance {
 
-/// What out_of_line and out_of_line_if_cheap are given: publishes the value, and says whether it is odd. Flag ops must work out
-/// of line, too.
+/// Function passed to out_of_line and out_of_line_if_cheap: publishes the value, and returns whether it is odd. Flag ops must
+/// work out of line, too.
 template <class A>
 struct StoreAndTell {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, uint64_t* flag, uint64_t value) const {
@@ -25,13 +25,13 @@ struct StoreAndTell {
   }
 };
 
-/// What a warp writes for block_sums().
+/// Word that a warp writes for block_sums().
 SWITCHYARD_FN constexpr uint64_t block_word(int warp, int round) {
   return (static_cast<uint64_t>(warp) + 1) << 32 | static_cast<uint64_t>(round);
 }
 
-// Row memory comes from allocate(). Arrays of pointers and weights may lie in ordinary host memory: the driver brings them to
-// the warp.
+// Row memory is allocated by allocate(). Arrays of pointers and weights may be in ordinary host memory: the driver transfers
+// them to the warp.
 template <class A>
 struct ArchDriver;  // specialised for each arch
 
@@ -42,12 +42,12 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
-  // Does less, as CudaInline: rows that are copied, told, summed over places or quantised to places lie at multiples of 16
-  // bytes and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
-  // lanes_union has 32 bits; locate does not say how far past the end.
+  // Reduced op set, as CudaInline: rows that are copied, announced, summed over places or quantized to places are at multiples
+  // of 16 bytes and are multiples of 16 bytes long, bf16 if they are quantized; such sums have no bias; there are at most 32
+  // places, and lanes_union has 32 bits; locate does not report the distance past the end.
   { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 
-  // Implementations of the row ops that this machine can run, and how to choose one for the calls that follow (empty: the
+  // Implementations of the row ops that this machine can run, and selection of one for the following calls (empty: the
   // default).
   { D::variants() } -> std::same_as<std::vector<std::string>>;
   D::use_variant(std::string());
@@ -55,23 +55,21 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
 
   d.copy(dst, src, bytes);
   d.multicast_to(dsts, n, src, bytes);             // destinations that are null get nothing
-  d.multicast_fetched(dsts, n, src, bytes);        // the same of a row that was fetched before
-  d.multicast_fetched_words(dsts, n, src, bytes);  // likewise
+  d.multicast_fetched(dsts, n, src, bytes);        // the same for a row that was fetched before
+  d.multicast_fetched_words(dsts, n, src, bytes);  // the same, fetched as words
   d.fill_zero(dst, bytes);
   d.prefetch(src, bytes);
   d.drain_sources();
   d.settle();
   d.reduce_rows(spec);
-  d.reduce_rows_from(spec, std::vector<int>());     // rows and weights at the places given, ascending; nothing elsewhere
+  d.reduce_rows_from(spec, std::vector<int>());     // rows and weights at the given places, ascending; nothing elsewhere
   d.map_row(dst, src, DType::bf16, hidden);         // element c becomes x * 3 + (c mod 64)
   d.map_sentinel(dst, src, DType::bf16, hidden);    // the same to a sentinel row
   d.multicast_sentinel(dsts, n, src, bytes);        // destinations that are null get nothing; as sentinel_sums()
-  d.multicast_sentinel(dsts, n, src, bytes, true);  // as sentinel_copies(), and so are these two
+  d.multicast_sentinel(dsts, n, src, bytes, true);  // as sentinel_copies(), like the following two
   { d.has_arrived(src, bytes) } -> std::same_as<bool>;
   d.blank_row(dst, bytes);
-  {
-    d.reduce_if_arrived(spec, n)
-    } -> std::same_as<int>;  // of spec.rows, sentinel rows or null; looks n times at a row that is late
+  { d.reduce_if_arrived(spec, n) } -> std::same_as<int>;  // of spec.rows, sentinel rows or null; polls a late row n times
   d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   d.quantize_to(std::vector<detail::QuantizedRow>(), src, DType::bf16, hidden, ScaleKind::f32, 128);
 
@@ -89,17 +87,17 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   // Both run StoreAndTell; the second may run it in line.
   { d.out_of_line(flag, value) } -> std::same_as<bool>;
   { d.out_of_line_if_cheap(flag, value) } -> std::same_as<bool>;
-  // A block of n warps, as many rounds of: each writes its index and the round to a word of its own, block_sync, each adds up
-  // all words of the block, block_sync. The sums by round and warp.
+  // A block of n warps, n rounds of: each warp writes its index and the round to a word of its own, block_sync, each adds up
+  // all words of the block, block_sync. Returns the sums by round and warp.
   { d.block_sums(n, n) } -> std::same_as<std::vector<uint64_t>>;
-  { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
+  { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // number of calls by for_lanes(n) for each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;
   { d.lanes_union(std::vector<uint64_t>()) } -> std::same_as<uint64_t>;
   { d.count_where(std::vector<bool>()) } -> std::same_as<int64_t>;
   { d.locate(int64_t{}, std::vector<int64_t>()) } -> std::same_as<detail::Located>;  // among segments of these lengths
   { d.locate_many(int64_t{}, std::vector<int64_t>()) } -> std::same_as<detail::Located>;
   { d.now_ns() } -> std::same_as<uint64_t>;
-  d.pause(int64_t{});  // after so many polls
+  d.pause(int64_t{});  // after this many polls
   { d.scratch() } -> std::same_as<std::byte*>;
 };
 

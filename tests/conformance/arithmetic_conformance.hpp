@@ -14,7 +14,7 @@ namespace switchyard::conformance {
 inline const char* type_name(DType type) { return type == DType::bf16 ? "bf16" : type == DType::f16 ? "f16" : "f32"; }
 inline constexpr DType kRowTypes[] = {DType::bf16, DType::f16, DType::f32};
 
-/// What random rows are made of.
+/// Content of random rows.
 enum class Content {
   any_bits,  ///< every pattern, NaN, infinities and subnormals included
   tame,      ///< magnitudes between 2^-4 and 2^4: sums that round, cancel and tie
@@ -51,7 +51,7 @@ inline ::testing::AssertionResult same_element(const void* got, const void* want
   return ::testing::AssertionFailure() << type_name(type) << " element " << i << ": got " << a << ", want " << b;
 }
 
-/// `offset`, or the next lower multiple of the element size where the arch asks for aligned elements.
+/// `offset`, or the next lower multiple of the element size if the arch requires aligned elements.
 template <class A>
 constexpr size_t element_offset(size_t offset, size_t element_bytes) {
   return ArchDriver<A>::kUnalignedElements ? offset : offset / element_bytes * element_bytes;
@@ -200,7 +200,8 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   }
 }
 
-// Data on which a fused multiply-add, a double accumulator, or another order of the rows gives other bits than the contract.
+// Data on which a fused multiply-add, a double accumulator, or another order of the rows gives bits that differ from the
+// contract.
 TYPED_TEST_P(ArchConformance, ReduceAddsInOrderWithoutFusing) {
   constexpr int64_t kHidden = 4096;
   Reduction<TypeParam> work(DType::f32, kHidden, 5, 1, true, 0);
@@ -239,7 +240,7 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const Format& format = type == DType::bf16 ? bf16_format() : f16_format();
     constexpr int64_t kHidden = 65536;
-    for (const int way : {0, 1, 2}) {  // a row as it is, a row of weight 1, a bias
+    for (const int way : {0, 1, 2}) {  // a row unchanged, a row of weight 1, a bias
       const bool as_bias = way == 2;
       Reduction<TypeParam> work(type, kHidden, as_bias ? 0 : 1, as_bias ? 1 : 0, way == 1, 0);
       if (!as_bias) work.set_weight(0, 1.0f);
@@ -254,7 +255,7 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
         for (uint32_t code = 0; code < 65536; ++code) {
           uint16_t got;
           std::memcpy(&got, work.out.data() + code * 2, 2);
-          // A row is added to +0, so that -0 becomes +0; a bias is where the sum begins.
+          // A row is added to +0, so that -0 becomes +0; a bias is the initial value of the sum.
           const uint32_t want = code == 0x8000u && !as_bias ? 0 : code;
           if (format.is_nan(code)) {
             ASSERT_TRUE(format.is_nan(got)) << type_name(type) << " " << code;
@@ -345,9 +346,9 @@ TYPED_TEST_P(ArchConformance, ReduceArgumentsAreCopied) {
   });
 }
 
-// ---- Quantisation ------------------------------
+// ---- Quantization ------------------------------
 
-/// Quantises `values` (rounded to `type` first) under every variant and both scale kinds and compares codes, scales and
+/// Quantizes `values` (rounded to `type` first) under every variant and both scale kinds and compares codes, scales and
 /// padding.
 template <class A, class ForEachVariant>
 void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType type, size_t misalignment, ForEachVariant each,
@@ -424,7 +425,7 @@ TYPED_TEST_P(ArchConformance, QuantizeMatchesTheReference) {
   }
 }
 
-// Groups of scale 1 (amax = 448) that hold every e4m3 value, every midpoint, and its f32 neighbours.
+// Groups of scale 1 (amax = 448) that contain every e4m3 value, every midpoint, and its f32 neighbors.
 TYPED_TEST_P(ArchConformance, QuantizeRoundsTiesToEven) {
   std::vector<float> points;
   for (uint32_t code = 0; code < 0x7E; ++code) {

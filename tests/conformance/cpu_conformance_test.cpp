@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both CPU archs under the conformance suite, and what only a CPU has: instruction sets, streaming stores, the float mode of
-// the caller's thread, and the queue of the deferred arch.
+// Both CPU archs under the conformance suite, and CPU-specific tests: instruction sets, streaming stores, the float mode of the
+// caller's thread, and the queue of the deferred arch.
 #include <gtest/gtest.h>
 
 #if defined(__x86_64__)
@@ -25,7 +25,7 @@ using Driver0 = ArchDriver<detail::Cpu>;
 using DeferredDriver = ArchDriver<detail::CpuDeferred>;
 
 #if defined(__x86_64__)
-// A build that lost an instruction set (flags, a library that distrusts the compiler) must not pass by testing less.
+// A build that lost an instruction set (by flags, or by a library that distrusts the compiler) must not pass by testing less.
 TEST(SimdTargets, IncludeWhatTheMachineOffers) {
   const std::vector<std::string> names = Driver0::variants();
   const auto has = [&](const char* name) { return std::count(names.begin(), names.end(), name) == 1; };
@@ -76,7 +76,7 @@ TEST(Streaming, ChangesNoByte) {
         detail::set_streaming(before);
       }
       EXPECT_EQ(std::memcmp(results[0].data(), src.data(), kBytes), 0) << offset;
-      // The sums may hold NaNs of any pattern, but both ways compute the same instructions on the same data.
+      // The sums may contain NaNs of any pattern, but both ways run the same instructions on the same data.
       EXPECT_EQ(results[0], results[1]) << offset;
     }
   }
@@ -136,7 +136,7 @@ TEST(FloatMode, OfTheCallerChangesNoBitAndIsKept) {
 }
 #endif
 
-// ---- The deferred arch: nothing happens early, nothing has an order ------------------------------
+// ---- The deferred arch: no early effects, no order ------------------------------
 
 TEST(CpuDeferred, WritesNothingBeforeSettle) {
   DeferredDriver warp;
@@ -151,7 +151,7 @@ TEST(CpuDeferred, WritesNothingBeforeSettle) {
   warp.reduce_rows({dst.data() + 768, rows, nullptr, 1, {}, DType::f32, 64});
   EXPECT_TRUE(dst.untouched());
   EXPECT_EQ(warp.warp.pending().size(), 4u);
-  std::memset(src.data(), 2, src.size());  // not drained: the late reader sees this
+  std::memset(src.data(), 2, src.size());  // not drained: the late reader gets this
   warp.settle();
   EXPECT_EQ(warp.warp.pending().size(), 0u);
   EXPECT_EQ(dst.data()[0], std::byte{2});
@@ -166,7 +166,7 @@ TEST(CpuDeferred, BreaksCodeThatReliesOnAnOrder) {
   std::byte* a = memory.data();
   std::memset(a, 1, 64);
   warp.copy(a + 64, a, 64);
-  warp.copy(a + 128, a + 64, 64);  // wrong: reads what is only pending
+  warp.copy(a + 128, a + 64, 64);  // wrong: reads data that is only pending
   warp.settle();
   EXPECT_NE(a[128], std::byte{1});
 }

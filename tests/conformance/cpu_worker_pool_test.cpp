@@ -50,8 +50,8 @@ TEST_P(WorkerPools, RunsEveryWarpOnceAndAgain) {
   }
 }
 
-// Plain memory on purpose: run() must order the caller's writes before the warps and theirs before its return (ThreadSanitizer
-// checks).
+// Plain memory on purpose: run() must order the caller's writes before the warps and the warps' writes before its return
+// (checked by ThreadSanitizer).
 TEST_P(WorkerPools, OrdersMemoryAroundEachCall) {
   const auto [blocks, warps] = GetParam();
   WorkerPool pool(blocks, warps);
@@ -199,7 +199,7 @@ TEST(WorkerPool, ScratchIsPrivateAlignedAndGrows) {
   pool.run([](CpuWarp& w) { EXPECT_GE(w.scratch_bytes(), 300001u); });
 }
 
-// Eight ranks of six warps on however few cores there are: flags, block barriers and sleeping pools together.
+// Eight ranks of six warps on any small number of cores: flags, block barriers and sleeping pools together.
 TEST(WorkerPool, ManyRanksShareFewCores) {
   constexpr int kRanks = 8;
   constexpr int kCalls = 20;

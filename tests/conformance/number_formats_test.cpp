@@ -28,7 +28,7 @@ static_assert(detail::f16_from_f32(65504.0f) == 0x7BFF && detail::f32_from_f16(0
 static_assert(detail::e4m3_from_f32(1e9f) == 0x7E && detail::f32_from_e4m3(0x01) == 0x1p-9f);
 static_assert(detail::ue8m0_from_scale(1.0f) == 127 && detail::f32_from_ue8m0(0) == 0x1p-127f);
 
-/// Everything that a narrowing can get wrong: all codes, all midpoints and both of their neighbours, and random bits.
+/// Critical values of a narrowing: all codes, all midpoints and both of their neighbors, and random bits.
 std::vector<float> probes(const Format& format, uint32_t num_codes) {
   std::vector<float> values = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                                std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(),
@@ -126,7 +126,7 @@ TEST(NumberFormats, ElementsOfUnalignedRows) {
   }
 }
 
-/// Every significand, at exponents from the smallest that quantisation divides this way to the largest.
+/// Every significand, at exponents from the smallest to the largest that quantization divides this way.
 TEST(ExactDivision, ScaleOfEveryMaximum) {
   constexpr float kInverse = 1.0f / detail::kE4m3Max;
   for (const int exponent : {-51, -50, -3, 0, 9, 126, 127}) {
@@ -140,7 +140,7 @@ TEST(ExactDivision, ScaleOfEveryMaximum) {
   }
 }
 
-/// One that nobody has set divides by 1: kernels are warmed up with such layouts, and chosen by fast().
+/// A default divisor divides by 1: kernels are warmed up with default layouts, and chosen by fast().
 TEST(ExactDivision, DivisorBeginsAsOne) {
   const detail::Divisor one;
   EXPECT_TRUE(one.fast());
@@ -150,7 +150,7 @@ TEST(ExactDivision, DivisorBeginsAsOne) {
   }
 }
 
-/// Every divisor that rows and pieces have, next to where the quotient changes, up to the bound and beyond what fits.
+/// Every divisor of rows and pieces, near changes of the quotient, up to the bound and beyond what fits.
 TEST(ExactDivision, DivisorDividesUpToItsBound) {
   for (uint32_t d = 1; d < 3000; d += d < 300 ? 1 : 7) {
     for (const uint64_t bound :
@@ -171,7 +171,7 @@ TEST(ExactDivision, DivisorDividesUpToItsBound) {
   }
 }
 
-/// Quotients of a group: where e4m3 rounds, and next to there.
+/// Quotients of a group: at rounding points of e4m3, and next to them.
 TEST(ExactDivision, QuotientsRoundAsDivided) {
   std::mt19937_64 random(17);
   for (int i = 0; i < (kSanitized ? 20000 : 400000); ++i) {

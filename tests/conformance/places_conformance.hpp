@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite about sums over looked-up rows, and rows by a function. Included by arch_conformance.hpp
+// The part of the conformance suite for sums over looked-up rows, and for rows by a function. Included by arch_conformance.hpp
 // only.
 #pragma once
 

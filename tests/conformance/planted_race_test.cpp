@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proof that ThreadSanitizer sees the row ops. For each instruction set and each operand of each op a race is planted: one
-// thread runs the op, another touches one byte of the operand without synchronisation. Every one must be reported, and the same
-// accesses ordered by a release and an acquire must not be. Builds with -fsanitize=thread only.
+// Proof that ThreadSanitizer checks the row ops. For each instruction set and each operand of each op a race is planted: one
+// thread runs the op, another accesses one byte of the operand without synchronization. Every race must be reported, and the
+// same accesses ordered by a release and an acquire must not be. Builds with -fsanitize=thread only.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 16384;
 
-/// Operands of all ops; each case names the byte that the second thread touches.
+/// Operands of all ops; each case names the byte that the second thread accesses.
 struct Operands {
   alignas(64) uint8_t source[kMaxBytes];
   alignas(64) uint8_t other[kMaxBytes];
@@ -103,7 +103,7 @@ std::vector<Case> all_cases(Operands& m) {
   return cases;
 }
 
-/// Sends stderr to nowhere: a thousand reports are expected.
+/// Discards stderr: a thousand reports are expected.
 class Muted {
  public:
   Muted() : saved_(::dup(2)) {
@@ -155,8 +155,8 @@ class PlantedRace : public ::testing::TestWithParam<std::string> {
   void TearDown() override { force_simd_target(0); }
 };
 
-/// Number of cases, and the reports of one of them on fresh memory: what earlier cases left in ThreadSanitizer's four memories
-/// of a place would crowd out this one.
+/// Number of cases, and the reports of one of them on fresh memory: accesses of earlier cases in ThreadSanitizer's four shadow
+/// cells of an address would crowd out this one.
 size_t num_cases() { return all_cases(*std::make_unique<Operands>()).size(); }
 int run_fresh(size_t index, bool synchronised, std::string* name) {
   const auto operands = std::make_unique<Operands>();
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlantedRace, ::testing::ValuesIn(target_names(
 }  // namespace
 }  // namespace switchyard::detail
 
-// Options of the environment would override those above; a run that stops at its first race proves nothing.
+// Options in the environment would override those above; a run that stops at its first race proves nothing.
 int main(int argc, char** argv) {
   if (std::getenv("TSAN_OPTIONS") != nullptr) {
     ::unsetenv("TSAN_OPTIONS");

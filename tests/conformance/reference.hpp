@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the arithmetic ops must compute, derived from the definition of the formats: every code is decoded to an exact double,
+// Expected results of the arithmetic ops, derived from the definition of the formats: every code is decoded to an exact double,
 // and rounding is a search for the nearest code. Shares no code and no technique with src/.
 #pragma once
 
@@ -123,7 +123,7 @@ inline float reference_sum(const float* terms, const float* weights, int n, cons
   return sum;
 }
 
-/// One group of a quantised row.
+/// One group of a quantized row.
 struct ReferenceGroup {
   float scale = 0;       ///< ScaleKind::f32
   uint8_t exponent = 0;  ///< ScaleKind::ue8m0
@@ -138,7 +138,7 @@ inline ReferenceGroup reference_quantize(const float* values, int64_t count, Sca
     infinite = infinite || std::isinf(values[i]);
   }
   volatile float scale = amax / 448.0f;
-  if (scale == 0.0f && infinite) scale = 1.0f;  // or the infinity would become nothing
+  if (scale == 0.0f && infinite) scale = 1.0f;  // otherwise the infinity would become zero
   const bool zero = scale == 0.0f;
   if (kind == ScaleKind::ue8m0) {
     int exponent = -127;

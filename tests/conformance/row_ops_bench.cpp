@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the CPU's row ops against the copy limit of the machine: rows of 14 KiB (hidden 7168, bf16), working set far beyond
-// the caches, rows in random order. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
+// Speed of the CPU's row ops compared with the copy limit of the machine: rows of 14 KiB (hidden 7168, bf16), working set far
+// beyond the caches, rows in random order. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
 //
-// Bytes: each row read once plus each row written once (quantisation: read only). A sample moves 8 MiB per thread, all threads
-// together, and takes from the first start to the last end; samples of all cases alternate, and the best decile is shown, so
-// that other load on the machine disturbs little. The limit is the best all-core copy, plain memcpy or ours.
+// Bytes: each row read once plus each row written once (quantization: read only). A sample moves 8 MiB per thread, all threads
+// together, and lasts from the first start to the last end; samples of all cases alternate, and the best decile is shown, so
+// that other load on the machine has little influence. The limit is the best all-core copy, plain memcpy or the library's.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -88,7 +88,7 @@ Case reduce_case(int n, bool weighted, DType type) {
             flush_streams();
           }};
 }
-Case quantize_case() {  // into one row that stays in the caches, as a warp's scratch does
+Case quantize_case() {  // into one row that stays in the caches, like a warp's scratch
   return {"bf16 to fp8 (scratch)", kRowsPerSample * kRowBytes, [](Rows& rows) {
             alignas(64) uint8_t q[kHidden];
             alignas(64) std::byte scales[kHidden / kScaleGroup * 4];
@@ -108,7 +108,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-/// Threads that run one body together, again and again.
+/// Threads that repeatedly run one body together.
 class Team {
  public:
   Team(size_t threads, size_t rows_per_buffer) : threads_(threads), begin_(threads), end_(threads), rows_(threads) {

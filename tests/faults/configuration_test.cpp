@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configurations of the objects of all modes that are wrong, or other than the peers'.
+// Configurations of objects of all modes that are invalid or differ from the peers'.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -30,7 +30,7 @@ struct Configuration {
   std::string name;
   const char* in_text;  ///< the error must name the field
   std::function<void()> measure;
-  std::function<void(Group&, bool spoiled)> make;  ///< an object
+  std::function<void(Group&, bool spoiled)> make;  ///< makes an object
 };
 std::ostream& operator<<(std::ostream& out, const Configuration& c) { return out << c.name; }
 
@@ -87,7 +87,7 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
         }}});
 }
 
-/// With products of its own.
+/// Uses products of its own.
 struct FusedObject : FusedMoeRig {
   using FusedMoeRig::FusedMoeRig;
   static auto memory_required(const FusedMoeConfig& config, int world) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that make different collective calls: every pair of calls, of one mode and of two, of one object and of two, set-up
-// calls included, ends with mismatch on all ranks, long before the deadline.
+// Ranks that make different collective calls: every pair of calls, of one mode or of two, on one object or on two, set-up calls
+// included, ends with mismatch on all ranks, long before the deadline.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -57,7 +57,7 @@ struct Rig {
   }
   static switchyard::LowLatencyConfig low_latency_config() {
     auto c = LowLatencyRig::config();
-    c.scales = switchyard::ScaleKind::none;  // as moe_all_to_all needs it
+    c.scales = switchyard::ScaleKind::none;  // required by moe_all_to_all
     return c;
   }
   static LedgerConfig ledger_config() {
@@ -85,7 +85,7 @@ struct Rig {
 struct Call {
   const char* name;
   void (*make)(Rig& rig);
-  const char* in_text;  ///< what an error says that it was, where ranks call different things
+  const char* in_text;  ///< name of the call in an error about different calls
 };
 
 void make_another(NormalRig& rig, const Dispatched& d) { (void)rig.exchange.dispatch(rig.x(), d.handle); }
@@ -134,14 +134,15 @@ const Call kCalls[] = {
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};
 
-/// `odd` makes call a, the others b. Afterwards every call says so again, unless only an object could not be made.
+/// `odd` makes call a, the others b. Afterwards every call reports the mismatch again, unless merely an object could not be
+/// made.
 TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
   const Call& a = kCalls[GetParam()];
   for (size_t i = 0; i < std::size(kCalls); ++i) {
     const Call& b = kCalls[i];
     if (i == GetParam()) continue;
     const int odd = static_cast<int>((GetParam() + i) % kWorld);
-    const bool both_made = std::string(a.in_text) == b.in_text;  // found when configurations are compared
+    const bool both_made = std::string(a.in_text) == b.in_text;  // detected when configurations are compared
     const auto start = std::chrono::steady_clock::now();
     const auto all = outcomes(kWorld, options_with(90s), [&](Group& group) {
       Rig rig(group);
@@ -163,7 +164,7 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
 INSTANTIATE_TEST_SUITE_P(AllPairs, DifferentCalls, testing::Range(size_t{0}, std::size(kCalls)),
                          [](const auto& p) { return std::string(kCalls[p.param].name); });
 
-/// A call that sends and goes on: what follows it on its rank may be the same call as on the others.
+/// A call that sends and returns: the next call on its rank may be the same as the others'.
 TEST(DifferentCallsLater, OfRanksThatHaveOnlySent) {
   const auto all = outcomes(2, options_with(90s), [&](Group& group) {
     LowLatencyRig a(group), b(group), c(group);
@@ -194,7 +195,7 @@ TEST(DifferentCallsLater, WhileTheGroupSleeps) {
   }
 }
 
-/// Ranks that throw before they have called anything stay in step: misuse that all see, local calls, calls refused in sleep.
+/// Ranks that throw before any collective step stay in step: misuse on all ranks, local calls, calls refused during sleep.
 TEST(SameCalls, AfterRefusedOnes) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     NormalRig rig(group);
@@ -220,8 +221,8 @@ TEST(SameCalls, AfterRefusedOnes) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Of ranks that do not number their calls, as on GPUs: a rank that waits for a placement sees the counts of one that makes a
-/// fresh dispatch.
+/// Ranks that do not number their calls, as on GPUs: a rank that waits for a placement receives the counts of a rank that makes
+/// a fresh dispatch.
 TEST(CountsInACallWithoutCounts, AreAMismatch) {
   namespace detail = switchyard::detail;
   constexpr int kRanks = 2;

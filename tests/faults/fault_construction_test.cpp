@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Construction that fails: all ranks say the same, and the group can be used. Deadlines: which one counts where, changed at
-// run time, and none at all.
+// Failing constructions: all ranks report the same error, and the group stays usable. Deadlines: which one applies where,
+// changes at run time, and none at all.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -24,7 +24,7 @@ using switchyard::NormalConfig;
 using switchyard::RowMemory;
 using switchyard::Staging;
 
-/// An object of one mode: with a config that fits, too large for the heap, wrong, or another one.
+/// Makes an object of one mode, with a config that fits, is too large for the heap, is invalid, or differs from the peers'.
 enum class Size { fits, too_large, wrong, other };
 struct Mode {
   const char* name;
@@ -60,7 +60,7 @@ std::vector<Mode> modes() {
 
 class Construction : public testing::TestWithParam<Mode> {};
 
-/// Every rank fails, or one alone; once and once more; then a smaller object is made and used, at the same place on all ranks.
+/// Every rank fails, or only one, twice; then a smaller object is made and used, at the same heap offset on all ranks.
 TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
   constexpr int kWorld = 3;
   const std::pair<Size, ErrorCode> failures[] = {{Size::too_large, ErrorCode::heap_exhausted},
@@ -102,7 +102,7 @@ TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
 INSTANTIATE_TEST_SUITE_P(Faults, Construction, testing::ValuesIn(modes()),
                          [](const auto& m) { return std::string(m.param.name); });
 
-/// Each rank still holds other objects of those that all ranks have made, as ranks of Python do until a garbage collection.
+/// Each rank has released different objects, as ranks in Python do until a garbage collection.
 TEST_P(Construction, FindsAPlaceThatIsFreeOnAllRanks) {
   constexpr int kWorld = 3, kObjects = 4;
   for (const unsigned seed : {1u, 2u, 3u}) {
@@ -143,7 +143,7 @@ TEST(Place, IsSoughtWhereAllRanksHaveRoom) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// A rank that loads its weights for longer than a call may take.
+/// One rank loads its weights for longer than a call may take.
 TEST_P(Construction, WaitsForTheRendezvousDeadline) {
   const auto all = outcomes(2, options_with(100ms), [&](Group& group) {
     if (group.rank() == 1) std::this_thread::sleep_for(600ms);
@@ -155,7 +155,7 @@ TEST_P(Construction, WaitsForTheRendezvousDeadline) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// A rank fails before it begins to construct, in code of the caller's, and reports that.
+/// One rank fails in the caller's code before its construction begins, and reports that.
 TEST_P(Construction, EndsWithTheErrorOfARankThatDoesNotBegin) {
   constexpr int kWorld = 3;
   for (const int culprit : {0, 2}) {
@@ -199,7 +199,7 @@ TEST(Agreement, GathersOrThrowsOnAllRanksAlike) {
 
 // --- Deadlines
 
-/// What builds or wakes, beside constructors of objects.
+/// Functions that build or wake, other than constructors of objects.
 TEST(SetupDeadline, IsThatOfTheRendezvous) {
   const auto all = outcomes(2, options_with(100ms), [](Group& group) {
     int ordinary = 0;
@@ -232,7 +232,7 @@ TEST(CallDeadline, IsChangedAtRunTime) {
   EXPECT_GE(all[0].report.waited_ms, static_cast<double>(kSoon.count()));
 }
 
-/// Durations whose nanoseconds do not fit into 64 bits, and the shortest and longest that are allowed.
+/// Durations whose nanoseconds do not fit into 64 bits, and the minimum and maximum allowed durations.
 TEST(CallDeadline, MayBeAnyDuration) {
   using std::chrono::nanoseconds;
   const milliseconds most = std::chrono::duration_cast<milliseconds>(nanoseconds::max());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong in a call, told once for the calls of all modes. Ranks that leave: fault_departure_test.cpp; ranks that are
-// killed: tests/multiproc/exchange_test.cpp; other calls than the peers': different_calls_test.cpp.
+// Faults inside calls, one test for the calls of all modes. Departing ranks: fault_departure_test.cpp; killed ranks:
+// tests/multiproc/exchange_test.cpp; calls that differ from the peers': different_calls_test.cpp.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -24,7 +24,7 @@ using switchyard::Group;
 
 constexpr auto name_of = [](const auto& info) { return std::string(info.param.name); };
 
-// --- A rank that never comes
+// --- A rank that never makes the call
 
 class SilentRank : public testing::TestWithParam<WatchedCall> {};
 
@@ -40,16 +40,16 @@ void expect_report(const Outcome& o, const WatchedCall& c, int waiting, int sile
   EXPECT_NE(o.text.find("rank " + std::to_string(silent)), std::string::npos) << o.text;
 }
 
-/// The error is sticky: a hundred later calls cost nothing (with a deadline each, the test would not end in time), a new object
-/// is refused, and the silent rank is told when it comes.
+/// The error is sticky: a hundred later calls return at once (with a deadline each, the test would not end in time), a new
+/// object is refused, and the silent rank gets the error when it makes the call.
 TEST_P(SilentRank, OthersReportItInFull) {
   const WatchedCall& c = GetParam();
   for (const int world : {2, 4, 8}) {
-    if (world == 8 && std::string(c.site) != "call_header") continue;  // low latency, which is for such worlds
+    if (world == 8 && std::string(c.site) != "call_header") continue;  // low latency, which is for worlds of this size
     const int silent = world - 1;
     std::barrier gone(world);
     const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
-      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // the number in the report is that of the call
+      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // so that the report contains the number of this call
       c.tell(group, [&](const std::function<void()>& call) {
         group.barrier();
         Outcome first;
@@ -94,7 +94,7 @@ TEST_P(SilentInSetUp, IsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, SilentInSetUp, testing::ValuesIn(set_up_calls()), name_of);
 
-/// Late, but within the deadline: no fault, and the statistics name it.
+/// Late, but within the deadline: no fault, and the statistics name the rank.
 class SlowRank : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, SlowRank, testing::ValuesIn(exchange_calls()), 
 
 class Abort : public testing::TestWithParam<WatchedCall> {};
 
-/// Deadlines are beyond this program's time limit.
+/// Deadlines exceed this program's time limit.
 TEST_P(Abort, EndsEveryWaitAndNamesTheRank) {
   auto options = options_with(600s);
   options.rendezvous_timeout = 600s;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-checkable misuse of whole exchanges, one case each.
+// Misuse of whole exchanges that the host can check, one case each.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace harness {
 
 inline std::vector<Misuse> flat_misuses() {
   using A = FlatRig::Arguments;
-  constexpr int64_t kOutWords = FlatRig::kTokens * FlatRig::kHidden / 2;  // of out
+  constexpr int64_t kOutWords = FlatRig::kTokens * FlatRig::kHidden / 2;  // size of out
   struct Case {
     const char* name;
     const char* in_text;
@@ -36,7 +36,7 @@ inline std::vector<Misuse> flat_misuses() {
       {"in_place", "out overlaps x.data", [](A& a) { a.out = const_cast<void*>(a.x.data); }},
       {"partly_in_place", "out overlaps x.data",
        [](A& a) { a.out = static_cast<std::byte*>(const_cast<void*>(a.x.data)) - 16; }},
-      // What is given is moved, not out: that would lie over its neighbours in memory, too.
+      // The inputs are moved, not out: out would also overlap its neighbors in memory.
       {"out_over_ids", "out overlaps ids.data", [](A& a) { a.ids.data = a.out; }},
       {"out_begins_in_ids", "out overlaps ids.data",
        [](A& a) { a.ids.data = static_cast<std::byte*>(a.out) - a.ids.tokens * a.ids.topk * 4 + 4; }},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-checkable misuse of a fused layer, one case each.
+// Misuse of a fused layer that the host can check, one case each.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace harness {
 
-/// What a call is given.
+/// Arguments of a call.
 struct FusedArguments {
   explicit FusedArguments(FusedMoeRig& rig)
       : x(rig.rows.data()), ids(rig.expert_ids()), weights(rig.weights.data()), out(rig.out.data()) {}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles in the wrong place: of another rank, another shape, other dispatches, another group; and as bytes in the right one.
+// Misplaced handles: of another rank, another shape, other dispatches, another group; and handles restored from bytes,
+// correctly used.
 #include <gtest/gtest.h>
 
 #include "modes/normal/normal_rig.hpp"
@@ -30,7 +31,7 @@ TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   EXPECT_EQ(all[1].failed_rank, 0);
 }
 
-/// Ranks that give handles of different dispatches to one call: of one object, or of another one of the same shape.
+/// Ranks that pass handles of different dispatches to one call: of one object, or of another one of the same shape.
 TEST(Mismatch, HandlesOfOtherDispatches) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     for (const bool cached : {true, false}) {
@@ -52,7 +53,7 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
   }
 }
 
-/// The same call of two groups of one shape.
+/// The same call with handles of another group of the same shape.
 TEST(Mismatch, HandlesOfAnotherGroup) {
   std::vector<std::vector<std::byte>> theirs(2);
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count gives the bits of -1 in their place and counts them.
-// InvalidIds::raise is among the misuses of each mode.
+// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count yields the bits of -1 in their place and counts them.
+// InvalidIds::raise is covered by the misuses of each mode.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -28,7 +28,7 @@ using switchyard::Staging;
 
 constexpr int64_t kRoutes = SmallArguments::kTokens * SmallArguments::kTopk;
 
-/// Rank r has r + 1 invalid ids and two of -1.
+/// Rank r has r + 1 invalid ids and two ids of -1.
 struct Ids {
   explicit Ids(int rank) : invalid(rank + 1) {
     const int64_t outside[] = {SmallArguments::kExperts, -2, std::numeric_limits<int32_t>::max(),
@@ -57,7 +57,7 @@ Config counting(Config config) {
   return config;
 }
 
-/// Makes an object that counts and gives a function that makes its calls and returns how many invalid ids it has counted.
+/// Makes an object that counts, and passes a function that makes its calls and returns the number of invalid ids counted.
 struct Mode {
   std::string name;
   std::function<void(Group&,
@@ -85,7 +85,7 @@ Mode normal(const std::string& name, Staging staging, Layout layout) {
           }};
 }
 
-/// Cases of a rig whose object is `object(rig)`.
+/// Cases of a rig; `object(rig)` returns its object.
 template <class Rig, class Object, class Call>
 Mode mode(const std::string& name, Object object, Call call) {
   return {name, [=](Group& group, const auto& use) {
@@ -150,7 +150,7 @@ TEST_P(CountedIds, AreNoExpertsAndInvalidIdsOfTheRankAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, CountedIds, testing::ValuesIn(modes()), [](const auto& m) { return m.param.name; });
 
-/// Weights that a combine would not multiply by.
+/// Weights that a combine would not apply.
 TEST(WeightsOfCombine, ThatAreNotAppliedAreRefused) {
   const auto all = outcomes(1, options_with(60s), [](Group& group) {
     NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));

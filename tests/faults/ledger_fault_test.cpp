@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, case D8 and what goes wrong in no other mode: tables that are refused, ranks with other ledgers, who is named
-// among many. What goes wrong in every mode: fault_stories_test.cpp.
+// Ledger combine, case D8 and faults specific to this mode: refused tables, ranks with different ledgers, the named rank among
+// many. Faults common to all modes: fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ using switchyard::LedgerConfig;
 using switchyard::LedgerTables;
 using switchyard::PreparedLedger;
 
-/// Two ranks, five experts (three on rank 0), some ids outside, experts padded to 4 rows.
+/// Two ranks, five experts (three on rank 0), some ids out of range, experts padded to 4 rows.
 std::shared_ptr<const LedgerCase> small_case(uint64_t seed = 3) {
   LedgerScenario s;
   s.name = "small";
@@ -43,7 +43,7 @@ struct BadTables {
 };
 std::ostream& operator<<(std::ostream& out, const BadTables& b) { return out << b.name; }
 
-/// A route with a row, not the first.
+/// A route with a row, other than the first.
 size_t late_route(const LedgerTables& t) {
   size_t f = t.expanded_row_idx.size() - 1;
   while (t.expanded_row_idx[f] < 0) --f;
@@ -143,7 +143,7 @@ TEST(Ledger, PrepareIsLocalAndForOneObject) {
     LedgerTables broken = one.tables;
     broken.dispatch_offset[0] = -1;
     EXPECT_EQ(code_name(outcome_of([&] { (void)one.ledger.prepare(broken); }).code), "invalid_argument");
-    one.combine();  // the peers heard nothing of it
+    one.combine();  // the peers are not affected
     const PreparedLedger prepared = one.ledger.prepare(one.tables);
     if (group.rank() == 0) two.combine();
     if (group.rank() == 1) {
@@ -159,7 +159,7 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     SmallLedger rig(group, c);
     LedgerTables& t = rig.tables;
-    if (group.rank() == 1) {  // knows of one row less of rank 0 in the last expert
+    if (group.rank() == 1) {  // its tables have one row less of rank 0 in the last expert
       ASSERT_GT(t.peer_token_per_expert[4], 0);
       t.peer_token_per_expert[4]--;
       for (size_t e = 4; e < 16; ++e) t.cumsum_per_expert[e]--;
@@ -171,7 +171,7 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   for (const Outcome& o : all) EXPECT_NE(o.text.find("ledgers differ"), std::string::npos) << o.text;
 }
 
-/// Of eight ranks the fifth is silent; tokens of others that do not need it are summed all the same, and it is named.
+/// The fifth of eight ranks is silent; tokens of other ranks that do not need it are summed nevertheless, and it is named.
 TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   LedgerScenario s;
   s.problem.world = 8;
@@ -195,10 +195,10 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Two rows for the token of rank 0, from the ranks 1 and 2. Rank 2 has entered and stops before its row, which is the one that
-/// is named; that of rank 1 has come.
+/// Two rows for the token of rank 0, from ranks 1 and 2. Rank 2 has entered the call and stops before its row, so rank 2 is
+/// named; the row of rank 1 has arrived.
 TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
-  for (const int64_t hidden : {64, 65}) {  // rows that tell by themselves, and others
+  for (const int64_t hidden : {64, 65}) {  // sentinel rows, and others
     SCOPED_TRACE(hidden);
     LedgerScenario s;
     s.problem.world = 3;
@@ -210,7 +210,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
     StalledPage page;
     const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
       SmallLedger rig(group, c);
-      rig.combine();  // and the next one meets ranks that have been there
+      rig.combine();  // so that the next call meets ranks that have made one already
       const PreparedLedger ledger = rig.ledger.prepare(rig.tables);
       if (group.rank() == 2) {
         ASSERT_EQ(rig.y.rows, 1);
@@ -220,7 +220,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
       }
       group.barrier();
       const Outcome o = outcome_of([&] { rig.ledger.combine(rig.y, rig.data.probs(), ledger, rig.out); });
-      if (group.rank() != 0) return;  // rank 1 waits for nobody's row
+      if (group.rank() != 0) return;  // rank 1 waits for no row
       EXPECT_TRUE(page.was_held());
       EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
       EXPECT_EQ(o.report.awaited_rank, 2);
@@ -231,7 +231,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
   }
 }
 
-/// Flags survive, and rows that tell by themselves: a word of them that became zero would pass for one that has come.
+/// Flags survive, and so do sentinel rows: a word of theirs that became zero would look like one that has arrived.
 TEST(Ledger, SleepBetweenCalls) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {

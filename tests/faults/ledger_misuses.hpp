@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-checkable misuse of ledger combine, one case each.
+// Misuse of ledger combine that the host can check, one case each.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong in low-latency mode only: its outputs in the wrong place, and different calls. What goes wrong in every mode
-// (case C12): fault_stories_test.cpp.
+// Faults specific to low-latency mode: misplaced outputs and different calls. Faults common to all modes (case C12):
+// fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,7 +80,7 @@ TEST(LowLatencyMismatch, OfCallsOrdersAndTypes) {
   }
 }
 
-/// A rig with a second output: the rig's is filled by call 1, b by call 2.
+/// A rig with a second output: call 1 fills the rig's, call 2 fills b.
 struct TwoOutputs {
   explicit TwoOutputs(Group& group, uint64_t first_epoch = 1)
       : rig(numbered(group, first_epoch)), b(rig.exchange.make_output()) {
@@ -91,7 +91,7 @@ struct TwoOutputs {
     switchyard::detail::number_calls_from(group, first_epoch);
     return group;
   }
-  /// With half the weights, so that its sums differ.
+  /// Uses half the weights, so that its sums differ.
   void fill_b() {
     const std::vector<float> quarters(rig.weights.size(), 0.25f);
     const int32_t tokens = LowLatencyRig::kTokens;
@@ -100,7 +100,7 @@ struct TwoOutputs {
     o.device_tokens = &tokens;
     rig.exchange.dispatch(rig.x(), rig.expert_ids(), b, o);
   }
-  /// Ones from all experts. \returns true if every sum is `weight` for each of a token's two choices
+  /// All experts return ones. \returns true if every sum is `weight` for each of a token's two choices
   bool combine(const switchyard::LowLatencyOutput& from, float weight, CombineOrder order, bool split = false) {
     std::fill(rig.out.begin(), rig.out.end(), uint16_t{0xFFFF});
     if (split)
@@ -119,7 +119,7 @@ struct TwoOutputs {
 
 constexpr uint64_t kEpochsOfDetail = uint64_t{1} << switchyard::detail::kHeaderDetailBits;
 
-/// One rank sums the rows of another dispatch than the others do.
+/// One rank sums the rows of a different dispatch.
 TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
   using Use = std::function<void(TwoOutputs&)>;
   struct Case {
@@ -138,7 +138,7 @@ TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
          t.rig.dispatch();
          t.combine_own(CombineOrder::per_route);
        },
-       [](TwoOutputs& t) {  // the same output, which the last dispatch did not fill here
+       [](TwoOutputs& t) {  // the same output, which the last dispatch did not fill on this rank
          t.fill_b();
          t.combine_own(CombineOrder::per_route);
        }},
@@ -155,8 +155,8 @@ TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
   }
 }
 
-/// Outputs that are alive at the same time are combined in any order, also more than once. What counts is the dispatch: which
-/// output it fills is each rank's own affair.
+/// Outputs that are alive at the same time are combined in any order, also more than once. Only the dispatch matters: each rank
+/// chooses the output that it fills.
 TEST(LowLatencyMismatch, NotOfOutputsInAnyOrder) {
   for (const uint64_t first_epoch : {uint64_t{1}, kEpochsOfDetail - 4, (uint64_t{1} << 40) - 4}) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {

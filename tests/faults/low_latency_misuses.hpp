@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-checkable misuse of low-latency mode, one case each: a valid call, and how one rank spoils it.
+// Misuse of low-latency mode that the host can check, one case each: a valid call, and how one rank spoils it.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace harness {
 
 using LowLatencyMisuse = MisuseOf<LowLatencyRig>;
 
-/// What a dispatch is given.
+/// Arguments of a dispatch.
 struct DispatchArguments {
   switchyard::ConstRows x;
   switchyard::ExpertIds ids;
@@ -26,7 +26,7 @@ inline LowLatencyMisuse spoil_dispatch(const char* name, const char* in_text, st
           }};
 }
 
-/// What a combine is given.
+/// Arguments of a combine.
 struct CombineArguments {
   switchyard::ConstRows y;
   switchyard::LowLatencyOutput output;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank that runs out of memory in a call: each allocation of each collective call fails in turn, on one rank or in one of its
-// workers. What leaves the library is always Error, the peers hear of it long before their deadline, and where all ranks are
-// told in step the group goes on.
+// workers. The library always throws Error, the peers get it long before their deadline, and if all ranks fail in step the
+// group stays usable.
 //
-// Executable: no_memory_test, which replaces all operators new and delete: a sanitizer that brings its own would take a block
-// of one kind that is freed by the other for a mismatch. Label: none. Timeout: 120 s.
+// Executable: no_memory_test, which replaces all operators new and delete: a sanitizer with its own operators would report a
+// block that is allocated by one kind and freed by the other as a mismatch. Label: none. Timeout: 120 s.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,8 +21,8 @@
 
 namespace {
 
-thread_local int allocations_left = -1;               // of this thread, until one fails; negative: none does
-thread_local bool is_rank = false, no_pages = false;  // no_pages: whatever wants whole pages fails
+thread_local int allocations_left = -1;               // number that this thread can still make; negative: none fails
+thread_local bool is_rank = false, no_pages = false;  // no_pages: allocations of whole pages fail
 std::atomic<int> of_workers_left{-1};
 
 void* try_to_take(size_t bytes, size_t alignment) noexcept {
@@ -38,7 +38,7 @@ void* take(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlined, take() shows through
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // take() is visible through inlining
 
 void* operator new(size_t bytes) { return take(bytes, 16); }
 void* operator new[](size_t bytes) { return take(bytes, 16); }
@@ -184,12 +184,12 @@ const Call kCalls[] = {
 
 switchyard::GroupOptions patient() { return options_with(90s); }
 
-/// How a call ended, and the next one: a barrier.
+/// Results of a call and of the next one, a barrier.
 struct Ends {
   Outcome call, next;
 };
 
-/// `call` and a barrier on all ranks, after `arm` on each, which ends with `disarm`. Everything that leaves is Error.
+/// Makes `call` and a barrier on all ranks, after `arm` on each rank and until `disarm`. Every exception is Error.
 std::vector<Ends> ends_of(const Call& call, bool deferred, const std::function<void(int)>& arm,
                           const std::function<void(int)>& disarm) {
   std::vector<Ends> ends(kWorld);
@@ -227,7 +227,7 @@ void expect_told(const std::vector<Ends>& ends, int poor, const std::string& wha
       EXPECT_NE(e.call.text, "") << what;
       continue;
     }
-    // A rank that had all it needed hears of it in its next call.
+    // A rank that had everything it needed gets the error in its next call.
     const Outcome& told = e.call.code == ErrorCode::ok ? e.next : e.call;
     EXPECT_EQ(code_name(told.code), "peer_failed") << what << ", rank " << r << ": " << told.text;
     EXPECT_EQ(code_name(told.reason), "system") << what << ", rank " << r << ": " << told.text;
@@ -255,7 +255,7 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
     const bool shared = code == ErrorCode::pool_exhausted ||
                         (code == ErrorCode::system && ends[0].call.text == ends[kPoor].call.text);  // steps of sleep
     if (shared) ++in_step;
-    if (!failed || shared || code == ErrorCode::ok) {  // ok: it made do without
+    if (!failed || shared || code == ErrorCode::ok) {  // ok: it managed without the memory
       for (const Ends& e : ends) {
         EXPECT_EQ(code_name(e.call.code), code_name(code)) << what << ": " << e.call.text;
         EXPECT_EQ(code_name(e.next.code), "ok") << what << ": " << e.next.text;
@@ -270,7 +270,7 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, NoMemory, testing::ValuesIn(kCalls), [](const auto& c) { return std::string(c.param.name); });
 
-/// Workers that keep lists of deferred copies take memory for them.
+/// Workers with lists of deferred copies allocate memory for them.
 TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
   int failures = 0;
   for (const Call& call : kCalls) {
@@ -296,7 +296,7 @@ TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
 TEST(NoMemoryForRows, OfRingStagingIsSharedInStep) {
   const auto all = outcomes(kWorld, patient(), [&](Group& group) {
     NormalRig rig(group, NormalRig::config(Staging::ring));
-    std::vector<Dispatched> held;  // so that none is there to be taken again
+    std::vector<Dispatched> held;  // so that no freed one is reused
     while (held.size() < 20) held.push_back(rig.dispatch());
     no_pages = group.rank() == kPoor;
     const Outcome o = outcome_of([&] { held.push_back(rig.dispatch()); });
@@ -308,7 +308,7 @@ TEST(NoMemoryForRows, OfRingStagingIsSharedInStep) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Local calls: nothing happens to the others.
+/// Local calls: the other ranks are not affected.
 TEST(NoMemoryForLocalCalls, NamesTheBytes) {
   const auto all = outcomes(2, patient(), [&](Group& group) {
     Rig rig(group);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong in normal mode only: options that differ, pools and heaps that are too small, counts that do not fit. What
-// goes wrong in every mode: fault_stories_test.cpp.
+// Faults specific to normal mode: differing options, pools and heaps that are too small, counts that do not fit. Faults common
+// to all modes: fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -90,7 +90,7 @@ TEST(Pool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
     NormalRig rig(group, config);
     std::vector<Dispatched> held;
     int failures = 0;
-    std::vector<switchyard::RowBuffer> fill;  // rank 1's pool is full before the others' are
+    std::vector<switchyard::RowBuffer> fill;  // rank 1's pool is exhausted before the others'
     const auto handle = rig.dispatch().handle;
     if (group.rank() == 1) {
       const Outcome full = outcome_of([&] {
@@ -148,10 +148,10 @@ TEST(Heap, FormulaIsExact) {
   }
 }
 
-// --- The rest
+// --- Limits
 
-/// The largest counts that travel in the 24 bits of a flag's value: a record per token of an expert-major source, and with the
-/// mark of the end a row per route of a ring's stream.
+/// The largest counts in the 24 bits of a flag's value: a record per token of an expert-major source and, with the end mark, a
+/// row per route of a ring's stream.
 TEST(Construction, CountsFitTheFlagsThatCarryThem) {
   const auto outcome_with = [](Staging staging, Layout layout, int topk, int64_t max_tokens) {
     NormalConfig config = NormalRig::config(staging, layout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that whoever reads it first has to wait for: a rank stops in the middle of its call, at a place that a test chooses.
+// Memory whose first reader has to wait: a rank stops in the middle of its call, at a place that a test chooses.
 #pragma once
 
 #include <signal.h>
@@ -13,7 +13,7 @@
 
 namespace harness {
 
-/// One page, readable after release(). A read before that is held in the handler of its SIGSEGV. One at a time in a process.
+/// One page, readable after release(). An earlier read is held in its SIGSEGV handler. One at a time in a process.
 class StalledPage {
  public:
   StalledPage() : bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
@@ -35,7 +35,7 @@ class StalledPage {
 
   void* data() const { return page_; }
   size_t size() const { return bytes_; }
-  /// From here on reads are held. What was written stays.
+  /// Holds reads from now on. The content stays.
   void stall() {
     released_ = false;
     mprotect(page_, bytes_, PROT_NONE);
@@ -44,7 +44,7 @@ class StalledPage {
     mprotect(page_, bytes_, PROT_READ | PROT_WRITE);
     released_ = true;
   }
-  /// Someone has tried to read.
+  /// Whether a read was attempted.
   bool was_held() const { return held_; }
 
  private:
@@ -54,7 +54,7 @@ class StalledPage {
   }
   void held(void* address) {
     const auto at = reinterpret_cast<uintptr_t>(address), first = reinterpret_cast<uintptr_t>(page_);
-    if (at < first || at >= first + bytes_) {  // a fault of something else: happens again, and is not held then
+    if (at < first || at >= first + bytes_) {  // an unrelated fault: it recurs, and is not held then
       sigaction(SIGSEGV, &before_, nullptr);
       return;
     }

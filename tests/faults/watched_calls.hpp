@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of every mode, each with what goes before it, for stories of what goes wrong in it: a rank that is silent in it,
-// leaves, aborts, is killed. A story is told once, for all of them. Ranks are threads or processes.
+// Calls of every mode, each with its preceding calls, for tests of faults in it: a rank that is silent in it, leaves, aborts or
+// is killed. Each test is written once, for all of them. Ranks are threads or processes.
 #pragma once
 
 #include <functional>
@@ -18,22 +18,22 @@
 
 namespace harness {
 
-/// What the code of a rank throws that has had enough.
+/// Thrown by a rank's own code that gives up.
 struct OwnError : std::runtime_error {
   OwnError() : std::runtime_error("my expert failed") {}
 };
 
-/// Makes the call, or not; it may be made again. The rank's object is there.
+/// Makes the call, or not; it may be made again. The rank's object exists.
 using Watch = std::function<void(const std::function<void()>& call)>;
 
 struct WatchedCall {
   std::string name;
-  const char* operation;  ///< of the call, as reports name it; empty for set-up calls
-  const char* site;       ///< where a rank waits for one that does not make it
-  uint64_t number;        ///< of the call
+  const char* operation;  ///< operation of the call in reports; empty for set-up calls
+  const char* site;       ///< where a rank waits for one that does not make the call
+  uint64_t number;        ///< number of the call
   std::function<void(switchyard::Group&, const Watch&)> body;
 
-  /// Makes an object and the calls before, then lets the story make the call. All ranks wait for each other in it.
+  /// Makes an object and the preceding calls, then lets the test make the call. All ranks wait for each other in it.
   void tell(switchyard::Group& group, const Watch& watch) const {
     bool told = false;
     body(group, [&](const std::function<void()>& call) {
@@ -45,7 +45,7 @@ struct WatchedCall {
 };
 inline std::ostream& operator<<(std::ostream& out, const WatchedCall& c) { return out << c.name; }
 
-/// A rig has round(), the calls of its mode; `rounds` of them come first.
+/// A rig has round(), the calls of its mode; `rounds` of them are made first.
 template <class Rig, class Make>
 std::function<void(switchyard::Group&, const Watch&)> after_rounds(int rounds, Make make, void (*calls)(Rig&, const Watch&)) {
   return [rounds, make, calls](switchyard::Group& group, const Watch& watch) {
@@ -151,7 +151,7 @@ inline std::vector<WatchedCall> set_up_calls() {
           call("register_memory", [](Group& group) { (void)group.register_memory(nullptr, 0); })};
 }
 
-/// Of objects of all modes.
+/// Calls of objects of all modes.
 inline std::vector<WatchedCall> exchange_calls() {
   std::vector<WatchedCall> all = calls_of_normal_mode();
   for (const auto& more : {calls_of_low_latency_mode(), calls_of_other_modes()})
@@ -164,7 +164,7 @@ inline std::vector<WatchedCall> all_calls() {
   return all;
 }
 
-/// Of a rank that stayed.
+/// For a rank that stayed.
 inline bool says_that_it_left(const Outcome& o, int rank) {
   return o.code == switchyard::ErrorCode::peer_failed && o.failed_rank == rank &&
          o.text.find("rank " + std::to_string(rank) + " left the group") != std::string::npos;

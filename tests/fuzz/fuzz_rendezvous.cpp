@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arbitrary bytes against everything that a stranger can send to the rendezvous. With libFuzzer, or with SWITCHYARD_FUZZ_MAIN
-// as a program of its own: fuzz_rendezvous [iterations] [seed] runs a reproducible corpus of random, valid and damaged streams.
+// Arbitrary bytes against every message that a stranger can send to the rendezvous. With libFuzzer, or with
+// SWITCHYARD_FUZZ_MAIN as a standalone program: fuzz_rendezvous [iterations] [seed] runs a reproducible corpus of random, valid
+// and damaged streams.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -20,7 +21,7 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-/// What is accepted must be exactly what encode would have written.
+/// An accepted message must be exactly what encode would have written.
 template <class Message>
 void check_round_trip(ByteSpan payload, const std::optional<Message>& message) {
   if (message) require(std::ranges::equal(encode(*message), payload), "a message does not come back as it was");

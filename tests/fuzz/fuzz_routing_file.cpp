@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzz target of the routing file parsers. Whatever the bytes are, parsing ends with a RoutingFile whose data can be read, or
-// with Error(io); no other exception, no access outside the image, no memory out of proportion to it.
+// Fuzz target of the routing file parsers. For any bytes, parsing ends with a RoutingFile whose data can be read, or with
+// Error(io); no other exception, no access outside the image, no memory out of proportion to it.
 //
 // With libFuzzer:  clang++ -fsanitize=fuzzer,address ... and run on a folder of files.
 // With -DSWITCHYARD_FUZZ_MAIN:  fuzz_routing_file [iterations] [seed] [file...]  replays the files, then mutated good files;
@@ -163,7 +163,7 @@ class Mutator {
   }
 
  private:
-  /// Changes one digit, so that the text stays well formed and only its meaning suffers.
+  /// Changes one digit, so that the text stays well formed and only its meaning changes.
   void change_number(std::string& bytes) {
     std::vector<size_t> digits;
     for (size_t i = 8; i < bytes.size(); ++i) {
@@ -172,7 +172,7 @@ class Mutator {
     if (!digits.empty()) bytes[digits[below(digits.size())]] = static_cast<char>('0' + below(10));
   }
 
-  /// Makes the header length of a safetensors file fit its text again.
+  /// Adjusts the header length of a safetensors file to its text.
   static void fix_length(std::string& bytes) {
     const size_t end = bytes.rfind('}');
     if (end == std::string::npos || end < 8 || bytes[0] == '\x93') return;

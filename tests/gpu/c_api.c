@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI on a GPU, from C11 through the shared library: two ranks are two threads that share it, each with a stream of its
-// own. Values are small multiples of a quarter, so that every sum is exact; expected ones come from the loops in this file.
+// own. Values are small multiples of a quarter, so that every sum is exact; expected values are computed by the loops in this
+// file.
 //
-// Nothing is allocated or copied while a rank may wait for the other: all memory is there, and written, and all streams have
-// been used before the first call.
+// Nothing is allocated or copied while a rank may wait for the other: all memory is allocated and written, and all streams have
+// been used, before the first call.
 #define _POSIX_C_SOURCE 200809L  // setenv
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -32,7 +33,7 @@ static float weight(int rank, int64_t f) {
   return (float)(1 + rank + token + 2 * k) * 0.25f;
 }
 
-// What a rank has on the GPU.
+// A rank's state on the GPU.
 typedef struct Rank {
   int rank;
   sy_group* group;
@@ -66,7 +67,7 @@ static void free_inputs(Rank* me) {
   CHECK(cudaStreamDestroy(me->stream) == cudaSuccess);
 }
 
-// All ranks' streams are idle: only then may the host copy.
+// The host may copy only while all ranks' streams are idle.
 static void finish(const Rank* me) {
   CHECK(cudaStreamSynchronize(me->stream) == cudaSuccess);
   CHECK_OK(sy_group_check(me->group));
@@ -101,7 +102,7 @@ static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
   return c;
 }
 
-// By (expert, source, token), each expert's rows padded with zeros.
+// In the order (expert, source, token), each expert's rows padded with zeros.
 static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
   sy_counts counts = SWITCHYARD_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &counts));
@@ -146,7 +147,7 @@ static void normal(const Rank* me, sy_layout layout) {
   if (layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR) {
     check_expert_major(me, &v);
     check_sums(me, me->out[0], 1, 0);
-  } else {  // once per rank that the token went to
+  } else {  // once per rank to which the token was sent
     float out[kMaxTokens * kHidden];
     read_back(out, me->out[0], sizeof out);
     for (int64_t t = 0; t < kTokens[me->rank]; ++t) {
@@ -160,7 +161,7 @@ static void normal(const Rank* me, sy_layout layout) {
   CHECK_OK(sy_group_barrier(me->group));
 }
 
-// The ledger of an expert-major dispatch, its rows as the experts' answers.
+// The ledger of an expert-major dispatch, with its rows as the experts' answers.
 static void ledger(const Rank* me) {
   const sy_normal_config by_expert = normal_config(SWITCHYARD_LAYOUT_EXPERT_MAJOR, 1);
   sy_ledger_config config = SWITCHYARD_LEDGER_CONFIG_INIT;
@@ -278,7 +279,7 @@ static void low_latency(const Rank* me) {
   CHECK_OK(sy_group_barrier(me->group));
 }
 
-// Memory that kernels cannot use is refused before anything is enqueued; the peer is told.
+// Memory that kernels cannot use is refused before anything is enqueued; the peer gets an error.
 static void host_pointer(const Rank* me) {
   const sy_low_latency_config config = low_latency_config();
   sy_low_latency* exchange = NULL;

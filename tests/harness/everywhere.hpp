@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds and workers of the suites that run twice: ranks as threads, and (SWITCHYARD_TEST_RANKS=processes) as forked processes.
+// Worlds and workers of the suites that run twice: with ranks as threads, and (SWITCHYARD_TEST_RANKS=processes) as forked
+// processes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,8 +35,8 @@ inline bool all_workers_wanted() {
   return text != nullptr && std::string(text) == "all";
 }
 
-/// Whether the n-th of the worlds below has this kind of workers: two kinds per world, in sanitizer builds one; there, if
-/// `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and nothing has more.
+/// Whether the n-th of the worlds below uses this kind of workers: two kinds per world, one in sanitizer builds. In sanitizer
+/// builds with `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and larger worlds have none.
 constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   if (!kSanitizer) return kind % 3 == n % 3;
   if (!more_at_random) return kind % 3 == n % 3 && (kind >= 3) == (n % 2 == 1);
@@ -43,10 +44,10 @@ constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   return n == kWorldOf[kind];
 }
 
-/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, immediate and deferred copies: some of these six
-/// kinds per world, so that all six and all worlds occur. `more_at_random`: the mode has random calls, too, of up to 8 ranks,
-/// which stand for its larger worlds in sanitizer builds, where these would take half of the time. CUDA: 1, 2 or 3
-/// multiprocessors, or what SWITCHYARD_TEST_SMS says.
+/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, with immediate and deferred copies: some of these
+/// six kinds per world, so that all six and all worlds occur. `more_at_random`: the mode also has random calls of up to 8
+/// ranks, which replace its larger worlds in sanitizer builds, where these would take half of the time. CUDA: 1, 2 or 3
+/// multiprocessors, or the value of SWITCHYARD_TEST_SMS.
 inline std::vector<Where> everywhere(bool more_at_random = false) {
   std::vector<Where> all;
   int n = 0;
@@ -62,7 +63,7 @@ inline std::vector<Where> everywhere(bool more_at_random = false) {
   return all;
 }
 
-/// As many ranks as there may be; on GPUs as many as have streams of their own, 12 on each.
+/// Maximum number of ranks; on GPUs limited to 12 per GPU, the number that have streams of their own.
 inline int many_ranks() {
 #if defined(SWITCHYARD_TEST_CUDA)
   return std::min(switchyard::kMaxRanks, 12 * gpus_of_suite());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mismatches as data: ranks are threads or processes, so they collect texts and the test asserts that there are none.
+// Mismatches as data: ranks are threads or processes, so they collect texts, and the test asserts that there are none.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace harness {
 
-/// One rank's mismatches. The first few are kept, the rest counted.
+/// One rank's mismatches. The first few are kept, the others counted.
 class Failures {
  public:
   explicit Failures(std::string who = {}) : who_(std::move(who)) {}
@@ -30,7 +30,7 @@ class Failures {
     if (!ok) add(what);
     return ok;
   }
-  /// Element by element; `actual` may be any range with size() and [].
+  /// Compares element by element; `actual` may be any range with size() and [].
   template <class A, class B>
   bool equal_range(const A& expected, const B& actual, const std::string& name) {
     if (!equal(expected.size(), actual.size(), name + " size")) return false;

@@ -41,7 +41,7 @@ void run_body(Group& group, const Fleet& fleet, const RankBody& body, Failures& 
   }
 }
 
-/// A directory for the store's socket, gone with this object.
+/// A directory for the store's socket, removed with this object.
 class StoreDirectory {
  public:
   StoreDirectory() {
@@ -58,7 +58,7 @@ class StoreDirectory {
   std::string path_;
 };
 
-/// What a child tells its parent: its failures, then one zero byte to say that it came to its end.
+/// Reports a child's result to its parent: its failures, then a zero byte as the end mark.
 void report(int fd, const std::vector<std::string>& failures) {
   std::string text;
   for (const auto& f : failures) text += f + "\n";
@@ -70,8 +70,8 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
-/// On GPUs: ranks of a host by name share a GPU, and others have another, as on machines of their own. NCCL takes this process
-/// for one of that machine, and goes over its network.
+/// On GPUs: ranks with the same host name share a GPU, and other hosts use another one, as on separate machines. NCCL treats
+/// this process as running on that machine, and uses its network.
 void place_on_gpu(int rank, int world, switchyard::GroupOptions& options) {
   if constexpr (kBackend == switchyard::Backend::cuda) {
     if (!spans_hosts(world)) return;
@@ -81,7 +81,7 @@ void place_on_gpu(int rank, int world, switchyard::GroupOptions& options) {
   }
 }
 
-/// One rank of a group of processes, from joining to leaving. Returns its failures.
+/// Runs one rank of a group of processes, from joining to leaving. Returns its failures.
 std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string& store, const std::string& token,
                                  const RankBody& body) {
   Failures failures("rank " + std::to_string(rank));
@@ -96,14 +96,14 @@ std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string
   return failures.take();
 }
 
-/// In a process that is a rank already. A smaller group leaves the other members out.
+/// Runs in a process that already is a rank. A smaller group excludes the other members.
 std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const RankBody& body) {
   if (fleet.world > team.world()) return {"more ranks than the team of " + std::to_string(team.world()) + " has"};
   const bool here = team.rank() < fleet.world;
   return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
 }
 
-/// Reads until the pipe closes or the deadline passes. True if the child came to its end.
+/// Reads until the pipe closes or the deadline passes. Returns true if the child reached its end.
 bool collect(int fd, Clock::time_point deadline, std::string& text) {
   char buffer[4096];
   while (true) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory of a rank. Each input is a block of its own, of its exact size, so that AddressSanitizer sees its ends.
+// Host memory of a rank. Each input is a block of its own with its exact size, so that AddressSanitizer detects accesses beyond
+// its ends.
 #include <cstdlib>
 #include <cstring>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads, whatever a rank is.
+// Ranks of any kind as threads.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace harness {
 
-/// body(0) to body(n - 1), each on a thread of its own. Returns when all have ended; nothing may leave a body.
+/// Runs body(0) to body(n - 1), each on a thread of its own. Returns when all have ended; no exception may leave a body.
 template <class Body>
 void on_threads(size_t n, const Body& body) {
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors as data, and deadlines of tests about them.
+// Errors as data, and deadlines of tests about errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace harness {
 
-/// How a call ended.
+/// Result of a call.
 struct Outcome {
   switchyard::ErrorCode code = switchyard::ErrorCode::ok;
   int failed_rank = -1;                                      ///< PeerFailed
@@ -38,21 +38,21 @@ inline Outcome outcome_of(const std::function<void()>& call) {
   return o;
 }
 
-/// The error of the call that all ranks made wrong, whoever noticed first.
+/// Returns the error of the call that all ranks made wrongly, on whichever rank it was detected first.
 inline switchyard::ErrorCode cause_of(const Outcome& o) {
   return o.code == switchyard::ErrorCode::peer_failed ? o.reason : o.code;
 }
 
-/// For messages.
+/// Text for messages.
 inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
 
-/// Deadline of a test that waits for it: short beside the patience of whoever runs it, long beside the pauses that a loaded
-/// machine imposes on a rank. Ranks meet before the call that is to fail, so that only its own lateness counts.
+/// Deadline of tests that wait for it to pass: short for the person who runs them, long compared with the pauses that a loaded
+/// machine imposes on a rank. Ranks meet before the failing call, so that only its own lateness counts.
 inline constexpr std::chrono::milliseconds kSoon{1200};
 
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
 
-/// It ended so, with a text that has `part`.
+/// Expects this code and a text that contains `part`.
 inline void expect_text(const Outcome& found, switchyard::ErrorCode code, const std::string& part) {
   EXPECT_EQ(code_name(found.code), code_name(code)) << found.text;
   EXPECT_NE(found.text.find(part), std::string::npos) << "'" << found.text << "' should contain '" << part << "'";
@@ -66,8 +66,8 @@ inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, 
   return o;
 }
 
-/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that
-/// hangs after a fault hangs the test.
+/// Runs `body` per rank and returns the outcome of each. Every rank's objects are destroyed before it returns, so a destructor
+/// that hangs after a fault hangs the test.
 inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& options,
                                      const std::function<void(switchyard::Group&)>& body) {
   auto groups = switchyard::Group::in_process(world, options);
@@ -76,7 +76,7 @@ inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& 
   return all;
 }
 
-/// Every rank must learn of it: by its own comparison, or from the first one that compared.
+/// Every rank must get the error, by its own comparison or from the first rank that compared.
 inline void expect_mismatch(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
 }

@@ -20,7 +20,7 @@ std::string first_difference(const char* what, int64_t first, switchyard::DType 
 }
 
 void random_delay(int max_us, uint64_t seed, int rank, uint64_t step) {
-  constexpr uint64_t kDelays = 0xDE1A7;  // a stream of random numbers of its own
+  constexpr uint64_t kDelays = 0xDE1A7;  // a separate stream of random numbers
   const uint64_t bits = oracle::mix(seed ^ kDelays, static_cast<uint64_t>(rank), step);
   if (max_us <= 0 || bits % 3 == 0) return;
   std::this_thread::sleep_for(std::chrono::microseconds(bits / 3 % static_cast<uint64_t>(max_us)));

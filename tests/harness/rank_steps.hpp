@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank does around its calls, whatever the mode: gives inputs, fetches results, meets the others, comes late, and
-// compares what a call says that it moved.
+// Steps of a rank around its calls in any mode: passes inputs, fetches results, meets the other ranks, arrives late, and
+// compares reported traffic.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace harness {
 
 inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// Rows of `hidden` elements; "" if they are equal. Else the first difference: `what`, the number of the row (of the first one:
-/// `first`), and the column.
+/// Compares rows of `hidden` elements; returns "" if they are equal, else the first difference: `what`, the number of the row
+/// (counted from `first`), and the column.
 std::string first_difference(const char* what, int64_t first, switchyard::DType type, int64_t hidden, const void* expected,
                              const void* got, int64_t elements);
 
-/// Sleeps up to `max_us` microseconds, in a third of all cases not at all. The time depends on the other arguments.
+/// Sleeps up to `max_us` microseconds, in a third of all cases not at all. The other arguments determine the time.
 void random_delay(int max_us, uint64_t seed, int rank, uint64_t step);
 
 class RankSteps {
@@ -30,7 +30,7 @@ class RankSteps {
   RankSteps(switchyard::Group& group, Failures& failures)
       : group_(group), f_(failures), memory_(rank_memory(group)), rank_(idx(group.rank())) {}
 
-  /// As the backend wants its inputs; see RankMemory::give.
+  /// Converts an input for the backend; see RankMemory::give.
   template <class T>
   const T* give(const T* host, size_t count) {
     return static_cast<const T*>(memory_.give(host, count * sizeof(T)));
@@ -45,7 +45,7 @@ class RankSteps {
     memory_.read(to.data(), from, idx(count) * sizeof(T));
     return to;
   }
-  /// Options of a call: the rank's stream, and on a GPU so many multiprocessors.
+  /// Options of a call: the rank's stream and, on a GPU, `num_sms` multiprocessors.
   template <class Options>
   Options on_stream(Options options, int num_sms) const {
     options.stream = memory_.stream();
@@ -53,11 +53,11 @@ class RankSteps {
     return options;
   }
 
-  /// Ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait for
-  /// this rank.
+  /// For ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait
+  /// for this rank.
   void meet();
   void come_late(int max_us, uint64_t seed) { random_delay(max_us, seed, group_.rank(), calls_++); }
-  /// What the call before moved: `rows` of `row_bytes` each.
+  /// Checks the traffic of the previous call: `rows` of `row_bytes` each.
   void check_traffic(const switchyard::CallStatistics& stats, const oracle::Traffic& rows, uint64_t row_bytes);
 
   switchyard::Group& group_;

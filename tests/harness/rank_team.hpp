@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process per rank for many tests in turn: W processes run the same tests in step, each as one rank of every group. A process
-// that uses a GPU takes a second or two to start, longer beside others, and a suite has hundreds of groups.
+// Reuses one process per rank for many tests: W processes run the same tests in step, each as one rank of every group. A
+// process that uses a GPU takes a second or two to start, longer when several start at once, and a suite has hundreds of
+// groups.
 //
 //   int main(int argc, char** argv) {
 //     testing::InitGoogleTest(&argc, argv);
 //     return harness::run_tests_in_teams();   // run_processes (fleet.hpp) finds its team by itself
 //   }
 //
-// Members must do the same: tests may not depend on time, on the process or on what a body did in another process.
+// Members must run identically: tests may not depend on time, on the process or on side effects of a body in another process.
 #pragma once
 
 #include <functional>
@@ -18,22 +19,22 @@ namespace harness {
 
 class RankTeam {
  public:
-  /// `folder` is for sockets and lines. `meet` is called with a round's number when this member has written its file of it; it
-  /// returns when all members have written theirs.
+  /// `folder` is for sockets and lines. `meet` is called with a round's number after this member has written its file of that
+  /// round; it returns when all members have written theirs.
   RankTeam(int rank, int world, std::string folder, std::function<void(int round)> meet);
-  /// The team this process is a member of, or null.
+  /// The team of this process, or null.
   static RankTeam* mine();
 
   int rank() const { return rank_; }
   int world() const { return world_; }
-  /// Where the group of this round meets.
+  /// Rendezvous address of this round's group.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
-  /// Ends a round: waits for all members and returns all their lines in rank order, the same to each of them. A member that is
-  /// at another test is one more line.
+  /// Ends a round: waits for all members and returns all their lines in rank order, equal on each of them. A member that runs
+  /// another test adds one more line.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
-  /// Lines of `rank` in this round.
+  /// File with the lines of `rank` in this round.
   std::string file(int rank) const;
 
  private:
@@ -43,17 +44,17 @@ class RankTeam {
   int round_ = 1;
 };
 
-/// Instead of RUN_ALL_TESTS, before this process has threads: tests whose name says W<n>_ run in n processes, one world after
-/// the other, all other tests in this process. Filters and shards apply. Only rank 0 of a team prints, unless only another one
-/// failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes
-/// (SWITCHYARD_TEST_DEADLINE_S: ten times that), ends its team and fails the program.
+/// Replaces RUN_ALL_TESTS; call it before this process has threads. Tests whose name contains W<n>_ run in n processes, one
+/// world after the other, all other tests in this process. Filters and shards apply. Only rank 0 of a team prints, unless only
+/// another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes (with
+/// SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and fails the program.
 int run_tests_in_teams();
 
 /// Whether mpirun started this process as a member of a team: SWITCHYARD_TEST_TEAM names its folder
 /// (tests/multiproc/mpirun.sh).
 bool is_member_of_launcher();
-/// Instead of RUN_ALL_TESTS, in such a process: the tests of as many ranks as mpirun started processes, which are those whose
-/// name says so, and those that say AnyWorld. Returns 1 if there are none.
+/// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose name specifies the number of processes that
+/// mpirun started, and those with AnyWorld. Returns 1 if there are none.
 int run_tests_as_member();
 
 }  // namespace harness

@@ -14,7 +14,7 @@ namespace {
 
 double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1.0p-53; }
 
-/// One expert, by weights 1 / (e + 1)^skew over [low, high).
+/// Draws one expert from [low, high), with weights 1 / (e + 1)^skew.
 int64_t draw(uint64_t bits, int low, int high, double skew) {
   if (high <= low) return -1;
   if (skew == 0) return low + static_cast<int64_t>(bits % static_cast<uint64_t>(high - low));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routings of the tests, made from a seed; shares no code with src/routing.
+// Routings of the tests, generated from a seed; shares no code with src/routing.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ enum class Routing {
   one_rank,     ///< all tokens of all ranks to the experts of the last rank that has any
   one_expert,   ///< every route to the middle expert: K duplicates per token
   round_robin,  ///< (t * K + k) mod E
-  duplicates,   ///< experts drawn with repetition from few
-  own_rank,     ///< only the rank's own experts (none: no expert): nothing crosses
+  duplicates,   ///< experts drawn with repetition from a small set
+  own_rank,     ///< only the rank's own experts (none: no expert): no row leaves the rank
   single_peer,  ///< rank r sends only to rank r + 1: every other pair is empty
 };
 inline constexpr Routing kAllRoutings[] = {Routing::uniform,     Routing::zipf,       Routing::one_rank, Routing::one_expert,
@@ -31,9 +31,9 @@ struct RoutingShape {
 /// tokens lose all their routes. Ids beyond int32 occur only if `wide`.
 std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens,
                               int drop_percent = 0, bool wide = false);
-/// Weights [tokens, topk] in (-0.5, 1): not normalised, some negative, some tiny.
+/// Weights [tokens, topk] in (-0.5, 1): not normalized, some negative, some tiny.
 std::vector<float> make_weights(uint64_t seed, int rank, int64_t tokens, int topk);
-/// Softmax of random numbers: those of a token are positive and sum to 1.
+/// Softmax of random numbers: the weights of a token are positive and sum to 1.
 std::vector<float> make_probabilities(uint64_t seed, int rank, int64_t tokens, int topk);
 
 }  // namespace harness

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of a mode, one after the other on one group. A Case is what the mode describes and what must come of it; its header
-// declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`: the body of one rank, on an
-// object of its own.
+// Runs cases of a mode, one after the other, on one group. A Case contains the mode's input and the expected results; its
+// header declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`: the body of one rank,
+// with an object of its own.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace harness {
 struct CaseInfo {
   std::string name;  ///< appears in every mismatch
   int world;
-  uint64_t first_epoch;  ///< what the object numbers its calls from
-  size_t heap_bytes;     ///< that the object needs
+  uint64_t first_epoch;  ///< number of the object's first call
+  size_t heap_bytes;     ///< heap bytes that the object needs
 };
 
 template <class Case>
@@ -28,13 +28,13 @@ void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.set_context(info.name + ", construction");
   const size_t before = group.heap_used();
   switchyard::detail::number_calls_from(group, info.first_epoch);
-  constexpr int64_t kRoundBytes[] = {1, 1500, 20000, int64_t{4} << 20};  // from a row at a time to all at once
+  constexpr int64_t kRoundBytes[] = {1, 1500, 20000, int64_t{4} << 20};  // from one row at a time to all at once
   switchyard::detail::cross_in_rounds_of(group, kRoundBytes[std::hash<std::string>()(info.name) % std::size(kRoundBytes)]);
   run_object(group, c, failures);
   failures.equal(before, group.heap_used(), "heap_used after destruction");
 }
 
-/// Heap that a group needs to run these, one after the other.
+/// Heap that a group needs to run these cases one after the other.
 template <class Case>
 size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
   size_t bytes = 0;

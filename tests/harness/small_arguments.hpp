@@ -17,7 +17,7 @@ struct SmallArguments {
   explicit SmallArguments(int rank, int num_experts = kExperts) {
     for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + rank) % num_experts));
   }
-  /// What an object of these sizes needs.
+  /// Sets the sizes of a config to those of these arguments.
   template <class Config>
   static Config sized(Config c) {
     c.hidden = kHidden;
@@ -29,7 +29,8 @@ struct SmallArguments {
   switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
   switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
 
-  /// Token 2, k = 1 has `id`, which is neither -1 nor an expert; all others choose experts. Of any rank, for ever.
+  /// Ids in which token 2, k = 1 has `id`, which is neither -1 nor an expert; all others are experts. For any rank; never
+  /// freed.
   template <int64_t id>
   static switchyard::ExpertIds ids_with() {
     using Id = std::conditional_t<id == static_cast<int32_t>(id), int32_t, int64_t>;
@@ -41,7 +42,7 @@ struct SmallArguments {
     }();
     return switchyard::ExpertIds::of(all.data(), kTokens, kTopk);
   }
-  static constexpr int64_t kWideId = (int64_t{1} << 32) + 3;  ///< whose low half is an expert
+  static constexpr int64_t kWideId = (int64_t{1} << 32) + 3;  ///< its low half is an expert
 
   std::vector<int32_t> ids;
   std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);

@@ -3,9 +3,9 @@
 """Every header compiles alone.
 
   public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
-            One that speaks of Error brings it: callers can catch what it documents
+            A header that documents Error includes it, so that callers can catch it
   internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
-            Headers that include CUDA's are checked only where CUDA's are installed; the others' names are printed. A header that a
+            Headers that include CUDA's are checked only if CUDA's are installed; otherwise their names are printed. A header that a
             source of the build includes before all others has been compiled alone there, and is not compiled again
   cuda      those of the internal headers that include CUDA's
   baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
@@ -33,7 +33,7 @@ def compilers(names):
 
 
 def public_jobs(build):
-    """(what, command, text to compile)"""
+    """Yields (what, command, text to compile)."""
     cxx = [compilers(["g++"])] + [c for c in [shutil.which("clang++") or shutil.which("clang++-14")] if c]
     cc = [compilers(["gcc"])] + [c for c in [shutil.which("clang") or shutil.which("clang-14")] if c]
     print("compilers:", *cxx, *cc)
@@ -54,12 +54,12 @@ def public_jobs(build):
 
 
 def layers_of(build):
-    """(view, folder) of each layer."""
+    """Returns (view, folder) of each layer."""
     return [line.split() for line in (build / "view" / "layers.txt").read_text().splitlines()]
 
 
 def included_first(build):
-    """The headers that sources of the build include before all others."""
+    """Returns the headers that sources of the build include before all others."""
     sources = {Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())}
     found = set()
     for path in sources:
@@ -77,7 +77,8 @@ def internal_jobs(build):
         for path in sorted((ROOT / "src" / folder).rglob("*.hpp")):
             name = path.relative_to(ROOT / "src").as_posix()
             inner = any(path.is_relative_to(ROOT / "src" / other) for _, other in layers if len(other) > len(folder))
-            # -inl.hpp is compiled once per instruction set, with macros of its own; a header of a sub-layer is checked with that.
+            # -inl.hpp is compiled once per instruction set, with macros of its own; a header of a sub-layer is checked with
+            # that sub-layer.
             if name.endswith("-inl.hpp") or inner or name in compiled:
                 continue
             command = [compiler, "-xc++", "-std=c++20", "-DHWY_SHARED_DEFINE", "-DSWITCHYARD_HAS_GPU_CODE=0", "-Wall", "-Wextra", "-Werror",
@@ -118,7 +119,8 @@ def baseline_jobs(build):
 
 
 def compile_alone(job):
-    """("", output) if the text compiles, else what failed: "cuda" if that is a header of CUDA that is not installed."""
+    """Returns ("", output) if the text compiles, else the kind of failure: "cuda" for a header of CUDA that is not
+    installed."""
     name, command, text = job
     run = subprocess.run([*command, "-fsyntax-only", "-"], input=text, capture_output=True, text=True, check=False)
     if run.returncode == 0:

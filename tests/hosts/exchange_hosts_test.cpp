@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode over several hosts: what goes wrong in it, and what other suites do not ask. What it computes: the suites of
-// tests/modes/normal, which run over hosts, too.
+// Normal mode over several hosts: faults in it, and cases that other suites do not cover. Its results: the suites of
+// tests/modes/normal, which also run over hosts.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -31,12 +31,12 @@ std::vector<WatchedCall> direct_calls() {
   return calls;
 }
 
-// --- A rank that does not come: here, on another host, or standing for the others
+// --- A rank that does not make the call: on the same host, on another one, or a proxy of others
 
 class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SilentOverHosts, IsNamedByAll) {
-  // The last of a host, one that stands for two ranks or for three, and one that stands for nobody.
+  // The last of a host, a proxy for two ranks or for three, and a rank that is no proxy.
   for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}})
     expect_named_when_silent(GetParam(), hosts, silent);
 }
@@ -44,13 +44,13 @@ TEST_P(SilentOverHosts, IsNamedByAll) {
 INSTANTIATE_TEST_SUITE_P(Hosts, SilentOverHosts, testing::ValuesIn(direct_calls()),
                          [](const auto& c) { return std::string(c.param.name); });
 
-// --- A process that is killed while rows are under way
+// --- A process that is killed while rows are in flight
 
 class KilledOverHosts : public testing::TestWithParam<int> {};
 
 TEST_P(KilledOverHosts, IsNamedByAll) { expect_named_when_killed<NormalRig>(GetParam()); }
 
-#if !defined(__SANITIZE_THREAD__)  // which sees one process
+#if !defined(__SANITIZE_THREAD__)  // which checks one process only
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledOverHosts, testing::Range(0, 8));
 #else
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledOverHosts);
@@ -81,7 +81,7 @@ TEST(OverHosts, OtherOptionsAreFound) {
   expect_mismatch(all);
 }
 
-/// No room for rows on one rank is an error of all that they survive, also of those on other hosts.
+/// A rank without room for rows causes an error that all ranks survive, including those on other hosts.
 TEST(OverHosts, ARankWithoutRoomEndsTheCallEverywhere) {
   const auto all = outcomes(4, options_on("a,b", std::chrono::seconds(600)), [&](Group& group) {
     NormalRig rig(group);
@@ -146,7 +146,7 @@ std::vector<std::vector<std::byte>> combined(const Case& c, const char* hosts) {
   return all;
 }
 
-/// per_rank and per_route do not depend on hosts; per_host does, and on one host is per_route or per_rank.
+/// per_rank and per_route do not depend on hosts; per_host does, and on one host equals per_route or per_rank.
 TEST(OverHosts, BitsOfOrders) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     Scenario s;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// News of ranks of other hosts reach whoever asks for them in the order in which they came, also those that came before anybody
-// asked.
+// Reports about ranks of other hosts are delivered in the order of their arrival, including those that arrived before the first
+// query.
 #include "bootstrap/mesh/far_ranks.hpp"
 
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trials of faults between hosts, many of each kind: groups of four processes on two hosts of which something is killed,
-// stopped or cut off while they exchange rows. All others must end with a typed error that names a rank that is to blame, and
-// no process may stay. A few groups meet with the same fault side by side.
+// Trials of faults between hosts, many of each kind: groups of four processes on two hosts in which something is killed,
+// stopped or cut off while they exchange rows. All others must end with a typed error that names a rank at fault, and no
+// process may remain. A few groups get the same fault concurrently.
 //
-// SWITCHYARD_FAULT_TRIALS: trials of each kind (default 2; the release tier 100). Each test prints how many went as they
-// should. A program of its own: it moves to a network namespace.
+// SWITCHYARD_FAULT_TRIALS: trials of each kind (default 2; the release tier 100). Each test prints the number of trials that
+// ended as expected. A separate program, because it moves to a network namespace.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -43,13 +43,13 @@ void call_once(int trial, int call, Group& group, harness::NormalRig& rig) {
     group.barrier();
 }
 
-/// What happens to a group, and how the calls of all others end.
+/// A fault in a group, and the expected end of all other ranks' calls.
 struct Fault {
   const char* name;
   const char* code;
-  std::chrono::milliseconds timeout;  ///< of the calls
-  bool of_network;  ///< hosts are network namespaces, and ranks make one call after "go"; else by name, calls without end
-  std::vector<int> (*victims)(int trial);  ///< ranks that do not come to an end
+  std::chrono::milliseconds timeout;  ///< timeout of the calls
+  bool of_network;  ///< hosts are network namespaces, and ranks make one call after "go"; else hosts by name, endless calls
+  std::vector<int> (*victims)(int trial);  ///< ranks that do not reach their end
 };
 
 /// One group.
@@ -67,12 +67,12 @@ class Trial {
   void await_all(const char* line) {
     for (int r = 0; r < kWorld; ++r) EXPECT_TRUE(ranks_.wait_until_said(r, line, kLong)) << line << " of rank " << r;
   }
-  /// Waits until all others have said how their calls ended.
+  /// Waits until all others have reported how their calls ended.
   void await_ends() {
     for (int r = 0; r < kWorld; ++r)
       if (!is_victim(r)) ranks_.wait_until_said_first(r, "ended ", kLong);
   }
-  /// Lets all others go and kills the victims. "", or what was not as it should be.
+  /// Lets all others end and kills the victims. Returns "", or a description of the failure.
   std::string finish() {
     for (const int r : victims_) ranks_.kill(r);
     ranks_.tell_all("end");
@@ -113,7 +113,7 @@ class Trial {
   }
 
   bool is_victim(int rank) const { return std::find(victims_.begin(), victims_.end(), rank) != victims_.end(); }
-  /// A victim, or where the network is to blame a rank of the other host.
+  /// A victim or, if the network is at fault, a rank of the other host.
   bool blames_rightly(const RankEnd& end) const {
     for (int blamed = -1; blamed < kWorld; ++blamed) {
       const bool right = fault_.code == std::string("ok")
@@ -133,9 +133,9 @@ class Trial {
 };
 using Batch = std::vector<std::unique_ptr<Trial>>;
 
-/// Runs the trials of a kind; `strike` does to the groups of a batch what is to happen, after all of them have met.
+/// Runs the trials of a kind; `strike` applies the fault to the groups of a batch after all of them have met.
 void run_trials(const Fault& fault, const std::function<void(Batch&, int trial)>& strike) {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a rank left behind would become ours
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a rank leaves behind become children of this one
   const int trials = static_cast<int>(harness::from_environment("SWITCHYARD_FAULT_TRIALS", 2));
   int good = 0, orphans = 0;
   std::chrono::milliseconds longest{0};
@@ -162,7 +162,7 @@ void run_trials(const Fault& fault, const std::function<void(Batch&, int trial)>
             << " processes left, all told after at most " << longest.count() << " ms\n";
 }
 
-/// Between 0 and 5 ms after the ranks have met: anywhere in a call.
+/// Waits between 0 and 5 ms after the ranks have met, which is anywhere in a call.
 void wait_a_moment(int trial) {
   ::usleep(static_cast<useconds_t>(harness::Draw(static_cast<uint64_t>(trial) + 1).between(0, 5000)));
 }
@@ -198,7 +198,7 @@ class NetworkTrials : public testing::Test {
   void SetUp() override {
     if (!Networks::get().problem().empty()) GTEST_SKIP() << Networks::get().problem();
   }
-  /// The network loses everything for two seconds, from just before the call on.
+  /// The network drops everything for two seconds, starting just before the call.
   static void lose_everything(Batch& batch, int) {
     Networks::get().cut();
     for (auto& each : batch) each->ranks().tell_all("go");

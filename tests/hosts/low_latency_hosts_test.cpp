@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts: what goes wrong in it, calls in two halves, and what other suites do not ask. What it
-// computes: the suites of tests/modes/low_latency, which run over hosts, too.
+// Low-latency mode over several hosts: faults in it, calls in two halves, and cases that other suites do not cover. Its
+// results: the suites of tests/modes/low_latency, which also run over hosts.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -24,7 +24,7 @@ using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::LowLatencyExchange;
 
-// --- A rank that does not come: one that stands for another, for three, and for nobody
+// --- A rank that does not make the call: a proxy of one rank, of three, and of none
 
 class SilentInLowLatency : public testing::TestWithParam<WatchedCall> {};
 
@@ -43,13 +43,13 @@ std::vector<WatchedCall> some_calls() {
 INSTANTIATE_TEST_SUITE_P(Hosts, SilentInLowLatency, testing::ValuesIn(some_calls()),
                          [](const auto& c) { return std::string(c.param.name); });
 
-// --- A process that is killed while rows are under way
+// --- A process that is killed while rows are in flight
 
 class KilledInLowLatency : public testing::TestWithParam<int> {};
 
 TEST_P(KilledInLowLatency, IsNamedByAll) { expect_named_when_killed<LowLatencyRig>(GetParam()); }
 
-#if !defined(__SANITIZE_THREAD__)  // which sees one process
+#if !defined(__SANITIZE_THREAD__)  // which checks one process only
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledInLowLatency, testing::Range(0, 4));
 #else
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledInLowLatency);
@@ -63,7 +63,7 @@ struct Pair {
   void (*there)(LowLatencyRig&);  ///< host 1
 };
 
-/// Calls of one object are told apart by what the ranks tell of them.
+/// Calls of one object are distinguished by the data that the ranks announce.
 TEST(LowLatencyOverHosts, OtherCallsAreFound) {
   const Pair pairs[] = {
       {"kind", [](LowLatencyRig& rig) { rig.dispatch(); }, [](LowLatencyRig& rig) { rig.combine(); }},
@@ -92,8 +92,8 @@ TEST(LowLatencyOverHosts, RowsOfOtherDispatchesAreFound) {
 
 // --- Calls in two halves
 
-/// Some ranks receive before, others behind a call of another object, also those that stand for others: what was sent is passed
-/// on when a rank makes another call.
+/// Some ranks receive before a call of another object, others after it, including proxies: sent data is forwarded when a rank
+/// makes another call.
 TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
     LowLatencyRig first(group), second(group);
@@ -113,7 +113,7 @@ TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   }));
 }
 
-/// Two calls under way at a time, received in either order.
+/// Two calls in flight at a time, received in either order.
 TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
   expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
     LowLatencyRig first(group), second(group);
@@ -137,7 +137,7 @@ TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
   }));
 }
 
-/// A sending half waits for nobody, whatever the others do; rows are more than sockets hold.
+/// A sending half never waits, whatever the others do; the rows exceed the capacity of sockets.
 TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();
   c.hidden = 1 << 18;
@@ -165,7 +165,7 @@ TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   }));
 }
 
-/// An object that goes with a half that nobody receives leaves nothing behind that the next call would use.
+/// An object destroyed with an unreceived half leaves nothing behind that the next call would use.
 TEST(LowLatencyOverHosts, ObjectsMayGoBetweenTheHalves) {
   expect_all_ok(outcomes(2, options_on("a,b", 60s), [&](Group& group) {
     LowLatencyRig other(group);
@@ -178,7 +178,7 @@ TEST(LowLatencyOverHosts, ObjectsMayGoBetweenTheHalves) {
   }));
 }
 
-// --- What needs one host
+// --- Operations that need one host
 
 TEST(LowLatencyOverHosts, WholeExchangesAndOutputsOfOtherHostsAreRefused) {
   std::vector<switchyard::LowLatencyOutput> together(2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of two networks meet: what the names of a machine and a firewall between the hosts do to that. Where this user may make
-// no networks the tests are skipped and say so.
+// Rendezvous of ranks of two networks: the effect of a machine's names and of a firewall between the hosts. Skipped with a
+// message if this user cannot create networks.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
@@ -28,7 +28,7 @@ class MeetingHosts : public testing::Test {
   }
 };
 
-/// False in a chroot whose root is a plain folder: mounts cannot be kept from other processes there.
+/// False in a chroot whose root is a plain folder: there, mounts cannot be hidden from other processes.
 bool root_is_a_mount_point() {
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line; std::getline(mounts, line);) {
@@ -39,7 +39,7 @@ bool root_is_a_mount_point() {
   return false;
 }
 
-/// Machines with names of their own, which be_called() gives them.
+/// Machines with names of their own, set by be_called().
 class MeetingNamedHosts : public MeetingHosts {
  protected:
   void SetUp() override {
@@ -68,8 +68,8 @@ void be_called(const std::string& name, const std::string& hosts) {
   ChildRank::require(made, std::string("names of a machine: ") + std::strerror(errno));
 }
 
-/// Machine 0 is `first` and knows itself by `own`; the other knows its address. Rank r is on machine
-/// machines[r], and says that it is at the place of letter r of `places`.
+/// Machine 0 is named `first`, which it resolves to `own`; the other one resolves it to its address. Rank r is on machine
+/// machines[r], and sets letter r of `places` as its host name.
 std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
                                   int hosts) {
   return ForkedRanks(static_cast<int>(machines.size()),
@@ -107,7 +107,7 @@ TEST_F(MeetingNamedHosts, SeveralHostsOfThatMachineReachEachOtherToo) {
 }
 
 TEST_F(MeetingNamedHosts, NamesThatAreNotItsOwnStayWhereTheyAre) {
-  // Rank 0 listens on loopback, where the other machine does not reach it.
+  // Rank 0 listens on loopback, where the other machine cannot reach it.
   ForkedRanks ranks(2, [](ChildRank& me) {
     Networks::get().enter(me.rank());
     be_called(me.rank() == 0 ? "zeroth" : "second",

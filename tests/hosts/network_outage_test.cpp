@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A network between two hosts that loses everything for a while. Where this user may make none the tests are skipped and say
-// so.
+// A network between two hosts that drops everything for a while. Skipped with a message if this user cannot create networks.
 #include <gtest/gtest.h>
 
 #include "harness/outcome.hpp"
@@ -14,8 +13,8 @@ using namespace std::chrono_literals;
 using harness::Outcome;
 using harness::outcome_of;
 
-/// Four ranks, two on each host, meet without being told where they are. Once the network has been cut they call barrier();
-/// `after` says what else happens; how the call of each ended is in its words.
+/// Four ranks, two on each host, meet without configured hosts. After the network was cut they call barrier(); `after` runs
+/// further events; each rank's words report how its call ended.
 std::vector<RankEnd> barrier_without_network(GroupOptions options, const std::function<void(ForkedRanks&)>& after) {
   const Networks& networks = Networks::get();
   options.heap_bytes = size_t{1} << 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts whose ranks are processes, over loopback: they meet, carry bytes, and notice who dies, stops, leaves,
-// aborts or calls something else. Deadlines are beyond this program's time limit, except where one is waited for.
+// Groups of several hosts whose ranks are processes, over loopback: they meet, transfer bytes, and detect ranks that die, stop,
+// leave, abort or make other calls. Deadlines exceed this program's time limit, except where a test waits for one.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -95,7 +95,7 @@ std::vector<unsigned char> receive_all(int fd, size_t bytes) {
   return all;
 }
 
-/// Twice: each call makes new sockets. Ranks with more to send than a socket takes send in turn.
+/// Twice: each call makes new sockets. Ranks with more to send than a socket accepts send in turn.
 TEST_P(ProcessHosts, AreConnectedByRails) {
   const Place place(GetParam().store);
   expect_all_ok(run_ranks(GetParam().world, [&](ChildRank& me) {
@@ -123,7 +123,7 @@ TEST_P(ProcessHosts, AreConnectedByRails) {
 INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts, testing::ValuesIn(kHosts),
                          [](const auto& d) { return std::string(d.param.name); });
 
-/// Two processes, each of which is a host of two ranks: threads that join by themselves.
+/// Two processes, each of which is a host of two ranks: threads that join separately.
 TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   const Place place("127.0.0.1");
   expect_all_ok(run_ranks(2, [&](ChildRank& me) {
@@ -144,7 +144,7 @@ TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   }));
 }
 
-/// One body for all ranks of "a,a,b,b"; a rank says how its call ended.
+/// One body for all ranks of "a,a,b,b"; a rank reports how its call ended.
 void say(ChildRank& me, const Outcome& o) {
   me.say(harness::code_name(o.code) + " rank " + std::to_string(std::max(o.failed_rank, o.report.awaited_rank)) + ": " +
          o.text);
@@ -197,7 +197,7 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
     });
     say(me, o);
     me.require(static_cast<int>(o.reason) == 77, "the reason given");
-    me.await("end");  // no rank leaves before all have heard
+    me.await("end");  // no rank leaves before all were notified
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", 5s));
   ranks.tell_all("end");
@@ -205,7 +205,7 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end << all_said(end);
 }
 
-/// Runs `after` in the parent once all ranks have met and said so; ranks then call barrier() and say how it ended.
+/// Runs `after` in the parent once all ranks have met and reported it; ranks then call barrier() and report how it ended.
 std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::function<void(ForkedRanks&)>& after,
                                      const std::vector<int>& absent) {
   const Place place("127.0.0.1");
@@ -258,7 +258,7 @@ TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
   const auto ends = run_ranks(4, [&](ChildRank& me) {
     Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options_of("a,a,b,b"));
     group.barrier();
-    if (me.rank() == 3) return;  // in order
+    if (me.rank() == 3) return;  // an orderly leave
     const Outcome o = outcome_of([&] { group.barrier(); });
     say(me, o);
   });
@@ -271,7 +271,7 @@ TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
   }
 }
 
-/// It keeps what others need of it, and they go on.
+/// Its data remains available to the others, which continue.
 TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
   const Place place("127.0.0.1");
   for (int round = 0; round < 10; ++round) {
@@ -285,7 +285,7 @@ TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
   }
 }
 
-/// Ranks 2 and 3 of "a,a,b,b".
+/// Stops ranks 2 and 3 of "a,a,b,b" while `body` runs.
 template <class Body>
 void while_host_1_stands_still(ForkedRanks& ranks, const Body& body) {
   for (const int r : {2, 3}) ranks.kill(r, SIGSTOP);
@@ -293,7 +293,7 @@ void while_host_1_stands_still(ForkedRanks& ranks, const Body& body) {
   for (const int r : {2, 3}) ranks.kill(r, SIGCONT);
 }
 
-/// A rank that stands still says nothing: as a network that loses everything.
+/// A stopped rank sends nothing, like a network that drops everything.
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
                                     [&](ForkedRanks& ranks) {
@@ -310,7 +310,7 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   }
 }
 
-/// By its own host and by others; and a wait for a rank that runs is taken for one for it.
+/// A stopped rank is detected by its own host and by others; a wait for a running rank is attributed to the stopped one.
 TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(3, [&](ChildRank& me) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts whose ranks are threads of one process: what they can reach, and what they refuse.
+// Groups of several hosts whose ranks are threads of one process: the memory and ranks that they reach, and the operations that
+// they refuse.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
@@ -71,7 +72,7 @@ TEST_P(ThreadHosts, MeetAndGather) {
   for (const Outcome& o : all) EXPECT_EQ(shown(o), "ok: ");
 }
 
-/// Every rail socket leads to the rank that it is for, carries bytes both ways and does not block.
+/// Every rail socket leads to its rank, transfers bytes in both directions and does not block.
 TEST_P(ThreadHosts, AreConnectedByRails) {
   const auto all = outcomes(GetParam().world, options_of(GetParam().host), [&](Group& group) {
     auto& link = *group.impl().bootstrap;
@@ -139,7 +140,7 @@ TEST(ThreadHostsFaults, DifferentCallsAreNamedAcrossHosts) {
   }
 }
 
-/// All ranks refuse alike, and the group goes on.
+/// All ranks refuse alike, and the group stays usable.
 TEST(ThreadHostsRefusals, NameTheHostsAndWhatToUse) {
   const auto all = outcomes(3, options_of("a,a,b"), [&](Group& group) {
     switchyard::NormalConfig rings;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# torchrun.sh TORCHRUN: the commands of docs/how_to/hosts.md for torchrun, each on a host of its own: node1 and node2 are network
-# namespaces with names of their own and a bridge between them. Switchyard is what TORCHRUN's Python imports. Exit status 77, with
-# the reason: this user may make no such hosts.
+# torchrun.sh TORCHRUN: runs the torchrun commands of docs/how_to/hosts.md, each on a host of its own: node1 and node2 are
+# network namespaces with names of their own and a bridge between them. Uses the switchyard that TORCHRUN's Python imports. Exit
+# status 77, with the reason, if this user cannot create such hosts.
 set -euo pipefail
 torchrun=$(realpath -s "${1:?torchrun.sh TORCHRUN}")
 page=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/how_to/hosts.md")
@@ -28,7 +28,7 @@ for n in 1 2; do
   ip -n "node$n" link set eth0 up
   ip -n "node$n" link set lo up
 done
-# node1 knows itself by loopback, as Debian writes it.
+# node1 resolves its own name to loopback, as on Debian.
 printf '127.0.0.1 localhost\n127.0.1.1 node1\n10.77.0.2 node2\n' >"$folder/hosts1"
 printf '127.0.0.1 localhost\n127.0.1.1 node2\n10.77.0.1 node1\n' >"$folder/hosts2"
 
@@ -48,7 +48,7 @@ assert group.all_gather(bytes([group.rank])) == [bytes([r]) for r in range(8)]
 dist.destroy_process_group()
 END
 
-# on N COMMAND: as node N.
+# on N COMMAND: runs COMMAND as node N.
 on() {
   ip netns exec "node$1" unshare --uts --mount sh -c \
     "hostname node$1 && mount --bind '$folder/hosts$1' /etc/hosts && exec \"\$@\"" sh "${@:2}"
@@ -56,7 +56,7 @@ on() {
 mapfile -t commands < <(grep -E '^torchrun --nnodes 2 .* program\.py$' "$page")
 [[ ${#commands[@]} == 2 ]] || { echo "FAIL: the page has ${#commands[@]} such commands, expected 2"; exit 1; }
 
-# try PROGRAM: all processes end well.
+# try PROGRAM: all processes must succeed.
 try() {
   local pids=() n words
   for n in 1 2; do

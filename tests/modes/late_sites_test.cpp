@@ -31,23 +31,23 @@ using switchyard::detail::Site;
 using switchyard::detail::site_name;
 
 constexpr std::chrono::milliseconds kDelay{100};
-/// A rank that the machine stops just then begins to wait this much later. The call is made again if it was more.
+/// A rank that is descheduled at that moment begins to wait later, by at most this. Otherwise the call is repeated.
 constexpr std::chrono::milliseconds kTolerance{20};
 constexpr int kMostTrials = 20;
 
-/// Which ranks wait for the late flag.
+/// The ranks that wait for the late flag.
 enum class Waiting { others, own_rank };
 
 struct LateSite {
   Site site;
-  Event wait;        ///< its span
-  std::string call;  ///< of watched_calls.hpp, or one of more_calls()
+  Event wait;        ///< span of the wait
+  std::string call;  ///< name in watched_calls.hpp or more_calls()
   Waiting waiting = Waiting::others;
   const char* host = "";  ///< GroupOptions::host
 };
 std::ostream& operator<<(std::ostream& out, const LateSite& c) { return out << site_name(c.site) << " in " << c.call; }
 
-/// A ledger whose rows are no multiple of 16 bytes: a flag follows them.
+/// A ledger whose rows are not multiples of 16 bytes, so that a flag follows them.
 std::shared_ptr<const LedgerCase> odd_rows(int world) {
   LedgerScenario s;
   s.problem.world = world;
@@ -61,7 +61,7 @@ std::shared_ptr<const LedgerCase> odd_rows(int world) {
 std::vector<WatchedCall> more_calls() {
   constexpr auto make = [](Group& group) { return NormalRig(group, NormalRig::config(Staging::direct, Layout::expert_major)); };
   constexpr auto dispatch = [](NormalRig& rig, const Watch& watch) { watch([&] { rig.dispatch(); }); };
-  // Rows outside the heap are copied into it, and pulled from there.
+  // Rows outside the heap are copied into it and pulled from there.
   constexpr auto by_rank = [](Group& group) { return NormalRig(group, NormalRig::config()); };
   constexpr auto own_rows = [](NormalRig& rig, const Watch& watch) {
     const auto d = rig.dispatch();
@@ -114,10 +114,10 @@ std::vector<LateSite> late_sites() {
   return all;
 }
 
-/// Sites of which no warp waits for a flag.
+/// Sites at which no warp waits for a flag.
 const std::set<Site> kNobodyWaits = {
-    Site::none,         // words that are looked at in waits for others
-    Site::local_sends,  // a counter: the last warp to arrive goes on, and the others have left
+    Site::none,         // words that are read in waits for other sites
+    Site::local_sends,  // a counter: the last warp to arrive continues, and the others have left
 };
 
 class LateSites : public testing::TestWithParam<LateSite> {};
@@ -126,13 +126,13 @@ class LateSites : public testing::TestWithParam<LateSite> {};
 double longest_wait(const Trace& trace, const LateSite& c, int rank, int late) {
   double longest = 0;
   for (const auto& s : trace.slices())
-    // The bootstrap does not say for whom a barrier waits.
+    // The bootstrap does not report the rank that a barrier waits for.
     if (s.rank == rank && s.name == event_info(c.wait).name && (s.arg == late || c.site == Site::barrier))
       longest = std::max(longest, s.duration_us * 1e-3);
   return longest;
 }
 
-/// Makes the call with one late flag. \returns what is missing, by rank
+/// Makes the call with one late flag. \returns the missing spans, by rank
 std::string missing_spans(const LateSite& c, int late) {
   constexpr int kWorld = 3;
   const WatchedCall call = call_named(c.call);
@@ -145,12 +145,12 @@ std::string missing_spans(const LateSite& c, int late) {
   tracks.events_per_track = 1 << 10;
   Trace trace(kWorld, tracks);
   const auto all = outcomes(kWorld, options, [&](Group& group) {
-    if (group.rank() == late) switchyard::detail::defer_copies(group);  // its objects have the arch CpuLate
+    if (group.rank() == late) switchyard::detail::defer_copies(group);  // its objects use the arch CpuLate
     call.tell(group, [&](const std::function<void()>& make) {
       group.barrier();
       if (group.rank() == late) lateness_of_site.arm(c.site, kDelay);
       group.set_trace(&trace);
-      if (group.rank() == late && c.site == Site::barrier) lateness_of_site.before(Site::barrier);  // no flag in the heap
+      if (group.rank() == late && c.site == Site::barrier) lateness_of_site.before(Site::barrier);  // has no flag in the heap
       make();
       group.set_trace(nullptr);
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the traces of real calls say on the CPU: every byte that crosses a link is in some span, waits end where sums begin, and
-// a track that is too short keeps the end of the run.
+// Traces of real calls on the CPU: every byte that crosses a link is in some span, waits end where sums begin, and a track that
+// is too short keeps the end of the run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ void expect_all_ok(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Payload that the ranks say crossed links, by the phases that carry it, and in the spans of these phases.
+/// Payload over links as reported by the ranks, by the phases that transport it, and in the spans of these phases.
 struct Crossed {
   std::atomic<uint64_t> told{0};
   std::map<std::string, uint64_t> traced(const Trace& trace) const {
@@ -55,14 +55,14 @@ struct Crossed {
   }
 };
 
-/// For calls that bring rows as they are.
+/// Config of calls that send rows unchanged.
 switchyard::LowLatencyConfig plain_rows() {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();
   c.scales = switchyard::ScaleKind::none;
   return c;
 }
 
-/// Runs `body` on all ranks while they record. It adds what last_call() says.
+/// Runs `body` on all ranks while they record. It adds the values of last_call().
 std::map<std::string, uint64_t> traced_bytes(uint64_t& told, const std::function<void(Group&, Crossed&)>& body) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -166,7 +166,7 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
   });
   EXPECT_GT(told, 0u);
   EXPECT_EQ(traced.at("return_segments"), told);
-  EXPECT_EQ(traced.size(), 2u);  // and send_rows of the dispatch
+  EXPECT_EQ(traced.size(), 2u);  // the other is send_rows of the dispatch
 }
 
 TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
@@ -182,7 +182,7 @@ TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
   EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), told);
 }
 
-/// Every worker's spans of a call, which has all kinds of work; a wait that found everything there is no span.
+/// Every worker has spans of a call with all kinds of work; a wait that was already satisfied has no span.
 TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -220,7 +220,7 @@ std::vector<TraceRecord> records_of(const Trace& trace, int rank, int track) {
   return all;
 }
 
-/// Whether a call has to wait for rows is up to the machine: calls are made until one has.
+/// Whether a call has to wait for rows depends on the machine: calls are made until one has.
 TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   constexpr int kMostCalls = 20000;
   auto options = options_with(60s);
@@ -244,7 +244,7 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
       }
       group.barrier();
       const bool enough = seen;
-      group.barrier();  // all have looked
+      group.barrier();  // all have read `seen`
       if (enough) break;
       if (group.rank() == 0) trace.clear();
       group.barrier();
@@ -253,8 +253,8 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   EXPECT_TRUE(seen) << "no call of " << kMostCalls << " waited for rows";
 }
 
-/// How long one rank is late: much longer than a call takes on this machine now, so that the others wait for it and for nobody
-/// else. Collective; `call` makes a call.
+/// Delay of the late rank: much longer than a call currently takes on this machine, so that the others wait for it and for no
+/// other rank. Collective; `call` makes a call.
 using Slowest = std::atomic<std::chrono::nanoseconds::rep>;
 std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::function<void()>& call) {
   for (int i = 0; i < 4; ++i) {
@@ -269,8 +269,9 @@ std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::fun
   return std::max<std::chrono::nanoseconds>(40ms, std::chrono::nanoseconds(4 * slowest.load()));
 }
 
-/// Waits of the ranks other than `late`, by phase: those that name it. Of the long ones, more than half of what it was late,
-/// "long" name it, and "others" another rank, which must be few: the machine may stop any rank for a while.
+/// Waits of the ranks other than `late` that name it, by phase. Of the long waits, of more than half of its delay, "long"
+/// counts those that name it, and "others" those that name another rank, which must be few: the machine may stop any rank for a
+/// while.
 std::map<std::string, int> waits_for(const Trace& trace, int late, std::chrono::nanoseconds delay) {
   std::map<std::string, int> named;
   for (const auto& s : trace.slices()) {
@@ -285,8 +286,8 @@ void expect_late_named(std::map<std::string, int> named, int wanted) {
   EXPECT_LE(named["others"] * 4, named["long"]) << named["others"] << " long waits name a rank that was not late";
 }
 
-/// One rank is late in every call. Whether others see it enter before its rows are there is up to the machine: calls are made
-/// until they have.
+/// One rank is late in every call. Whether its entry is observed before its rows arrive depends on the machine: calls are made
+/// until both have occurred.
 TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   constexpr int kLate = 2, kMostRounds = 50;
   const auto options = options_with(60s);
@@ -324,11 +325,11 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   expect_late_named(named, 4 * rounds);
 }
 
-/// Every token has rows of all ranks, and the rows of the late one, the last by number, take a while after it has come: a guess
-/// would be the first.
+/// Every token has rows of all ranks, and the rows of the late rank, the last by number, take a while after its entry: a guess
+/// would name the first.
 TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
   constexpr int kLate = 2, kCalls = 4;
-  for (const int64_t hidden : {8192, 8191}) {  // rows that tell by themselves, and others
+  for (const int64_t hidden : {8192, 8191}) {  // sentinel rows, and others
     SCOPED_TRACE(hidden);
     LedgerScenario s;
     s.problem.world = kWorld;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of threads and processes: who is let in, who is missed, and what the others learn when a rank dies.
+// Rendezvous of threads and processes: admitted ranks, missing ranks, and the reports to the others when a rank dies.
 #include "bootstrap/bootstrap.hpp"
 
 #include <fcntl.h>
@@ -148,7 +148,7 @@ TEST_P(ProcessRanks, MeetExchangeAndLeave) {
   const auto& [world, kind] = GetParam();
   const Place place(kind);
   const auto ends = run_ranks(world, [&](ChildRank& me) {
-    // Twice in a row at the same place: a rank may come back before rank 0 listens again.
+    // Twice in a row at the same address: a rank may return before rank 0 listens again.
     for (int group = 0; group < 2; ++group) {
       const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
       me.require(link->rank() == me.rank() && link->world() == me.world() && !link->same_process(), "identity");
@@ -227,7 +227,7 @@ TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
 
 // ---- death ----
 
-/// All ranks join and watch; then `victim` ends in the way that `end` gives. The others must hear of exactly that.
+/// All ranks join and watch; then `victim` ends in the way that `end` specifies. The others must be notified of exactly that.
 void expect_death_is_told(
     const Place& place, const std::function<void(ForkedRanks&, int)>& end,
     const std::function<void(ChildRank&)>& before = [](ChildRank&) {}) {
@@ -254,7 +254,7 @@ void expect_death_is_told(
     while (deaths == 0) ::usleep(1000);
     me.require(who == kVictim && deaths == 1, "one death, of the victim");
     me.say("told");
-    me.await("end");  // so that nobody is gone for another reason
+    me.await("end");  // so that no rank ends for another reason
     link->leave();
     me.require(deaths == 1, "no more deaths");
   });
@@ -277,7 +277,7 @@ TEST(Death, IsToldThoughAChildOfTheRankHoldsItsSockets) {
         if (me.rank() != 1) return;
         if (::fork() != 0) return;
         try {
-          me.await("never");  // outlives the rank: until the parent tells the rank something, or ends
+          me.await("never");  // outlives the rank: until the parent sends the rank a line, or ends
         } catch (const std::exception&) {
         }
         ::_exit(0);
@@ -298,7 +298,7 @@ TEST(Death, OrderlyLeavingIsNone) {
     } catch (const PeerFailed& error) {
       me.require(error.rank() == 2, std::string("named: ") + error.what());
     }
-    // The other waiting rank is told at the same time and may leave first, which is none either.
+    // The other waiting rank is notified at the same time and may leave first, which is no death either.
     me.require(deaths == 0, "no deaths");
   }));
 }
@@ -341,7 +341,7 @@ TEST(Processes, ARankOutOfStepIsAMismatch) {
       if (me.rank() == 1) link->all_gather("ab", 2, all, kLong);
       me.require(false, "different calls must not match");
     } catch (const Error& error) {
-      // Whoever notices first leaves, and the other may hear of that first.
+      // The rank that notices first leaves, and the other may be notified of that first.
       me.require(error.code() == ErrorCode::mismatch || error.code() == ErrorCode::peer_failed, error.what());
       if (error.code() == ErrorCode::mismatch)
         me.require(std::string(error.what()).find("same calls") != std::string::npos, error.what());

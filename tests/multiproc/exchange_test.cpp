@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and
-// nothing stays.
+// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and no
+// resources remain.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -55,7 +55,7 @@ std::set<std::string> named_memory() {
   return names;
 }
 
-/// Shared mappings of this process that have no name in any file system.
+/// Shared mappings of this process without a name in any file system.
 int anonymous_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -63,7 +63,7 @@ int anonymous_segments() {
   return count;
 }
 
-/// Calls until one fails, and says how.
+/// Makes calls until one fails, and returns its outcome.
 Outcome exchange_until_failure(Group& group, Staging staging) {
   return outcome_of([&] {
     NormalRig rig(group, NormalRig::config(staging));
@@ -77,7 +77,7 @@ void expect_named(const Outcome& o, int rank, Failures& f) {
   f.check(failed || timed_out, std::string("ended with ") + switchyard::to_string(o.code) + ": " + o.text);
 }
 
-/// A rank is killed in the middle of its calls, at another moment each time.
+/// A rank is killed in the middle of its calls, at a different moment each time.
 TEST(Killed, OthersNameItAndNothingStays) {
   const auto before = named_memory();
   for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -124,8 +124,7 @@ TEST(Killed, WhileFormingTheObject) {
 
 class AKilledProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// In a call of any mode, while the others wait for it or still make the calls before. Deadlines are beyond this program's
-/// limit.
+/// In a call of any mode, while the others wait for it or still make the previous calls. Deadlines exceed this program's limit.
 TEST_P(AKilledProcess, IsNamedByTheOthers) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -164,7 +163,7 @@ TEST(Killed, TwoAtOnce) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// An exception that nobody catches ends the process without a word.
+/// An uncaught exception ends the process without a report.
 TEST(Killed, ByAnUncaughtException) {
   const auto failures = run_processes(
       fleet_of(2, 20s),
@@ -173,7 +172,7 @@ TEST(Killed, ByAnUncaughtException) {
           NormalRig rig(group);
           rig.round();
           if (group.rank() == 0) {
-            ::close(2);  // the runtime's message
+            ::close(2);  // hides the runtime's message
             std::thread([] { throw 1; }).join();
           }
           rig.round();
@@ -184,11 +183,11 @@ TEST(Killed, ByAnUncaughtException) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Alive but not running: only the deadline tells. When it runs again it learns that it was given up.
+/// Alive but not running: only the deadline detects it. When it runs again it is notified that it was given up.
 class Stopped : public testing::TestWithParam<Staging> {};
 
 TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
-  int pids[2];  // rank 1 tells rank 0 its process id
+  int pids[2];  // rank 1 sends rank 0 its process id
   ASSERT_EQ(::pipe(pids), 0);
   const auto failures = run_processes(fleet_of(2, kSoon), [&](Group& group, Failures& f) {
     NormalRig rig(group, NormalRig::config(GetParam()));
@@ -199,7 +198,7 @@ TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
       const Outcome o = outcome_of([&] {
         while (true) rig.round();
       });
-      // It may have waited for rank 0 when it was stopped, and find its own deadline passed.
+      // It may have been waiting for rank 0 when it was stopped, and find its own deadline passed.
       f.check(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, o.text);
       return;
     }
@@ -233,7 +232,7 @@ TEST(Left, InOrderButTooEarly) {
 
 class ALeavingProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// Its own code throws, and its objects and its Group are destroyed on the way out. Deadlines are beyond this program's limit.
+/// Its own code throws, and its objects and its Group are destroyed during unwinding. Deadlines exceed this program's limit.
 TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -253,11 +252,11 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Its objects and its Group stay until its peers have ended. Deadlines are beyond this program's limit.
+/// Its objects and its Group live until its peers have ended. Deadlines exceed this program's limit.
 TEST_P(ALeavingProcess, IsNoticedWhileItsObjectsLive) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
-  int ended[2];  // the others tell rank 1
+  int ended[2];  // the others notify rank 1
   ASSERT_EQ(::pipe(ended), 0);
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
     GetParam().tell(group, [&](const std::function<void()>& call) {
@@ -294,7 +293,7 @@ TEST(Left, WhileOthersReceiveTheLastCall) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// What a child inherits, and destroys when it ends.
+/// Objects that a child inherits, and destroys when it ends.
 struct Inherited {
   std::vector<Group> groups;
   std::vector<NormalRig> normal;
@@ -302,7 +301,7 @@ struct Inherited {
   std::vector<switchyard::Dispatched> rows;
   std::vector<switchyard::RegisteredMemory> registered;
   ~Inherited() { clear(); }
-  void clear() {  // in the order that objects and groups ask for
+  void clear() {  // in the order required by objects and groups
     registered.clear();
     rows.clear();
     low_latency.clear();
@@ -311,8 +310,8 @@ struct Inherited {
   }
 };
 
-/// Forks a child that ends by exit(), with destructors of static objects, after `first`. False if it did not end, or by a
-/// signal.
+/// Forks a child that, after `first`, ends by exit(), with destructors of static objects. Returns false if it did not end, or
+/// ended by a signal.
 bool child_exits(const std::function<void()>& first) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -401,7 +400,7 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
     rigs[r] = std::make_unique<NormalRig>(kept.groups[r]);
     rigs[r]->round();
   });
-  std::thread waits([&] { kept.groups[1].barrier(); });  // waits where a child must not destroy what it waits on
+  std::thread waits([&] { kept.groups[1].barrier(); });  // waits on an object that a child must not destroy
   std::this_thread::sleep_for(50ms);
   EXPECT_TRUE(child_exits([] {}));
   kept.groups[0].barrier();
@@ -411,7 +410,7 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
   kept.groups.clear();
 }
 
-/// Leaving in order after the last common call disturbs nobody, in whatever order.
+/// An orderly leave after the last common call disturbs no other rank, in any order.
 TEST(Left, InOrderWhenDone) {
   const auto failures = run_processes(fleet_of(4, 20s), [&](Group& group, Failures&) {
     NormalRig rig(group);
@@ -448,7 +447,7 @@ TEST(Deadlines, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The rank that failed stays until the others have ended: only its abort tells them. The deadline is beyond this program's
+/// The failed rank lives until the others have ended: they are notified only by its abort. The deadline exceeds this program's
 /// time limit.
 TEST(Misuse, EndsSetUpCallsOfThePeers) {
   int ended[2];  // a byte of each peer

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as forked processes, for tests: start them, talk to them, kill them, and learn how each of them ended.
+// Ranks as forked processes, for tests: start them, communicate with them, kill them, and get the exit status of each.
 //
 //   ForkedRanks ranks(3, [&](ChildRank& me) {
 //     auto group = Group::connect(me.rank(), me.world(), store, token);
 //     me.say("joined");
-//     me.await("go");                                  // what the parent tells
+//     me.await("go");                                  // a line that the parent sends
 //     me.require(group.size() == 3, "size");           // throws; so may anything else
 //   });
 //   ranks.wait_until_said(2, "joined", 20s);
@@ -13,7 +13,7 @@
 //   const auto ends = ranks.finish(30s);               // kills what still runs at the deadline
 //   EXPECT_TRUE(ends[0].ok()) << ends[0];
 //
-// Fork before the parent has threads. GoogleTest assertions inside a child reach no one: use me.require or throw.
+// Fork before the parent has threads. GoogleTest assertions inside a child are not reported: use me.require or throw.
 #pragma once
 
 #include <fcntl.h>
@@ -45,7 +45,7 @@ namespace switchyard::test {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// What a rank's body sees of the parent.
+/// The parent, as seen by a rank's body.
 class ChildRank {
  public:
   ChildRank(int rank, int world, int to_parent, int from_parent)
@@ -53,16 +53,16 @@ class ChildRank {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  /// One line to the parent.
+  /// Sends one line to the parent.
   void say(std::string line) const {
     line += '\n';
     for (size_t done = 0; done < line.size();) {
       const ssize_t n = ::write(to_parent_, line.data() + done, line.size() - done);
-      if (n < 0 && errno != EINTR) ::_exit(98);  // the parent is gone
+      if (n < 0 && errno != EINTR) ::_exit(98);  // the parent has ended
       if (n > 0) done += static_cast<size_t>(n);
     }
   }
-  /// Waits until the parent has told exactly this line; lines come in order.
+  /// Waits until the parent has sent exactly this line; lines arrive in order.
   void await(const std::string& expected) const {
     std::string line;
     for (char c = 0;;) {
@@ -82,11 +82,11 @@ class ChildRank {
   int rank_, world_, to_parent_, from_parent_;
 };
 
-/// How a rank ended.
+/// Result of a rank.
 struct RankEnd {
   int rank = -1;
   int exit_code = -1;    ///< 0: the body returned; 1: it threw; -1: ended by a signal
-  int signal = 0;        ///< what ended it, or 0
+  int signal = 0;        ///< signal that ended it, or 0
   bool overdue = false;  ///< still ran at the deadline and was killed
   std::string error;     ///< what() of the exception that left the body
   std::vector<std::string> said;
@@ -130,7 +130,7 @@ class ForkedRanks {
   bool wait_until_said(int rank, const std::string& line, Milliseconds deadline) {
     return wait_until_said(rank, deadline, [&](const std::string& said) { return said == line; });
   }
-  /// As wait_until_said, for a line that begins so.
+  /// Like wait_until_said, for a line with this prefix.
   bool wait_until_said_first(int rank, const std::string& beginning, Milliseconds deadline) {
     return wait_until_said(rank, deadline, [&](const std::string& said) { return said.starts_with(beginning); });
   }
@@ -187,7 +187,7 @@ class ForkedRanks {
     return std::any_of(children_.begin(), children_.end(), [](const Child& child) { return !child.ended; });
   }
 
-  /// Notes a child's end. Its pipe may stay open longer: in a process that the child forked.
+  /// Records a child's end. Its pipe may stay open longer, in a process that the child forked.
   static void reap(Child& child, int flags) {
     int status = 0;
     pid_t pid = 0;
@@ -212,7 +212,7 @@ class ForkedRanks {
       if (::getppid() != parent) ::_exit(98);
       ::close(up[0]);
       ::close(down[1]);
-      for (Child& earlier : children_) earlier = Child();  // their pipes
+      for (Child& earlier : children_) earlier = Child();  // closes their pipes
       run(ChildRank(rank, world(), up[1], down[0]), body);
     }
     Child& child = at(rank);
@@ -223,7 +223,7 @@ class ForkedRanks {
     ::close(up[1]);
     ::close(down[0]);
     ::fcntl(up[0], F_SETFL, O_NONBLOCK);
-    std::signal(SIGPIPE, SIG_IGN);  // a child that ended early
+    std::signal(SIGPIPE, SIG_IGN);  // for a child that ended early
   }
 
   [[noreturn]] static void run(ChildRank me, const Body& body) {
@@ -244,7 +244,7 @@ class ForkedRanks {
     ::_exit(code);
   }
 
-  /// Reads what the children say and notes who ended; waits for at most 50 ms.
+  /// Reads the children's output and records ended children; waits for at most 50 ms.
   void pump(Clock::time_point end) {
     std::vector<pollfd> polls;
     for (const Child& child : children_) {
@@ -286,7 +286,7 @@ class ForkedRanks {
   bool finished_ = false;
 };
 
-/// Runs `body` on every rank and returns how each ended.
+/// Runs `body` on every rank and returns the result of each.
 inline std::vector<RankEnd> run_ranks(int world, const ForkedRanks::Body& body, Milliseconds deadline = Milliseconds{60000}) {
   return ForkedRanks(world, body).finish(deadline);
 }

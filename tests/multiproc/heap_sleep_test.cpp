@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heap of threads and processes gives its memory back and takes it again: what is kept, what is lost, what stays resident.
+// The heap of threads and processes releases its memory and allocates it again: kept, lost and resident parts.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -25,7 +25,7 @@ using test::run_ranks;
 constexpr Milliseconds kLong{60000};
 constexpr size_t kMiB = size_t{1} << 20, kPart = kMiB / 2, kPool = kMiB / 2;
 
-/// `body` throws Error(invalid_argument) with `part` in its text.
+/// Expects `body` to throw Error(invalid_argument) with `part` in its text.
 template <class Body>
 void expect_invalid(const std::string& part, const Body& body) {
   try {
@@ -38,7 +38,7 @@ void expect_invalid(const std::string& part, const Body& body) {
   ChildRank::require(false, "an error with '" + part + "'");
 }
 
-/// Words of a segment from `first` on, another value in each.
+/// Fills the words of a segment from `first` on, each with a different value.
 void fill(const HeapView& view, int owner, size_t first, size_t end, uint64_t seed) {
   for (size_t at = first; at < end; at += 8) *reinterpret_cast<uint64_t*>(view.base[owner] + at) = seed + at;
 }
@@ -48,7 +48,7 @@ void require_filled(const HeapView& view, int owner, size_t first, size_t end, u
       ChildRank::require(false, what + " of rank " + std::to_string(owner) + " at " + std::to_string(at));
 }
 
-/// Bytes of a segment that the system may turn into huge pages by itself, whatever is in them: flag "hg" of their mappings.
+/// Bytes of a segment that the system may turn into huge pages on its own, for any content: flag "hg" of their mappings.
 size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(base), last = first + bytes;
   std::ifstream maps("/proc/self/smaps");
@@ -68,7 +68,7 @@ size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   return sum;
 }
 
-/// Kept ranges that begin and end inside pages, of blocks and of a pool; everything else is zero after wake, seen by all ranks.
+/// Kept ranges that begin and end inside pages, of blocks and of a pool; everything else is zero after wake, on all ranks.
 void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
   const HeapView& view = heap.view();
   const size_t whole = heap.allocate(10000, 64), part = heap.allocate(kPart, 4096, 8200), none = heap.allocate(kPool, 64, 0);
@@ -85,7 +85,7 @@ void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
     heap.sleep(link, heap.kept(), kLong);
     ChildRank::require(heap.asleep(), "asleep");
     link.barrier(kLong);
-    // The header is there for whoever has to say that something failed.
+    // The header stays available for ranks that must report a failure.
     auto* const header = reinterpret_cast<HeapHeader*>(view.base[(link.rank() + 1) % link.world()]);
     ChildRank::require(header->abort_word == 0, "the header can be read");
     std::vector<unsigned char> pages(view.bytes / page_bytes());

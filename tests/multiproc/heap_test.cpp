@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap of threads and processes: the same object everywhere, errors instead of signals, nothing left behind.
+// Symmetric heap of threads and processes: the same object on all ranks, errors instead of signals, no leftovers.
 #include "heap/heap.hpp"
 
 #include <dirent.h>
@@ -44,7 +44,7 @@ std::unique_ptr<Bootstrap> join(const ChildRank& me, const std::string& store) {
   return connect_processes({me.rank(), me.world(), store, "token"}, kLong);
 }
 
-/// The error of `body`: its code, and its text if `text` is given.
+/// Returns the error code of `body`, and its text if `text` is given.
 template <class Body>
 ErrorCode error_of(const Body& body, std::string* text = nullptr) {
   try {
@@ -71,7 +71,7 @@ TEST(OffsetAllocator, FirstFitAndCoalescing) {
   EXPECT_FALSE(allocator.allocate(129, 64)) << "two blocks that do not touch are not one";
   EXPECT_EQ(allocator.allocate(64, 64), at[1]) << "the first block that fits";
   allocator.release(at[1]);
-  allocator.release(at[2]);  // joins both neighbours
+  allocator.release(at[2]);  // joins both neighbors
   EXPECT_EQ(allocator.usage().largest_free, 384u);
   EXPECT_EQ(allocator.allocate(384, 64), at[1]);
   for (const size_t i : {size_t{4}, size_t{0}, size_t{1}}) allocator.release(at[i]);
@@ -96,7 +96,7 @@ TEST(OffsetAllocator, RandomCallsKeepBlocksDisjointAlignedAndCounted) {
   std::mt19937 random(7);
   constexpr size_t kBegin = 4096, kEnd = 1 << 20;
   OffsetAllocator allocator(kBegin, kEnd), twin(kBegin, kEnd);
-  std::map<size_t, size_t> held;  // the oracle: offset -> bytes asked
+  std::map<size_t, size_t> held;  // the oracle: offset -> requested bytes
   int failures = 0;
   for (int i = 0; i < 20000; ++i) {
     if (random() % 5 < 3) {
@@ -167,7 +167,7 @@ TEST(Heap, MoreThanTheMachineHasIsAnErrorThatNamesSizes) {
 
 // ---- threads ----
 
-/// Every rank writes a cell in every segment; every rank checks its own. Alignment and zero are part of it.
+/// Every rank writes a cell in every segment; every rank checks its own. Also checks alignment and zero initialization.
 void exercise(Bootstrap& link, SymmetricHeap& heap) {
   const auto require = [](bool condition, const char* what) {
     if (!condition) throw std::runtime_error(what);
@@ -244,7 +244,7 @@ TEST(Heap, AForkDoesNotInheritTheSegments) {
 
 // ---- processes ----
 
-/// How often a segment is mapped in a process, or -1 without that process.
+/// Number of mappings of segments in a process, or -1 if the process does not exist.
 int mapped_segments(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   if (!maps) return -1;
@@ -297,7 +297,7 @@ TEST(HeapOfProcesses, OutlivesAKilledRankAndDisappearsWithTheLastOne) {
     me.say("mapped");
     me.await("rank 1 is dead");
     me.require(*heap->view().at(1, cell) == 101, "the dead rank's memory is still there");
-    *heap->view().at(1, cell + 1 + me.rank()) = 7;  // and may be written: no signal
+    *heap->view().at(1, cell + 1 + me.rank()) = 7;  // and is writable: no signal
     me.say("touched");
     me.await("never");
   });
@@ -323,7 +323,7 @@ TEST(HeapOfProcesses, OneRankWithoutRoomIsAnErrorOnAllThatNamesIt) {
   const auto ends = run_ranks(3, [&](ChildRank& me) {
     const auto link = join(me, store);
     if (me.rank() == 1) {
-      const rlimit small = {kMiB, kMiB};  // would raise SIGXFSZ if it were not checked
+      const rlimit small = {kMiB, kMiB};  // would raise SIGXFSZ if the library did not check it
       me.require(::setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit");
     }
     std::string text;
@@ -380,7 +380,7 @@ TEST(Segment, SignalsDoNotStarveIt) {
   const size_t page = page_bytes(), bytes = 1000 * page + 1;
   size_t done = 0;
   int calls = 0;
-  // As a timer does it: what takes longer than its period is undone.
+  // Simulates a timer: a step that takes longer than its period is undone.
   const auto timer = [&](size_t longest) {
     done = 0;
     calls = 0;
@@ -401,7 +401,7 @@ TEST(Segment, SignalsDoNotStarveIt) {
   EXPECT_LT(calls, 100000);
   EXPECT_EQ(in_parts(bytes, [](size_t, size_t) { return ENOSPC; }), ENOSPC);
 
-  // A real one.
+  // A real timer.
   struct sigaction before {
   }, ignore{};
   ignore.sa_handler = [](int) {};

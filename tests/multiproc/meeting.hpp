@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places where the ranks of a test meet, and what they say about it.
+// Rendezvous addresses of tests, and reports of their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using detail::JoinSpec;
 inline constexpr Milliseconds kLong{60000};
 inline constexpr Milliseconds kShort{300};
 
-/// A new place to meet. Paths lie in a folder that disappears with the object.
+/// A new rendezvous address. Paths are in a folder that is removed with the object.
 class Place {
  public:
   explicit Place(const std::string& kind) {
@@ -65,7 +65,7 @@ inline void expect_ok(const std::vector<RankEnd>& ends) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
 }
 
-/// Three rounds whose content only rank, round and column determine.
+/// Three rounds whose content depends only on rank, round and column.
 inline void exchange_rounds(Bootstrap& link, size_t bytes) {
   for (int round = 0; round < 3; ++round) {
     const auto value = [&](int r, size_t i) {
@@ -84,7 +84,7 @@ inline void exchange_rounds(Bootstrap& link, size_t bytes) {
   }
 }
 
-/// Runs connect_processes and says how it went: "joined", or the error.
+/// Runs connect_processes and reports the result: "joined", or the error.
 inline void say_outcome(ChildRank& me, const JoinSpec& spec, Milliseconds deadline) {
   try {
     const auto link = detail::connect_processes(spec, deadline);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What limits a process: machine, control groups of both versions, address space; read from folders that stand for / here.
+// Memory limits of a process: machine, control groups of both versions, address space; read from folders that replace / in
+// these tests.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -19,7 +20,7 @@ using namespace detail;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-/// A folder of files that stand for /proc and /sys.
+/// A folder of files that replace /proc and /sys.
 class FakeSystem {
  public:
   FakeSystem() {
@@ -65,13 +66,13 @@ TEST(MemoryAvailable, UnderstandsVersionOneAndContainers) {
   system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");  // no limit
   system.put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "100\n");
   EXPECT_EQ(memory_available(system.root()).bytes, UINT64_MAX);
-  system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "70000\n");  // the container sees its group as the mount's root
+  system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "70000\n");  // in a container, its group is the mount's root
   EXPECT_EQ(memory_available(system.root()).bytes, 69900u);
 }
 
 TEST(MemoryAvailable, FindsGroupsByTheirMounts) {
   const FakeSystem system;
-  // A part of the hierarchy, seen at a place of its own with a space in its name; version 2 beside it, elsewhere.
+  // A part of the hierarchy, mounted at a path with a space in its name, and version 2 at another path.
   system.put("/proc/self/mountinfo",
              "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"
              "35 31 0:32 /docker /groups/of\\040memory rw,relatime shared:7 - cgroup cgroup rw,memory\n"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of carriers over MPI. Run by mpirun; each process is two ranks, as threads. Exit status 0 if all was as awaited.
+// The contract of carriers over MPI. Run by mpirun; each process is two ranks, as threads. Exit status 0 if everything is as
+// expected.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -39,7 +40,7 @@ void on_bare_ranks(const Body& body) {
   for (int here = 0; here < kRanksHere; ++here) threads.emplace_back([&, here] { body(process * kRanksHere + here, world); });
   for (std::thread& thread : threads) thread.join();
 }
-/// Gives each a carrier, too.
+/// Like on_bare_ranks, with a carrier for each.
 template <class Body>
 void on_ranks(uint64_t nonce, size_t most_bytes, const Body& body) {
   on_bare_ranks([&](int rank, int world) {
@@ -53,7 +54,7 @@ TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
     on_ranks(kNonce + most, most, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
 }
 
-// Rank 0 sends other sizes than its peers await. None of its bytes is written, in their buffers or behind them.
+// Rank 0 sends other sizes than its peers expect. None of its bytes is written, in their buffers or after them.
 TEST(MpiCarrier, OtherSizesAreUnlike) {
   struct Sizes {
     size_t sent, awaited, most;
@@ -72,7 +73,7 @@ TEST(MpiCarrier, OtherSizesAreUnlike) {
         carrier.share(out);
         std::vector<Leg> legs;
         for (int peer = 1; peer < world; ++peer) legs.push_back({peer, *out, {}});
-        carrier.post(1, legs, nullptr);  // the round may never be done: nobody receives its bytes
+        carrier.post(1, legs, nullptr);  // the round may never finish: no rank receives its bytes
         return;
       }
       Bytes in(std::max(sizes.sent, sizes.awaited) * 2, kUntouched);
@@ -87,7 +88,7 @@ TEST(MpiCarrier, OtherSizesAreUnlike) {
   }
 }
 
-// Nobody sends: the round stays under way, names whom it waits for, and ends by an abort from another thread.
+// No rank sends: the round stays in flight, names the ranks that it waits for, and ends by an abort from another thread.
 TEST(MpiCarrier, AbortEndsRounds) {
   on_ranks(kNonce + 2, 64, [](Carrier& carrier, int rank, int world) {
     Bytes in(5000);
@@ -103,7 +104,7 @@ TEST(MpiCarrier, AbortEndsRounds) {
   });
 }
 
-// What a group left behind is not taken for another's: its tags, or its heads, are others.
+// Leftovers of one group are not mistaken for another's, because its tags or its heads differ.
 TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 3, 100000, [](Carrier& carrier, int rank, int world) {
     const Bytes out(30, std::byte{1});
@@ -113,14 +114,14 @@ TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 4, 100000, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 5); });
 }
 
-/// Memory whose use after its end is a crash.
+/// Memory whose use after its end crashes.
 std::shared_ptr<std::byte> mapped(size_t bytes) {
   void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   return {static_cast<std::byte*>(at), [bytes](std::byte* given) { ::munmap(given, bytes); }};
 }
 
-/// Single bytes between two ranks, by a carrier of their own.
+/// Single bytes between two ranks, over a carrier of their own.
 class Signals {
  public:
   Signals(int rank, uint64_t nonce) : carrier_(make_carrier(rank, nonce, 64)) {}
@@ -137,10 +138,10 @@ class Signals {
   uint64_t round_ = 0;
 };
 
-constexpr size_t kLong = size_t{8} << 20;           // longer than any MPI sends before it is received
+constexpr size_t kLong = size_t{8} << 20;           // longer than any message that MPI sends before it is received
 constexpr int kSender = 0, kReceiver = kRanksHere;  // of two processes
 
-// A carrier ends before its peer receives. The memory that it shares stays until MPI has sent it, and no longer.
+// A carrier ends before its peer receives. The memory that it shares lives until MPI has sent it, and no longer.
 TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   on_bare_ranks([](int rank, int) {
     if (rank != kSender && rank != kReceiver) return;
@@ -173,8 +174,8 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   });
 }
 
-// A carrier ends while it receives, sooner or later, from a peer that is not in MPI meanwhile. What MPI writes later has its
-// memory.
+// A carrier ends while it receives, sooner or later, from a peer that is not in MPI meanwhile. Later writes by MPI still find
+// its memory.
 TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
   uint64_t nonce = kNonce + 300;
   for (const int looks : {0, 1, 3, 20}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous against its enemies: strangers, impostors, broken ranks and broken bytes.
+// The rendezvous against attacks and faults: strangers, impostors, broken ranks and broken bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ namespace {
 using namespace detail;
 using namespace test;
 
-/// Two ranks of two join, while `intrude` does its worst as a third process.
+/// Two ranks of two join, while a third process runs `intrude`.
 std::vector<RankEnd> with_intruder(const std::string& kind,
                                    const std::function<void(ChildRank&, const std::string&)>& intrude) {
   const Place place(kind);
@@ -50,7 +50,7 @@ class Intruders : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
 
 TEST_P(Intruders, WithAnotherTokenIsRefused) {
-  // Over TCP it cannot tell rank 0 from a stranger in its place, and comes again until its deadline.
+  // Over TCP it cannot distinguish rank 0 from a stranger in its place, and retries until its deadline.
   const bool at_once = GetParam() == "path";
   const auto ends = with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
     say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : Milliseconds{1000});
@@ -90,8 +90,8 @@ TEST_P(Intruders, GarbageIsIgnored) {
 }
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
-  // More than rank 0 serves at a time, and than wait in its backlog. Their connections stay open until all is over; the ranks
-  // must not need a handshake deadline of theirs to get past them.
+  // More connections than rank 0 serves at a time, and than wait in its backlog. They stay open until the end; the ranks must
+  // not need a handshake deadline to get past them.
   const auto start = std::chrono::steady_clock::now();
   const Place place(GetParam());
   ForkedRanks processes(3, [&](ChildRank& me) {
@@ -114,8 +114,8 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
   expect_ok(processes.finish(kLong));
 }
 
-/// Strangers hold the place of rank 0 before it comes, and say what only rank 0 may: that the rank is refused, that all has
-/// failed, that it is admitted.
+/// Strangers occupy the address of rank 0 before it listens, and send messages that only rank 0 may send: that the rank is
+/// refused, that everything has failed, that it is admitted.
 TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(3, [&](ChildRank& me) {
@@ -139,7 +139,7 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
       if (lie == 4) connection.queue(FrameKind::progress, encode(Progress{3, 0}));
       if (lie == 5) connection.queue(FrameKind::welcome, encode(Welcome{}));
       connection.flush();
-      while (connection.receive()) ::usleep(1000);  // until the rank goes
+      while (connection.receive()) ::usleep(1000);  // until the rank leaves
     }
     me.say("done");
   });
@@ -149,7 +149,7 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
 }
 
-/// Where a launcher's variables say so, in a folder that is made if it must be.
+/// At the address given by a launcher's variables, in a folder that is created if needed.
 TEST(Rendezvous, RanksMeetAtTheDerivedPlace) {
   const std::string run = random_token();
   const auto ends = run_ranks(2, [&](ChildRank& me) {
@@ -178,7 +178,7 @@ TEST(Rendezvous, AFolderOpenToOthersIsNotUsed) {
   EXPECT_TRUE(said(ends[0], "closed to others")) << all_said(ends[0]);
 }
 
-/// Speaks the protocol by hand, as a rank that knows the token would.
+/// Implements the protocol by hand, like a rank that has the token.
 class HandMadeRank {
  public:
   HandMadeRank(const std::string& store, int rank, int world) : connection_(knock(store), kMaxHandshakeBytes) {
@@ -231,7 +231,7 @@ TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
   EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
 }
 
-/// While ranks 1 and 2 are missing. Both processes hear of each other, long before the deadline.
+/// While ranks 1 and 2 are missing. Both processes are notified of each other, long before the deadline.
 TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   for (const char* const kind : {"path", "abstract", "127.0.0.1"}) {
     const Place place(kind);
@@ -240,7 +240,7 @@ TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   }
 }
 
-/// A rank 0 of another job waits until the place is free.
+/// A rank 0 of another job waits until the address is free.
 TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
   for (const char* const kind : {"path", "127.0.0.1"}) {
     const Place place(kind);
@@ -272,7 +272,7 @@ TEST(Rendezvous, RefusalsAreToldAtTheDeadline) {
 
 TEST(Rendezvous, ARankKilledBeforeTheOthersComeMayComeAgain) {
   const Place place("path");
-  ForkedRanks processes(4, [&](ChildRank& me) {  // 3 is the second life of 1
+  ForkedRanks processes(4, [&](ChildRank& me) {  // 3 is a restarted rank 1
     if (me.rank() == 1) {
       HandMadeRank(place.store(), 1, 3).wait_for(FrameKind::progress);
       me.say("counted");
@@ -318,7 +318,7 @@ TEST(Rendezvous, AStaleSocketFileIsReplacedAndAnotherFileIsNot) {
 }
 
 TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
-  // Rank 3 comes, gets the roster, and ends without connecting to anyone. Nobody may wait for the deadline.
+  // Rank 3 arrives, gets the roster, and ends without connecting to any rank. No rank may wait for the deadline.
   const Place place("127.0.0.1");
   const auto ends = run_ranks(4, [&](ChildRank& me) {
     if (me.rank() < 3) return say_outcome(me, {me.rank(), 4, place.store(), "token"}, kLong);
@@ -328,8 +328,8 @@ TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
 }
 
 TEST(Rendezvous, AllRanksBlameTheSameOne) {
-  // Rank 1 does not listen because, so it says, rank 3 failed. Rank 2, which finds it gone, may say so to rank 0 before or
-  // after that; whom rank 0 then blames, rank 2 blames as well.
+  // Rank 1 does not listen because, according to it, rank 3 failed. Rank 2, which finds it gone, may report that to rank 0
+  // before or after; whichever rank 0 then blames, rank 2 blames as well.
   for (int round = 0; round < 50; ++round) {
     const Place place("path");
     const auto ends = run_ranks(4, [&](ChildRank& me) {
@@ -422,7 +422,7 @@ TEST(Rendezvous, AnotherServiceAtThePortIsNotMistakenForRankZero) {
 }
 
 TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
-  // Rank 2 knows where the others listen. Before it connects it sends them silence, garbage, and every kind of wrong hello.
+  // Rank 2 has the addresses of the others. Before it connects it sends them silence, garbage, and every kind of wrong hello.
   const Place place("path");
   ForkedRanks ranks(3, [&](ChildRank& me) {
     if (me.rank() < 2) {

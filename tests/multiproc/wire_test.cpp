@@ -253,7 +253,7 @@ TEST(Messages, EveryFieldIsUnderTheProof) {
   EXPECT_EQ(judge_mesh_hello(mesh, gate, Nonce{}, 1, greeting), "");
 }
 
-/// Refusal and welcome: of no worth without the token, for another hello, or in place of each other.
+/// Refusal and welcome: invalid without the token, for another hello, or in place of each other.
 TEST(Messages, AnswersToAHelloAreProved) {
   Nonce hello{}, other{};
   other[3] = std::byte{1};

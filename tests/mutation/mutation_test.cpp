@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot see a missing order
-// proves nothing by being green. Each mutant runs one targeted scenario in a forked child. Orders that may be weakened unseen
-// are listed with the reason; if one of them is seen after all, the list is stale and the test fails too.
+// Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot detect a missing order
+// proves nothing by passing. Each mutant runs one targeted scenario in a forked child. Orders whose weakening is undetectable
+// are listed with the reason; if one of them is detected after all, the list is stale and the test fails too.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ using switchyard::detail::Side;
 using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
-constexpr int kRunsOfSurvivor = 6;  // the schedule of a busy machine can hide a race in one run
+constexpr int kRunsOfSurvivor = 6;  // on a busy machine, the schedule can hide a race in one run
 
 enum class Phase {
   dispatch,
@@ -88,7 +88,7 @@ std::string to_string(const Mutant& m) {
 }
 std::ostream& operator<<(std::ostream& out, const Mutant& m) { return out << to_string(m); }
 
-/// Which flags carry something in which call. Every flag is here or in redundant_because.
+/// The flags that publish data in each call. Every flag is listed here or in redundant_because.
 struct Use {
   Site site;
   Phase phase;
@@ -102,7 +102,7 @@ constexpr Use kUses[] = {
     {Site::placement, Phase::dispatch, Staging::ring},
     {Site::rows, Phase::dispatch, Staging::direct},
     {Site::rows, Phase::cached, Staging::direct},
-    {Site::rows, Phase::dispatch_out, Staging::direct},  // rows are copied as they come
+    {Site::rows, Phase::dispatch_out, Staging::direct},  // rows are copied as they arrive
     {Site::local_sends, Phase::dispatch, Staging::direct},
     {Site::local_sends, Phase::cached, Staging::direct},
     {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
@@ -118,7 +118,7 @@ constexpr Use kUses[] = {
     {Site::pulled, Phase::combine_in_place, Staging::direct},
     {Site::ledger_rows, Phase::ledger, Staging::direct},
     {Site::local_sends, Phase::ledger, Staging::direct},           // before ledger_rows: copies of the rows
-    {Site::ledger_rows, Phase::ledger_sentinel, Staging::direct},  // signatures; what else it orders: ReuseOfBuffers
+    {Site::ledger_rows, Phase::ledger_sentinel, Staging::direct},  // signatures; its other orderings: ReuseOfBuffers
     {Site::returned, Phase::ledger_sentinel, Staging::direct},
     {Site::ring_tail, Phase::dispatch, Staging::ring},
     {Site::ring_tail, Phase::cached, Staging::ring},
@@ -126,7 +126,7 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::dispatch, Staging::ring},
     {Site::ring_head, Phase::cached, Staging::ring},
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
-    {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; what else it orders: ReuseOfBuffers
+    {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; its other orderings: ReuseOfBuffers
     {Site::message, Phase::low_latency, Staging::direct},
     {Site::returned, Phase::low_latency, Staging::direct},
     {Site::call_header, Phase::flat, Staging::direct},
@@ -136,8 +136,8 @@ constexpr Use kUses[] = {
     {Site::layer_rows, Phase::fused, Staging::direct},
     {Site::layer_tiles, Phase::fused, Staging::direct},
     {Site::layer_returned, Phase::fused, Staging::direct},
-    {Site::local_sends, Phase::fused, Staging::direct},  // before layer_told: tokens and what is told of routes
-    // What proxies set.
+    {Site::local_sends, Phase::fused, Staging::direct},  // before layer_told: tokens and announced routes
+    // Flags set by proxies.
     {Site::counts, Phase::dispatch_hosts, Staging::direct},
     {Site::placement, Phase::dispatch_hosts, Staging::direct},
     {Site::rows, Phase::dispatch_hosts, Staging::direct},
@@ -145,7 +145,7 @@ constexpr Use kUses[] = {
     {Site::placement, Phase::rows_back_hosts, Staging::direct},
     {Site::outputs, Phase::sums_back_hosts, Staging::direct},
     {Site::pulled, Phase::rows_back_hosts, Staging::direct},
-    // Rounds: slots that are packed, come and are taken by all warps.
+    // Rounds: slots that all warps pack, receive and take.
     {Site::network, Phase::dispatch_hosts, Staging::direct},
     {Site::network, Phase::cached_hosts, Staging::direct},
     {Site::network, Phase::rows_back_hosts, Staging::direct},
@@ -155,12 +155,12 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
     {Site::call_header, Phase::low_latency_hosts, Staging::direct},
     {Site::message, Phase::low_latency_hosts, Staging::direct},
-    // Not `returned`: all sockets are one object of synchronisation to ThreadSanitizer, and ranks use theirs behind their rows.
+    // Not `returned`: ThreadSanitizer treats all sockets as one synchronization object, and ranks use theirs after their rows.
     {Site::network, Phase::low_latency_hosts, Staging::direct},
     {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
-/// Why nothing can see this flag's orders weakened; null if they must be seen.
+/// Why the weakening of this flag's orders is undetectable; null if it must be detected.
 const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
@@ -205,7 +205,7 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
     s.tokens = {17, 16, 15, 16};
     if (phase == Phase::sums_back_hosts) {
       s.order = CombineOrder::per_host;
-      s.tokens = {67, 66, 65, 66};  // so that all warps have something of each round
+      s.tokens = {67, 66, 65, 66};  // so that all warps have rows in each round
     }
   }
   s.staging = staging;
@@ -213,19 +213,19 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   return make_case(s);
 }
 
-/// Likewise: several chunks of rows per warp and owner, rows from all ranks for most tokens.
+/// Real payload for ledger combine: several chunks of rows per warp and owner, rows from all ranks for most tokens.
 std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   LedgerScenario s;
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
   s.tokens = {17, 16, 15};
-  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // flags follow rows that are not of whole 16 bytes
+  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // rows that are not whole 16 bytes use flags
   return make_ledger_case(s);
 }
 
-/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is on
-/// its own.
+/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is
+/// tested separately.
 class StepRunner {
  public:
   StepRunner(switchyard::Group& group, const std::optional<Mutant>& mutant) : group_(group), mutant_(mutant) {}
@@ -325,8 +325,8 @@ void weaken(switchyard::Group& group, const std::optional<Mutant>& mutant, std::
   group.barrier();
 }
 
-/// Queued calls of low-latency mode: both ways of sending, both orders, repeated experts. No barrier between them, because a
-/// flag orders what a later call overwrites, too.
+/// Queued low-latency calls: both ways of sending, both orders, repeated experts. No barrier between them, because a flag also
+/// orders the data that a later call overwrites.
 void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   LowLatencyScript s;
   s.world = group.size();
@@ -353,7 +353,7 @@ void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<
   }
 }
 
-/// Likewise whole exchanges in one launch.
+/// Queued whole exchanges, each in one launch.
 void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   FlatScript s;
   s.world = 3;
@@ -376,7 +376,7 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
   }
 }
 
-/// Whole layers, without a group: calls with nothing between them but what stands for a plan.
+/// Whole layers, without a group: calls with nothing between them except a substitute for the plan.
 std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
   FusedScenario s;
   s.world = 3;
@@ -395,7 +395,7 @@ struct ChildEnd {
   std::string output;
 };
 
-/// Runs the scenario in a child, with `mutant` if given, and returns how it ended and what it printed.
+/// Runs the scenario in a child, with `mutant` if given, and returns its exit status and output.
 ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mutant) {
   const auto c = scenario_of(phase, on_hosts(phase) ? Staging::direct : staging);
   const auto ledger = ledger_scenario(phase);
@@ -474,7 +474,7 @@ TEST(Control, IsCleanWithoutAMutation) {
   }
 }
 
-/// Every flag is either tried above or documented as redundant, and then indeed unseen in every call.
+/// Every flag is either tried above or documented as redundant, and then indeed undetected in every call.
 TEST(Survivors, AreDocumented) {
   for (int i = 0; i < switchyard::detail::kNumSites; ++i) {
     const Site site = static_cast<Site>(i);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second duty of the flags that say that a rank has entered a call: a rank may overwrite what it sent some calls ago only
-// because the peers have said so in a call between. A fast rank sends rows to a slow one that reads them. ThreadSanitizer must
-// see the rows overwritten while unordered with the owner's use of them if either side of the flag is weakened. The race on
-// what lies beside the flag comes first, so the run goes on after a report, in a process of its own.
+// The second purpose of the flags that announce a rank's entry into a call: a rank may overwrite data that it sent some calls
+// ago only because the peers announced their entry into a call in between. A fast rank sends rows to a slow one that reads
+// them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten without an order
+// after the owner's use of them. The race on the data next to the flag is reported first, so the run continues after a report,
+// in a process of its own.
 //
-// Low latency: rows in calls 1, 3, 5, ...; in the calls between there is nothing but headers. Ledger combine: rows that tell by
-// themselves in every call, each buffer written again three calls later.
+// Low latency: rows in calls 1, 3, 5, ...; the calls in between consist of headers only. Ledger combine: sentinel rows in
+// every call, each buffer overwritten three calls later.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +29,7 @@ using switchyard::detail::Site;
 
 constexpr const char* kVariable = "SWITCHYARD_TEST_WEAKENED_SIDE";
 
-/// Started by a test below, which says in the environment what to weaken.
+/// Started by a test below, which sets in the environment what to weaken.
 void weaken(Site site) {
   const char* side = std::getenv(kVariable);
   ASSERT_NE(side, nullptr);
@@ -40,7 +41,7 @@ TEST(ReuseOfBuffers, DISABLED_LowLatency) {
   LowLatencyScript s;
   s.world = 2;
   s.config.hidden = 256;
-  s.config.num_experts = 1;  // rank 0 has it: nothing but headers goes to rank 1
+  s.config.num_experts = 1;  // rank 0 holds it: rank 1 receives only headers
   s.config.topk = 1;
   s.config.max_tokens = 6;
   s.slow_rank = 0;
@@ -53,7 +54,7 @@ TEST(ReuseOfBuffers, DISABLED_LowLatency) {
 TEST(ReuseOfBuffers, DISABLED_Ledger) {
   LedgerScenario s;
   s.problem.world = 2;
-  s.problem.experts = 1;  // rank 0 has it: nothing but flags goes to it
+  s.problem.experts = 1;  // rank 0 holds it: it receives only flags
   s.problem.topk = 1;
   s.tokens = {0, 6};
   s.hidden = 256;
@@ -77,7 +78,7 @@ TEST(ReuseOfBuffers, DISABLED_Ledger) {
             "");
 }
 
-/// What the child printed; it goes on after races.
+/// Returns the output of the child, which continues after races.
 std::string run_child(const char* side, const char* test) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
@@ -102,7 +103,8 @@ std::string run_child(const char* side, const char* test) {
   return output;
 }
 
-/// Reports of a write by `writer` that races with an earlier access of the owner, `previous` ("read" or "write"), in `user`.
+/// Counts reports of a write by `writer` that races with an earlier access of the owner, `previous` ("read" or "write"), in
+/// `user`.
 int races_on_rows(const std::string& output, const char* writer, const char* access, const char* user) {
   int found = 0;
   for (size_t at = output.find("WARNING: ThreadSanitizer"); at != std::string::npos;) {
@@ -133,7 +135,7 @@ void expect_reuse_needs_the_flag(const char* test, const char* writer, const cha
 TEST(ReuseOfBuffers, NeedsTheHeaderOfTheCallBetween) {
   expect_reuse_needs_the_flag("LowLatency", "send_part", "read", "place_piece");
 }
-// What the owner does last with a buffer, in the next call, is to blank it.
+// The owner's last access to a buffer, in the next call, blanks it.
 TEST(ReuseOfBuffers, NeedsTheEntryIntoTheCallBetween) {
   expect_reuse_needs_the_flag("Ledger", "return_segments", "write", "blank_last_rows");
 }

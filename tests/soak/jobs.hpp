@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the soak's GPUs and CPUs compute between the library's calls: experts that multiply rows by a factor, and judges that
-// know every result from the number of the call alone (modes/low_latency/closed_form.hpp). A layer of any mode must give, for
-// token t, x[t] times the sum of the factors of its experts, exactly.
+// Jobs of the soak's GPUs and CPUs between the library's calls: experts that multiply rows by a factor, and judges that derive
+// every result from the number of the call alone (modes/low_latency/closed_form.hpp). For token t, a layer of any mode must
+// give x[t] times the sum of the factors of its experts, exactly.
 #pragma once
 
 #include "modes/low_latency/closed_form.hpp"
@@ -30,7 +30,7 @@ SWITCHYARD_FN inline void set_value(void* rows, int64_t i, float value) {
   harness::set_element(kType, rows, i, exact_bits(kType, value));
 }
 
-/// Rows of call `number` for the tokens of call `routed`, whose ids are used again; the outputs become kUntouched.
+/// Makes rows of call `number` for the tokens of call `routed`, whose ids are reused; the outputs become kUntouched.
 struct MakeRows {
   Form f;
   CallNumber number, routed;
@@ -46,7 +46,7 @@ struct MakeRows {
   }
 };
 
-/// Rank-major: each row times the sum of the factors of its experts here; 0 for rows without any.
+/// Rank-major: each row times the sum of the factors of its local experts; 0 for rows without any.
 struct RankMajorExperts {
   Form f;
   int rank;
@@ -67,8 +67,8 @@ struct RankMajorExperts {
   }
 };
 
-/// A row that source `from >> 48` sent to an expert here in call `number`, routed as call `routed`: judged, and times the
-/// expert's factor.
+/// A row that source `from >> 48` sent to a local expert in call `number`, routed as in call `routed`: judged, and multiplied
+/// by the expert's factor.
 struct ExpertRow {
   Form f;
   CallNumber number, routed;
@@ -93,11 +93,11 @@ struct ExpertRow {
   }
 };
 
-/// Expert-major rows; padding becomes NaN, because nobody may read it.
+/// Expert-major rows; padding becomes NaN, because it must not be read.
 struct ExpertMajorExperts {
   ExpertRow expert_row;
   const int64_t* row_source;
-  const int64_t* first_row;  ///< [experts here]
+  const int64_t* first_row;  ///< [local experts]
   int64_t rows;
 
   SWITCHYARD_FN int64_t size() const { return rows * expert_row.f.hidden; }
@@ -129,7 +129,7 @@ struct MaskedExperts {
   }
 };
 
-/// The sums of a layer, and that nothing was written beyond them.
+/// Judges the sums of a layer, and that nothing was written beyond them.
 struct JudgeLayer {
   Form f;
   CallNumber number, routed;
@@ -160,7 +160,7 @@ struct JudgeLayer {
   }
 };
 
-/// Sets a word, which says to a graph's jobs what number their call has.
+/// Sets a word that gives a graph's jobs the number of their call.
 struct SetNumber {
   uint64_t* word;
   uint64_t value;
@@ -168,14 +168,14 @@ struct SetNumber {
   SWITCHYARD_FN void operator()(int64_t) const { *word = value; }
 };
 
-/// So that a verdict counts from here on.
+/// Resets a verdict.
 struct ClearVerdict {
   Verdict* verdict;
   SWITCHYARD_FN int64_t size() const { return 1; }
   SWITCHYARD_FN void operator()(int64_t) const { *verdict = Verdict{}; }
 };
 
-/// Numbers that another library adds up beside the exchange.
+/// Numbers that another library adds up concurrently with the exchange.
 struct FillNumbers {
   float* numbers;
   int64_t count;

@@ -37,7 +37,7 @@ std::vector<NormalConfig> normal_configs(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
-  config.invalid_ids = switchyard::InvalidIds::count;  // routings that are drawn have some
+  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some
   const size_t rows = static_cast<size_t>(life.world) * kMaxTokens;
   config.pool_bytes = 40 * rows * static_cast<size_t>(life.hidden) * 2 + (size_t{4} << 20);
   NormalConfig ring = config;
@@ -56,7 +56,7 @@ LowLatencyConfig low_latency_config(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
-  config.invalid_ids = switchyard::InvalidIds::count;  // routings that are drawn have some
+  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some
   config.scales = switchyard::ScaleKind::none;
   config.sending = draw(life.seed, 20) % 2 ? switchyard::Sending::per_rank : switchyard::Sending::per_route;
   return config;
@@ -97,7 +97,7 @@ Lane::Lane(const Life& life, int lane, Group group, Report& report)
         place_.make_all_reduce([&](const void* from, size_t bytes, void* to) { group_->all_gather(from, bytes, to); });
   }
   for (int i = 0; all_reduce_ && i < kNumberRooms; ++i) numbers_.push_back(place_.make<float>(kNumbers));
-  if (all_reduce_) {  // its first call allocates and makes connections, which waits for all that runs on the GPU
+  if (all_reduce_) {  // its first call allocates and connects, which waits for everything that runs on the GPU
     all_reduce_->sum(numbers_[0], kNumbers);
     place_.finish(place_.stream(2));
   }
@@ -121,7 +121,7 @@ void Lane::make_objects() {
   for (auto& o : normals_) {
     const CallArrays& arrays = next_arrays();
     const Form form = form_of(kMaxTokens);
-    CallNumber n{uint64_t{1} << 32, nullptr, 0};  // one that brings rows to every rank
+    CallNumber n{uint64_t{1} << 32, nullptr, 0};  // a call that sends rows to every rank
     for (int r = 0; r < life_.world; ++r) {
       if (rows_to(*o, n, r) == 0) ++n.first, r = -1;
     }
@@ -191,7 +191,7 @@ void Lane::end_if_told() {
   throw OwnError("the rank's own code fails");
 }
 
-/// The kinds of steps, each as often as its number says.
+/// The kinds of steps, each with its frequency.
 void Lane::step() {
   if (mine(1) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(mine(2) % 3000));
   Normal& o = *normals_[all(0) % kNormals];
@@ -215,13 +215,13 @@ void Lane::step() {
   settle();
 }
 
-/// Waits for everything so far and looks at what the judges found.
+/// Waits for all work so far and reads the judges' verdicts.
 void Lane::settle() {
   count("settled");
   place_.finish(compute_);
   place_.finish(comm_);
   group_->check();
-  while (!place_.done(place_.stream(2))) {  // it may wait for a rank that is gone
+  while (!place_.done(place_.stream(2))) {  // it may wait for a rank that has ended
     group_->check();
     std::this_thread::sleep_for(100us);
   }
@@ -239,7 +239,7 @@ void Lane::settle() {
   place_.run(ClearVerdict{verdict_}, compute_);
 }
 
-/// The error must come, unless a peer has ended.
+/// The error is required, unless a peer has ended.
 void Lane::must_fail(ErrorCode code, const char* what, const std::function<void()>& call) {
   try {
     call();

@@ -22,12 +22,12 @@
 namespace soak {
 
 inline constexpr bool kCuda = kBackend == switchyard::Backend::cuda;
-/// kFamilies: of graphs, those of low latency last. kNumbers: that another library adds up.
+/// kFamilies: families of graphs, those of low latency last. kNumbers: numbers that another library adds up.
 inline constexpr int kTopk = 4, kMaxTokens = 128, kNormals = 3, kFamilies = kNormals + 2;
 inline constexpr size_t kNumbers = size_t{1} << 16;
 inline constexpr std::array<int, 5> kGraphTokens{8, 24, 56, 96, kMaxTokens};
 
-/// A rank's own code fails, as a life may say.
+/// A rank's own code fails, if the life requires it.
 struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -37,17 +37,17 @@ size_t heap_bytes_of(const Life& life);
 
 class Lane {
  public:
-  /// Collective. In the thread that will run it.
+  /// Collective. Call from the thread that will run it.
   Lane(const Life& life, int lane, switchyard::Group group, Report& report);
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
-  /// Waits for its own kernels, which may read rows that go now.
+  /// Waits for its own kernels, which may read rows that are freed now.
   ~Lane();
 
-  /// Before run(), while no lane of the process has calls that wait.
+  /// Call before run(), while no lane of the process has waiting calls.
   void capture_graphs();
-  /// All steps. \throws OwnError and ends by SIGKILL if the life says so; \throws Error with what the peers' end does to this
-  /// lane; std::runtime_error with what is wrong.
+  /// Runs all steps. \throws OwnError or ends by SIGKILL if the life requires it; \throws Error for the effect of a peer's end
+  /// on this lane; std::runtime_error for a wrong result.
   void run();
 
  private:
@@ -63,7 +63,7 @@ class Lane {
     std::optional<switchyard::Handle> first;  ///< kept from the beginning to the end
     std::deque<Routed> routed;                ///< equal on all ranks
     std::deque<switchyard::Dispatched> kept;  ///< differs by rank
-    size_t room = 0;                          ///< row buffers that the pool has room for, beside `first`
+    size_t room = 0;                          ///< row buffers that fit the pool in addition to `first`
     bool counts_room() const {
       return kBackend == switchyard::Backend::cuda || exchange.config().staging == switchyard::Staging::direct;
     }
@@ -72,7 +72,7 @@ class Lane {
     CallArrays arrays;
     std::unique_ptr<Place::Graph> graph;
   };
-  /// What a layer of normal mode is asked for.
+  /// Arguments of a layer call of normal mode.
   struct LayerCall {
     Form form;
     CallArrays arrays;
@@ -124,7 +124,7 @@ class Lane {
   const uint64_t lane_;
   Report& report_;
   Place place_;
-  std::unique_ptr<AllReduce> all_reduce_;  ///< goes after the group: what it waits for may never come
+  std::unique_ptr<AllReduce> all_reduce_;  ///< destroyed after the group: it may wait for something that never happens
   std::optional<switchyard::Group> group_;
   int step_ = 0;
   void *compute_ = nullptr, *comm_ = nullptr;

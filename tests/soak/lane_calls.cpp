@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a lane does in its steps.
+// The steps of a lane.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -83,7 +83,7 @@ Dispatched Lane::layer(Normal& o, const LayerCall& call) {
 }
 
 void Lane::compute(Normal& o, const LayerCall& call, const Dispatched& d, const switchyard::Rows& y) {
-  if (call.fails) return;  // nothing was delivered, not even which rows are whose
+  if (call.fails) return;  // nothing was delivered, not even the routing of rows
   if (o.exchange.config().layout == Layout::rank_major) {
     place_.run(RankMajorExperts{call.form, rank(), d.x.data, d.topk_ids.data(), y.data, y.rows}, compute_);
     return;
@@ -92,7 +92,7 @@ void Lane::compute(Normal& o, const LayerCall& call, const Dispatched& d, const 
   place_.run(ExpertMajorExperts{row, d.row_source.data(), d.expert_first_row.data(), y.rows}, compute_);
 }
 
-/// Lets go of rows as a garbage collector would: whenever this rank likes.
+/// Drops rows at arbitrary times, as a garbage collector would.
 void Lane::keep(Normal& o, Dispatched d) {
   o.kept.push_back(std::move(d));
   while (o.kept.size() > mine(6) % 4) {
@@ -101,7 +101,7 @@ void Lane::keep(Normal& o, Dispatched d) {
   }
 }
 
-/// Rows that rank `to` would receive in eager call n.
+/// Number of rows that rank `to` would receive in eager call n.
 int64_t Lane::rows_to(const Normal& o, CallNumber n, int to) const {
   const Form form = form_of(kMaxTokens);
   std::vector<int64_t> of_expert(static_cast<size_t>(form.experts_of(to)));
@@ -125,7 +125,7 @@ int64_t Lane::rows_to(const Normal& o, CallNumber n, int to) const {
   return rows;
 }
 
-/// More rows than a rank takes: the call fails on all ranks, or drops what has no room.
+/// More rows than a rank accepts: the call fails on all ranks, or drops the routes without room.
 void Lane::overflow(Normal& o, bool drop) {
   LayerCall call;
   call.form = form_of(kMaxTokens);
@@ -143,7 +143,7 @@ void Lane::overflow(Normal& o, bool drop) {
     keep(o, layer(o, call));
     return;
   }
-  if (kCuda) settle();  // what fails after it is this
+  if (kCuda) settle();  // a later failure is caused by this call
   must_fail(ErrorCode::capacity_exceeded, "a dispatch beyond the capacity", [&] {
     (void)layer(o, call);
     place_.finish(compute_);
@@ -151,7 +151,7 @@ void Lane::overflow(Normal& o, bool drop) {
   });
 }
 
-/// One rank has let go of too little memory.
+/// One rank has dropped too little memory.
 void Lane::exhaust(Normal& o) {
   if (!o.counts_room()) return;
   count("exhausted");
@@ -243,9 +243,9 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
 
 // ---- graphs ----
 
-/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for all that runs on the GPU, also for
-/// another lane's kernels, which may wait for a peer whose host instantiates likewise: two lanes capture before their first
-/// step.
+/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for everything that runs on the GPU,
+/// including another lane's kernels, which may wait for a peer whose host instantiates too: two lanes capture before their
+/// first step.
 void Lane::capture_graphs() {
   if (!kCuda || life_.lanes == 1) return;
   for (int family = 0; family < kFamilies; ++family) {
@@ -253,7 +253,7 @@ void Lane::capture_graphs() {
   }
 }
 
-/// Captured when it is first wanted.
+/// Captured on first use.
 Lane::Sized& Lane::graph_of(int family, int size) {
   const auto [place, is_new] = graphs_.try_emplace({family, size});
   Sized& sized = place->second;
@@ -271,7 +271,7 @@ Lane::Sized& Lane::graph_of(int family, int size) {
   return sized;
 }
 
-/// A graph of the family that all ranks replay now, of a size that this rank chooses.
+/// Replays a graph of the family that all ranks replay now, of a size that this rank chooses.
 void Lane::replay() {
   const int family = static_cast<int>(all(2) % kFamilies);
   Sized& sized = graph_of(family, static_cast<int>(mine(3) % kGraphTokens.size()));
@@ -280,7 +280,7 @@ void Lane::replay() {
   sized.graph->launch(compute_);
 }
 
-/// Two layers, of which the second has the memory of the first.
+/// Two layers, of which the second reuses the memory of the first.
 void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
   for (uint64_t l = 0; l < 2; ++l) {
     LayerCall call;
@@ -293,9 +293,9 @@ void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
   }
 }
 
-// ---- beside the exchange ----
+// ---- outside the exchange ----
 
-/// A forked child that ends takes nothing with it.
+/// The end of a forked child releases none of this process's resources.
 void Lane::fork_helper() {
 #if !defined(__SANITIZE_THREAD__)
   if (mine(2) % static_cast<uint64_t>(life_.world) != 0) return;

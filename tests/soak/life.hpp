@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A life of a soak: ranks form groups, work and end, all of it drawn from one seed.
+// A life of a soak: ranks form groups, work and end, all drawn from one seed.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace soak {
 
-inline constexpr int kMostLanes = 2;  ///< of each rank, each with a thread, a group, objects and streams of its own
+inline constexpr int kMostLanes = 2;  ///< of each rank, each with its own thread, group, objects and streams
 
 enum class End { in_order, throws, killed };
 inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
 
-/// Steps in which all ranks certainly make a call that needs the others.
+/// Steps within which all ranks certainly make a call that needs the others.
 inline constexpr int kStepsToHear = 12;
 
 struct Life {
@@ -24,10 +24,10 @@ struct Life {
   int steps = 0;   ///< of each lane
   int hidden = 0;  ///< columns of a row
   End end = End::in_order;
-  int victim = 0, victim_lane = 0, last_step = 0;  ///< who ends before the others, and when
+  int victim = 0, victim_lane = 0, last_step = 0;  ///< the rank and lane that ends before the others, and when
 };
 
-/// Of numbers that must be equal on all ranks, and of numbers of one rank.
+/// Draws numbers that must be equal on all ranks, and numbers of one rank.
 inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   uint64_t x = seed * 0xD1342543DE82EF95u + 1;
   for (const uint64_t word : {a, b}) {
@@ -38,7 +38,7 @@ inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   return x;
 }
 
-/// `threads`, `processes`: what ranks may be; one of several processes may be killed. fewest_steps > kStepsToHear.
+/// `threads`, `processes`: the allowed kinds of ranks; one of several processes may be killed. fewest_steps > kStepsToHear.
 inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, int fewest_steps, const int (&widths)[3]) {
   Life life;
   life.seed = seed;
@@ -55,7 +55,7 @@ inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, in
   return life;
 }
 
-/// What a lane did: how often, by name, and in each step.
+/// Activity of a lane: counts by name, and each step.
 struct Report {
   std::map<std::string, uint64_t> counts;
   std::map<int, std::string> steps;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A serving worker, soaked: life after life of ranks that make random calls of all modes on one or two lanes each, in and
-// outside of lazily captured graphs, with rows that exceed capacities, pools that are full, garbage collectors, forked helpers,
-// another library's collectives, and ranks that throw or are killed. Every result is judged. Ends with what was done, or with
-// the number of the life that failed and what was wrong.
+// outside of lazily captured graphs, with rows that exceed capacities, full pools, garbage collectors, forked helpers, another
+// library's collectives, and ranks that throw or are killed. Every result is judged. Ends with a summary, or with the number of
+// the failed life and its error.
 #include <barrier>
 #include <charconv>
 #include <chrono>
@@ -61,7 +61,7 @@ bool parse(int argc, char** argv, Options& o) {
   return o.ranks <= 16;
 }
 
-/// Runs the lane and says what is wrong with how it ended, or nothing.
+/// Runs the lane and returns the error in its end, or "".
 std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet, Report& report,
                      const std::function<Group()>& join) {
   const bool hit = life.end == End::killed || (life.end == End::throws && lane == life.victim_lane);
@@ -74,14 +74,14 @@ std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet,
     soak::Lane worker(life, lane, join(), report);
     meet.arrive_and_wait();
     worker.capture_graphs();
-    meet.arrive_and_wait();  // no rank ends before all its lanes are there
+    meet.arrive_and_wait();  // no rank ends before all its lanes have arrived
     met = true;
     worker.run();
     if (hit && life.world > 1) wrong = "it has not heard of the end of rank " + std::to_string(life.victim);
   } catch (const soak::OwnError&) {
     ++report.counts["ranks_threw"];
   } catch (const switchyard::PeerFailed& error) {
-    const bool of_victim = error.rank() == life.victim || life.world > 2;  // or of one that heard of it before
+    const bool of_victim = error.rank() == life.victim || life.world > 2;  // or of a rank that was notified earlier
     if (hit && rank != life.victim && of_victim) {
       ++report.counts[life.end == End::killed ? "heard_of_the_killed" : "heard_of_the_thrower"];
     } else {
@@ -105,7 +105,7 @@ GroupOptions group_options(const Life& life) {
   return options;
 }
 
-/// The ranks `ranks` of the life, all lanes, in this process. \throws std::runtime_error with all that is wrong.
+/// Runs the ranks `ranks` of the life, all lanes, in this process. \throws std::runtime_error with all errors.
 void run_here(const Life& life, const std::vector<int>& ranks, const std::string& store, const ChildRank& child) {
   const GroupOptions options = group_options(life);
   std::array<std::vector<Group>, soak::kMostLanes> groups;
@@ -137,7 +137,7 @@ void run_here(const Life& life, const std::vector<int>& ranks, const std::string
   if (!wrong.empty()) throw std::runtime_error(wrong);
 }
 
-/// True if the life went as it should; else says what went wrong.
+/// Returns true if the life went as expected; otherwise prints the error.
 bool live(const Life& life, Counts& total) {
   const std::string store = "unix:@switchyard-soak-" + std::to_string(::getpid()) + "-" + std::to_string(life.seed) + "-";
   const auto ends = switchyard::test::run_ranks(
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int world = options.ranks > 0 ? static_cast<int>(options.ranks) : kCuda ? std::max(2, gpus) : 3;
-  // Where ranks that are threads share a GPU, none may allocate, free or capture while another's kernels wait: no such worker.
+  // If ranks are threads and share a GPU, none may allocate, free or capture while another's kernels wait: not run.
   if (kCuda && gpus < world) options.threads = false, options.processes = true;
   constexpr int kFewestSteps = kCuda ? 300 : 60;
   constexpr int kWidths[3] = {kCuda ? 256 : 64, kCuda ? 1024 : 128, kCuda ? 2048 : 256};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL beside the exchange, if the machine has it: libnccl.so.2 is loaded at run time (SWITCHYARD_TEST_NCCL says where).
+// NCCL alongside the exchange, if available: libnccl.so.2 is loaded at run time (SWITCHYARD_TEST_NCCL overrides the path).
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace soak {
 
-/// Collective, by `gather`. Null, on all ranks alike, if one of them has no NCCL.
+/// Collective, by `gather`. Null on all ranks if one of them has no NCCL.
 std::unique_ptr<AllReduce> make_nccl(int rank, int world, void* stream, const Gather& gather);
 
 }  // namespace soak

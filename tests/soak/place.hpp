@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a lane of a rank computes: memory, streams, jobs and graphs of the CPU (place_cpu.cpp) or of a GPU (place_cuda.cu),
-// whichever the program is linked with.
+// Compute resources of a rank's lane: memory, streams, jobs and graphs of the CPU (place_cpu.cpp) or of a GPU (place_cuda.cu),
+// depending on the linked file.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,15 @@ inline constexpr auto kBackend = switchyard::Backend::cuda;
 inline constexpr auto kBackend = switchyard::Backend::cpu;
 #endif
 
-/// GPUs of this machine; 0 on the CPU. Touches no GPU in this process.
+/// GPUs of this machine; 0 on the CPU. Does not initialize a GPU in this process.
 int count_gpus();
 /// Multiprocessors for each call of one of `lanes` lanes of each of `world` ranks; 0 on the CPU.
 int num_sms_for(int world, int lanes);
 
-/// The sum over ranks of another library's collective, on a stream of its own. Null where there is none.
+/// Sum over ranks by another library's collective, on a stream of its own. Null if unavailable.
 class AllReduce {
  public:
-  virtual ~AllReduce() = default;  ///< ends what is under way, whether or not it can be done
+  virtual ~AllReduce() = default;  ///< ends work in flight, whether or not it can complete
   /// In place, enqueued on the lane's stream 2.
   virtual void sum(float* numbers, size_t count) = 0;
 };
@@ -37,13 +37,13 @@ using Gather = std::function<void(const void* mine, size_t bytes, void* all)>;
 
 class Place {
  public:
-  /// For rank `rank` of `world`, in the thread that will use it.
+  /// For rank `rank` of `world`; construct in the thread that will use it.
   Place(int rank, int world);
   ~Place();
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// Zeroed memory of the lane's device, until this object goes.
+  /// Zeroed memory of the lane's device, valid until this object is destroyed.
   std::byte* room(size_t bytes);
   template <class T>
   T* make(size_t count) {
@@ -61,11 +61,11 @@ class Place {
   void check_capture(void* stream, const char* what) const;
   /// One of three streams; null on the CPU.
   void* stream(int i) const;
-  /// What is enqueued on `after` from now on comes after what is enqueued on `before`.
+  /// Orders later work on `after` after later work on `before`.
   void order(void* before, void* after);
   bool done(void* stream) const;
   void finish(void* stream);
-  /// Job(i) for all i. For every job of jobs.hpp, and MakeInputs.
+  /// Runs job(i) for all i. For every job of jobs.hpp, and MakeInputs.
   template <class Job>
   void run(const Job& job, void* stream);
 
@@ -74,7 +74,7 @@ class Place {
     virtual ~Graph() = default;
     virtual void launch(void* stream) = 0;
   };
-  /// What `enqueue` enqueues on `stream`, as a graph; on the CPU, where there are none, each launch calls it.
+  /// Captures the work that `enqueue` enqueues on `stream` as a graph; on the CPU, which has no graphs, each launch calls it.
   std::unique_ptr<Graph> capture(void* stream, const std::function<void()>& enqueue);
 
   /// Collective, by `gather`; null if there is no such library, or ranks share a device.

@@ -17,7 +17,7 @@ namespace soak {
 namespace {
 
 constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMostBlocks = 64;
-/// Taken at once, so that steps allocate nothing.
+/// Allocated at once, so that steps allocate nothing.
 constexpr size_t kRoom = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {
@@ -28,15 +28,15 @@ void must(cudaError_t error, const char* what) {
 
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-/// The first `most` of a job.
+/// Runs the first `most` iterations of a job.
 template <class Job>
 __global__ void job_kernel(const Job job, int64_t most) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x, end = job.size() < most ? job.size() : most;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < end; i += step) job(i);
 }
 
-/// Before anything waits on the GPU: the first launch of a kernel may wait for all that run, to load it or to make room for its
-/// stack.
+/// Call before anything waits on the GPU: the first launch of a kernel may wait for all running kernels, to load it or to make
+/// room for its stack.
 template <class... Jobs>
 void warm_up(cudaStream_t stream) {
   (job_kernel<<<1, kThreads, 0, stream>>>(Jobs{}, 0), ...);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CpuLate: the CPU arch with one flag that is set late. The first time that an armed rank sets a flag of the armed site, or
-// writes a sentinel row, its warp sleeps before it does. For tests of what others record meanwhile.
+// CpuLate: the CPU arch with one late flag. The first time that an armed rank sets a flag of the armed site, or writes a
+// sentinel row, its warp sleeps before it. For tests of what other ranks record meanwhile.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Shared by all objects of the arch CpuLate in the process: give them to one rank.
+/// Shared by all objects of the arch CpuLate in the process: use them on one rank only.
 struct Lateness {
   std::atomic<Site> site{Site::none};  ///< the next flag of this site is late; `none`: no flag is
   std::atomic<bool> happened{false};
@@ -46,7 +46,7 @@ struct CpuLate : Cpu {
   static void publish_entry(Warp& w, int n, F&& f, Site site) {
     publish_to<Scope::system>(w, n, f, site);
   }
-  /// The one flag of another rank that is set without an order.
+  /// The only flag of another rank that is set without an order.
   static void post(Warp& w, uint64_t* flag, uint64_t value) {
     lateness_of_site.before(Site::expert_count);
     Cpu::post(w, flag, value);

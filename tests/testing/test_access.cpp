@@ -10,7 +10,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Before main(), because ranks are threads.
+/// Runs before main(), because ranks are threads.
 [[maybe_unused]] const bool made_known = [] {
   make_deferred<NormalImpl, NormalConfig> = NormalImpl::make_on_cpu<CpuDeferred>;
   make_deferred<LowLatencyImpl, LowLatencyConfig> = LowLatencyImpl::make_on_cpu<CpuDeferred>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests change in a group, and users cannot: library switchyard_testing, which is not installed.
+// Test-only control of a group, unavailable to users: library switchyard_testing, which is not installed.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace switchyard::detail {
 
-/// The objects that are made from `group` from now on count their calls from this epoch, modulo 2^40, instead of 1: for tests
-/// of the wrap. The same on all ranks.
+/// Objects made from `group` from now on number their calls from this epoch, modulo 2^40, instead of 1: for tests of the wrap.
+/// Must be equal on all ranks.
 void number_calls_from(Group& group, uint64_t first_epoch);
 
-/// Several hosts: objects that are made from `group` from now on give a peer about so many bytes at a time (usually 4 MiB), so
-/// that small calls have many rounds. The same on all ranks. On one host nothing changes.
+/// Several hosts: objects made from `group` from now on send a peer about `bytes` bytes at a time (default 4 MiB), so that
+/// small calls have many rounds. Must be equal on all ranks. No effect on one host.
 void cross_in_rounds_of(Group& group, int64_t bytes);
 
-/// CPU: calls of the objects that are made from `group` from now on perform a copy only when it is settled, so that a protocol
-/// that forgets to settle gives wrong results (arch CpuDeferred). May differ by rank. On groups of GPUs nothing changes.
+/// CPU: calls of objects made from `group` from now on perform a copy only when it is settled, so that a protocol that omits a
+/// settle gives wrong results (arch CpuDeferred). May differ by rank. No effect on groups of GPUs.
 void defer_copies(Group& group);
 
 }  // namespace switchyard::detail

@@ -8,6 +8,6 @@ _owners.check_alone()
 
 import switchyard.deep_ep as _drop_in  # noqa: E402
 
-del sys.modules[__name__]  # this module was only the way there
+del sys.modules[__name__]  # this module only leads to the other
 _drop_in.install(replace=True)
 sys.modules[__name__] = _drop_in

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of every argument of every public function, and the checks that follow from it.
 
-:data:`FUNCTIONS` is the table: by qualified name of the function, each argument and its kind (kinds.py). A test enumerates the public
-callables and fails if a parameter has no declaration; another gives every declared parameter wrong values. Functions without tensors are
-decorated with :func:`checked`; functions with tensors take them with what :func:`bind` makes of their declarations for one object.
-Symbols in shapes: T tokens of this rank, K experts of a token, H hidden, L experts of this rank, R rows, W ranks, I intermediate.
+:data:`FUNCTIONS` is the table: for each function, by qualified name, each argument and its kind (kinds.py). A test enumerates
+the public callables and fails if a parameter has no declaration; another passes wrong values to every declared parameter.
+Functions without tensors are decorated with :func:`checked`; functions with tensors read them through the takers that
+:func:`bind` makes of their declarations for one object. Symbols in shapes: T tokens of this rank, K experts per token, H
+hidden, L experts of this rank, R rows, W ranks, I intermediate.
 """
 from __future__ import annotations
 
@@ -149,8 +150,9 @@ FUNCTIONS: Dict[str, Arguments] = {
 
 
 def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Function]:
-    """Decorates a function so that its arguments are checked as :data:`FUNCTIONS` declares those of `name`. Tensors are left to the
-    function. For functions that may cost a few microseconds more. `called`: how TypeErrors of missing and unknown keywords call it."""
+    """Decorates a function so that its arguments are checked as :data:`FUNCTIONS` declares those of `name`. The function itself
+    checks its tensors. For functions that may cost a few microseconds more. `called`: the name that TypeErrors of missing and
+    unknown keywords use."""
     declared = {argument: kind for argument, kind in FUNCTIONS[name].items() if hasattr(kind, "check")}
 
     def decorate(function: Function) -> Function:
@@ -175,14 +177,15 @@ def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Fun
 
 
 def check(name: str, **values: Any) -> None:
-    """Checks arguments of a function that is not decorated, where it has left its shortest way."""
+    """Checks arguments of an undecorated function, off its fast path."""
     declared = FUNCTIONS[name]
     for argument, value in values.items():
         declared[argument].check(argument, value)
 
 
 def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
-    """Takers of the tensors of `function`, for an object whose group has this backend and whose shapes have these sizes."""
+    """Makes takers of the tensors of `function`, for an object whose group has this backend and whose shapes have these
+    sizes."""
     found = SimpleNamespace()
     for name, kind in FUNCTIONS[function].items():
         declared = kind.each if isinstance(kind, Several) else kind

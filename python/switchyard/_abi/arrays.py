@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in and out: numpy arrays and torch tensors as pointers, and memory of the library as arrays.
+"""Conversion of arrays: numpy arrays and torch tensors to pointers, and memory of the library to arrays.
 
-numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are taken as such, and answered with such; otherwise uint16 stands for the bits of
-bf16 and uint8 for those of fp8 e4m3. torch is looked at only if somebody else has imported it.
+numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are accepted, and results then have these types; otherwise uint16 holds
+the bits of bf16 and uint8 those of fp8 e4m3. torch is used only if other code has imported it.
 """
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from .names import CPU, CUDA, DTYPES, invalid, invalid_type, name_of
 
-#: Elements beside row types (0 to 3), for arrays of routing.
+#: Element types other than row types (0 to 3), for arrays of routing.
 I32, I64, U8 = 10, 11, 12
 _ELEMENTS = {"i32": I32, "i64": I64, "u8": U8, **DTYPES}
 _NUMPY = {0: "<u2", 1: "<f2", 2: "<f4", 3: "|u1", I32: "<i4", I64: "<i8", U8: "|u1"}
-#: Of an element.
+#: Bytes of an element.
 _BYTES = {0: 2, 1: 2, 2: 4, 3: 1, I32: 4, I64: 8, U8: 1}
 _NUMPY_CODES: Dict[Any, int] = {
     np.dtype(np.float32): 2, np.dtype(np.float16): 1, np.dtype(np.uint16): 0, np.dtype(np.uint8): 3, np.dtype(np.int32): I32,
@@ -26,7 +26,7 @@ _NUMPY_CODES: Dict[Any, int] = {
 
 
 class _Memory:
-    """Memory of the library as numpy's and torch's protocols for arrays want it; `owner` stays as long as an array refers to it."""
+    """Memory of the library, exposed by numpy's and torch's array protocols; `owner` lives as long as an array refers to it."""
 
     __slots__ = ("__array_interface__", "__cuda_array_interface__", "owner")
 
@@ -40,12 +40,12 @@ class _Memory:
 
 
 class NumpyArrays:
-    """How numpy arrays are read and made."""
+    """Reads and makes numpy arrays."""
 
     backend = CPU
 
     def code(self, array: np.ndarray) -> int:
-        """Row type or element, -1 if it is none of ours."""
+        """Returns the row type or element type, -1 if unsupported."""
         code = _NUMPY_CODES.get(array.dtype)
         if code is None:
             code = {"bfloat16": 0, "float8_e4m3fn": 3}.get(array.dtype.name, -1)
@@ -59,7 +59,7 @@ class NumpyArrays:
         return array.flags.c_contiguous
 
     def has_memory(self, array: np.ndarray) -> bool:
-        """Whether its elements are what lies in its memory."""
+        """Whether the array's elements are stored in its memory."""
         return type(array) is np.ndarray or not isinstance(array, np.ma.MaskedArray)
 
     def where(self, array: np.ndarray) -> Tuple[int, int]:
@@ -80,7 +80,7 @@ class NumpyArrays:
         return np.empty(shape, self._dtype(code, like))
 
     def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Optional[np.ndarray]) -> np.ndarray:
-        """Memory of the library as an array. No copy."""
+        """Wraps memory of the library as an array. No copy."""
         dtype = self._dtype(code, like)
         if not pointer or 0 in shape:
             return np.empty(shape, dtype)
@@ -89,7 +89,7 @@ class NumpyArrays:
 
 
 class TorchArrays:
-    """How torch tensors are read and made, on the CPU and on GPUs."""
+    """Reads and makes torch tensors, on the CPU and on GPUs."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -98,10 +98,10 @@ class TorchArrays:
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
         self.dtypes = {code: dtype for dtype, code in self.codes.items()}
-        #: The handle of a GPU's current stream: without an object for it, where torch can.
+        #: Returns the handle of a GPU's current stream, without making a stream object where torch supports that.
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
-        # How the code that torch.compile makes allocates: less than half of the time of Tensor.new_empty.
+        # The allocation functions of code made by torch.compile, which take less than half of the time of Tensor.new_empty.
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
         self.increment_version = torch.autograd.graph.increment_version
@@ -111,7 +111,7 @@ class TorchArrays:
         return self.codes.get(tensor.dtype, -1)
 
     def rows(self, number: int, columns: int, like: Any) -> Any:
-        """A fresh tensor [number, columns] of the type and on the device of `like`, which is no subclass of Tensor."""
+        """Makes a fresh tensor [number, columns] of the type and on the device of `like`, which is no subclass of Tensor."""
         if like.is_cuda:
             if self._empty_cuda is not None and like.get_device() == self._current_device():
                 return self._empty_cuda((number, columns), (columns, 1), like.dtype)
@@ -126,7 +126,7 @@ class TorchArrays:
         return tensor.layout is self._strided and tensor.is_contiguous()
 
     def has_memory(self, tensor: Any) -> bool:
-        """Whether its elements are what lies in its memory: not of sparse tensors, nor of wrappers such as DTensor."""
+        """Whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as DTensor."""
         if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
             return tensor.layout is self._strided
         return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
@@ -143,12 +143,12 @@ class TorchArrays:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
 
     def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Any) -> Any:
-        """Memory of the library as a tensor on `like`'s device. No copy."""
+        """Wraps memory of the library as a tensor on `like`'s device. No copy."""
         dtype = self.dtypes[code]
         if not pointer or 0 in shape:
             return self.torch.empty(shape, dtype=dtype, device=like.device)
         if like.is_cuda:
-            # No unsigned 16-bit numbers: torch's protocol takes bits of bf16 as signed ones.
+            # torch's protocol has no unsigned 16-bit integers, so the bits of bf16 are passed as signed ones.
             memory = _Memory(pointer, shape, code, owner, True)
             if code == 0:
                 memory.__cuda_array_interface__["typestr"] = "<i2"
@@ -165,7 +165,7 @@ Arrays = Union[NumpyArrays, TorchArrays]
 
 
 class Taken(NamedTuple):
-    """An argument: where it lies, and what it is."""
+    """An argument: its address, shape and type."""
 
     pointer: int
     shape: Tuple[int, ...]
@@ -180,7 +180,7 @@ def is_tensor(array: Any) -> bool:
 
 
 def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
-    """The array itself, or its numpy twin if it speaks DLPack, and what handles it."""
+    """Returns the array, or its numpy counterpart if it supports DLPack, and the object that handles its kind."""
     global _torch
     if is_tensor(array):
         if _torch is None:
@@ -191,15 +191,15 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array), NUMPY
-        except Exception as error:  # whatever the other library raises
+        except Exception as error:  # the other library may raise anything
             invalid(f"{name} is {type(array).__module__}.{type(array).__name__}, which numpy cannot read by DLPack ({error}): give a numpy "
                     f"array or a torch tensor; bits of bf16 may be uint16, of fp8 uint8")
     invalid_type(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
 
 
 def written(*arrays: Any) -> None:
-    """Raises the version counters of torch tensors among `arrays`, whose memory the library wrote: autograd then refuses a backward pass
-    that needs what they held before."""
+    """Raises the version counters of torch tensors among `arrays`, which the library has written: autograd then refuses a
+    backward pass that needs their previous content."""
     if _torch is not None:
         for each in arrays:
             if isinstance(each, _torch.torch.Tensor):
@@ -211,7 +211,7 @@ def describe(shape: Sequence[object]) -> str:
 
 
 def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
-    """Whether an array of the shape `given` is as `shape` says, where a word stands for any number."""
+    """Whether the shape `given` matches `shape`, in which a word matches any number."""
     if len(given) != len(shape):
         return False
     for want, got in zip(shape, given):
@@ -221,12 +221,13 @@ def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
 
 
 def arrays_of_torch() -> Any:
-    """What handles tensors, once :func:`code_of` has known one."""
+    """Returns the handler of tensors, once :func:`code_of` has recognized one."""
     return _torch
 
 
 def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: int) -> Optional[int]:
-    """Row type or element of a torch tensor that is as :func:`take` wants it, of exactly this shape. None: take will tell."""
+    """Returns the row type or element type of a torch tensor that :func:`take` would accept with exactly this shape. None: take
+    decides."""
     if _torch is None or not isinstance(tensor, _torch.Tensor):
         return None
     code = _torch.codes.get(tensor.dtype)
@@ -236,7 +237,7 @@ def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: 
 
 
 def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int) -> Optional[int]:
-    """The same of any number of rows."""
+    """Like :func:`code_of`, for any number of rows."""
     if _torch is None or not isinstance(tensor, _torch.Tensor):
         return None
     code = _torch.codes.get(tensor.dtype)
@@ -247,8 +248,8 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
 
 
 class Taker:
-    """A tensor argument of one object: its name, what is allowed, and the check of what a call gives. In `shape` a word stands for any
-    number. `strided`: it need not be dense. `written`: the call writes into it."""
+    """A tensor argument of one object: its name, the allowed values, and the check of the value that a call passes. In `shape`
+    a word matches any number. `strided`: it need not be dense. `written`: the call writes into it."""
 
     __slots__ = ("name", "shape", "types", "backend", "strided", "written", "_rest")
 
@@ -258,10 +259,11 @@ class Taker:
         self._rest = shape[1:]
 
     def __call__(self, array: Any, first: Optional[int] = None, types: Optional[Tuple[int, ...]] = None, device: int = -1) -> Taken:
-        """Where `array` lies. Raises InvalidArgument, which names what is allowed. `first`: the first size, if only the call knows it.
-        `types`: those that this call allows. `device`: the GPU that it must be on, -1: that of the group, which the library checks."""
+        """Returns address, shape and type of `array`. Raises InvalidArgument, which names the allowed values. `first`: the
+        first size, if only the call determines it. `types`: those that this call allows. `device`: the GPU that it must be on,
+        -1: that of the group, which the library checks."""
         codes, shape = types or self.types, self.shape if first is None else (first, *self._rest)
-        # The ways of correct calls.
+        # Fast paths of correct calls.
         if type(array) is np.ndarray:
             code, flags = _NUMPY_CODES.get(array.dtype), array.flags
             if code in codes and not self.backend and (array.shape == shape or _fits(array.shape, shape)) and flags.aligned and (self.strided or flags.c_contiguous) \
@@ -279,7 +281,7 @@ class Taker:
         return self._look(array, shape, codes, device)
 
     def _look(self, array: Any, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], device: int) -> Taken:
-        """The same for any array, with the reason why not."""
+        """Like :meth:`__call__`, for any array, and names the reason for a refusal."""
         name = self.name
         array, arrays = arrays_of(array, name)
         given = tuple(array.shape)
@@ -301,12 +303,12 @@ class Taker:
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
          strided: bool = False, written: bool = False) -> Taken:
-    """`array` as an argument whose shape follows from others of the call."""
+    """Takes `array` as an argument whose shape follows from other arguments of the call."""
     return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
 
 
 def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:
-    """Refuses arrays whose memory is not what the library would read or write."""
+    """Refuses arrays whose memory does not hold the elements that the library would read or write."""
     if not arrays.has_memory(array):
         kind = type(array).__name__ if isinstance(array, np.ndarray) else f"{type(array).__name__}, layout {array.layout}"
         invalid(f"{name} is a {kind}: must be a plain array in memory of its own, without masks, and not sparse")
@@ -320,7 +322,7 @@ def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written:
 
 
 def _bytes(taken: Taken) -> int:
-    """From the first element to behind the last one, if there are no gaps."""
+    """Size from the first element to the end of the last one, if there are no gaps."""
     size = _BYTES[taken.code]
     for each in taken.shape:
         size *= each
@@ -328,7 +330,8 @@ def _bytes(taken: Taken) -> int:
 
 
 def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
-    """Refuses an argument that the call writes into if it shares memory with another one of the call, whose rows ranks read meanwhile."""
+    """Refuses an argument that the call writes if it shares memory with another argument, whose rows other ranks read
+    meanwhile."""
     begin = written.pointer
     end = begin + _bytes(written)
     for other, taken in others.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library: where it is found, what is checked when it is loaded, and how its failures become exceptions.
+"""The shared library: its location, the checks at load time, and conversion of its failures to exceptions.
 
-Calls go through ctypes, which releases the interpreter's lock while the library works. Structs are made once per object and filled
-again for each call, because making them costs more than the call.
+Calls go through ctypes, which releases the interpreter's lock while the library works. Structs are made once per object and
+refilled for each call, because making them costs more than the call.
 """
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .names import invalid
 from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-#: Versions of the library that this package was written for.
+#: Version of the library that this package was written for.
 _MAJOR, _MINOR = 0, 1
 
-# Arguments of every function that is called; all return switchyard_code_t. `p` is any pointer, `i` an int32_t, `l` an int64_t, `z` a
-# size_t, `s` a text.
+# Argument types of every function that is called; all return switchyard_code_t. `p` is any pointer, `i` an int32_t, `l` an
+# int64_t, `z` a size_t, `s` a text.
 _SIGNATURES = {
     "sy_struct_bytes": "sp", "sy_version": "ppp",
     "sy_last_wait_report": "p", "sy_last_peer_failure": "pp", "sy_last_missing_ranks": "p",
@@ -83,7 +83,7 @@ class Library(NamedTuple):
 
 
 def _build_trees() -> List[Path]:
-    """Build folders of a clone that this package lies in, if it does."""
+    """Returns the build folders of the clone that contains this package, if any."""
     root = _PACKAGE.parent.parent
     if not (root / "include" / "switchyard" / "c" / "switchyard.h").is_file():
         return []
@@ -91,7 +91,7 @@ def _build_trees() -> List[Path]:
 
 
 def _candidates(stem: str, variable: str) -> List[str]:
-    """Where a library may be, in the order in which it is looked for."""
+    """Returns the possible locations of a library, in search order."""
     given = os.environ.get(variable)
     if given:
         return [given]
@@ -101,7 +101,7 @@ def _candidates(stem: str, variable: str) -> List[str]:
 
 
 def stem_of(path: Path) -> str:
-    """The name of a library without version, and without what auditwheel adds to it."""
+    """Returns the name of a library without version and without auditwheel's suffix."""
     return path.name.split(".")[0].split("-")[0]
 
 
@@ -146,7 +146,7 @@ _layer: Optional[Library] = None
 
 
 def library() -> Library:
-    """libswitchyard, loaded at the first call."""
+    """Returns libswitchyard, loaded at the first call."""
     global _library
     if _library is None:
         _library = _load()
@@ -157,8 +157,8 @@ _bare: Dict[str, Any] = {}
 
 
 def bare(name: str) -> Any:
-    """A function of the library that is called without looking at its arguments: they are objects of ctypes, of the right types. That is
-    shorter than a conversion of each."""
+    """Returns a function of the library that is called without conversion of its arguments, which must be ctypes objects of the
+    right types. That is faster than converting each."""
     function = _bare.get(name)
     if function is None:
         function = _bare[name] = library().functions[name]  # an object of its own, unlike the attribute
@@ -167,7 +167,7 @@ def bare(name: str) -> Any:
 
 
 def layer_library() -> Library:
-    """libswitchyard_layer. A wheel has it only if it was built with it, because it brings 40 MB of oneDNN."""
+    """Returns libswitchyard_layer. A wheel contains it only if it was built with it, because it adds 40 MB of oneDNN."""
     global _layer
     if _layer is None:
         library()
@@ -185,7 +185,7 @@ def _report() -> WaitReport:
 
 
 def failure(code: int) -> SwitchyardError:
-    """The exception for this thread's last failed call, which returned `code`."""
+    """Returns the exception for this thread's last failed call, which returned `code`."""
     functions = library().functions
     text = in_python(functions.sy_last_error().decode(errors="replace"))
     if code == Code.PEER_TIMEOUT:
@@ -202,13 +202,13 @@ def failure(code: int) -> SwitchyardError:
 
 
 def check(code: int) -> None:
-    """Raises what `code` stands for."""
+    """Raises the exception of `code`, if it is an error."""
     if code:
         _raise(code)
 
 
 def check_collective(code: int) -> None:
-    """Like check, for collective functions of the library, which report to the peers what they return."""
+    """Like check, for collective functions of the library, which report their error to the peers."""
     if code:
         error = failure(code)
         error.peers_know = True
@@ -216,7 +216,7 @@ def check_collective(code: int) -> None:
 
 
 def number_from(function: Any, *arguments: Any) -> int:
-    """What a function writes to the int64_t that is its last argument."""
+    """Returns the number that a function writes to the int64_t that is its last argument."""
     number = c_int64()
     check(function(*arguments, byref(number)))
     return number.value
@@ -226,15 +226,16 @@ def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 
 
-# Number of forks between the process that imported this and this one. Objects are of the process that made them: a forked child lacks
-# its threads and the memory that a fork does not pass on, so the child's calls raise, and it gives nothing back.
+# Number of forks between the process that imported this module and this one. Objects belong to the process that made them: a
+# forked child lacks its threads and the memory that a fork does not pass on, so the child's calls raise, and it releases
+# nothing.
 _process = [0]
 _locks: "MutableSet[CallLock]" = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In the child. Objects with calls lose their pointers, so that the shortest ways of calls, which look at nothing else, end in
-    :func:`alive`. Locks that other threads of the parent held would stay locked."""
+    """Runs in the child. Objects with calls lose their pointers, so that the fast paths of calls, which check nothing else, end
+    in :func:`alive`. Locks that other threads of the parent held would stay locked."""
     _process[0] += 1
     for lock in list(_locks):
         lock.reset()
@@ -246,17 +247,17 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CallLock:
-    """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
-    collects them there may be what the call is waiting for, are given back when the call has returned."""
+    """Admits one thread at a time to the calls of a group. Objects that end on another thread meanwhile are released when the
+    call has returned: that thread must not wait, because the call may be waiting for the thread that collects them."""
 
     __slots__ = ("acquire", "release_only", "later", "members", "_lock", "__weakref__")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: What belongs to objects of the group that have calls: it ends with the group.
+        #: Objects of the group that have calls: they end with the group.
         self.members: MutableSet[Owned] = weakref.WeakSet()
         _locks.add(self)
-        # Whoever calls `release_only` calls `give_back` if there is something `later`.
+        # A caller of `release_only` must call `give_back` if `later` is not empty.
         self.acquire, self.release_only = self._lock.acquire, self._lock.release
         self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
 
@@ -272,12 +273,12 @@ class CallLock:
         self.release()
 
     def reset(self) -> None:
-        """In a forked child: nobody holds the lock there."""
+        """Resets the lock in a forked child, where no thread holds it."""
         self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own modules do
         self.later.clear()
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
-        """Now, if nobody is in a call; else by who is."""
+        """Releases at once if no thread is in a call; otherwise the thread in the call does."""
         self.later.append((destroy, pointer))
         self.give_back()
 
@@ -287,14 +288,14 @@ class CallLock:
                 destroy, pointer = self.later.popleft()
                 destroy(pointer)
             except IndexError:
-                pass  # somebody else was faster
+                pass  # another thread was faster
             finally:
                 self._lock.release()
 
 
 class Owned:
-    """Something of the library that is given back once, when nothing refers to it any more. `keeps` are Python objects that must
-    stay as long. With a `lock` it is not given back while a thread is in a call of its group."""
+    """An object of the library that is released once, when it is no longer referenced. `keeps` are Python objects that must
+    live as long. With a `lock` it is not released while a thread is in a call of its group."""
 
     __slots__ = ("pointer", "_destroy", "_lock", "_keeps", "_made_in", "__weakref__")
 
@@ -309,7 +310,7 @@ class Owned:
         raise TypeError("an object of switchyard belongs to its process and cannot be pickled or copied")
 
     def close(self) -> None:
-        """Gives it back now, once."""
+        """Releases it now, once."""
         pointer, self.pointer = self.pointer, None
         if pointer and self._made_in == _process[0]:
             if self._lock is None:
@@ -329,7 +330,8 @@ class Owned:
 
 
 def alive(owned: Owned, what: str, group: Any = None) -> int:
-    """The pointer of `owned`. Raises if it was closed, alone or with its group, or was made by a process that this one was forked from."""
+    """Returns the pointer of `owned`. Raises if it was closed, alone or with its group, or was made by a process from which
+    this one was forked."""
     pointer = owned.pointer
     if pointer and owned._made_in == _process[0]:
         return pointer

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of arguments: what a declaration in arguments.py says of an argument, and the check of a value against it.
+"""Kinds of arguments: the declarations used in arguments.py, and the check of a value against each.
 
-``check(name, value)`` returns the value as the library takes it, or raises InvalidArgument (InvalidType if the type is wrong), whose text
-names the argument, what was given, and what is allowed. Tensors are checked by :func:`.arrays.take`, with sizes of the call.
+``check(name, value)`` returns the value in the library's form, or raises InvalidArgument (InvalidType if the type is wrong),
+whose text names the argument, its value and the allowed values. Tensors are checked by :func:`.arrays.take`, with sizes of the
+call.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .names import DTYPES, dtype_of, invalid, invalid_type, value_of
 
 
 def shown(value: object) -> str:
-    """`value` in the text of an error, at most 60 characters."""
+    """Returns `value` for the text of an error, in at most 60 characters."""
     try:
         text = repr(value)
     except Exception:  # an object of the caller's
@@ -28,9 +29,9 @@ def _wrong_type(name: str, value: object, allowed: str) -> NoReturn:
 
 
 class Tensor(NamedTuple):
-    """An array or tensor. `shape` has numbers and symbols: a symbol that neither the object nor the call knows stands for any number.
-    `types` are row types and elements. `written`: the call writes into it, so it must not be read-only or share memory with another
-    argument. `strided`: need not be dense. `pair`: fp8 rows come as (rows, scales)."""
+    """An array or tensor. `shape` has numbers and symbols: a symbol that neither the object nor the call defines matches any
+    number. `types` are row types and element types. `written`: the call writes into it, so it must not be read-only or share
+    memory with another argument. `strided`: need not be dense. `pair`: fp8 rows are given as (rows, scales)."""
 
     shape: Tuple[Union[str, int], ...]
     types: Tuple[int, ...]
@@ -41,7 +42,7 @@ class Tensor(NamedTuple):
 
 
 class Integer(NamedTuple):
-    """A whole number in [low, high]: Python's, numpy's, or anything with ``__index__`` but a bool."""
+    """An integer in [low, high]: Python's, numpy's, or any object with ``__index__`` except a bool."""
 
     low: int
     high: int
@@ -78,7 +79,7 @@ class Real(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """A time of at least a millisecond. `optional`: None stands for no deadline, or for the default."""
+    """A time of at least a millisecond. `optional`: None means no deadline, or the default."""
 
     optional: bool = False
 
@@ -94,7 +95,7 @@ class Seconds(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word of an enumeration. None stands for "none" where there is such a word, or for the default if `optional`."""
+    """A word of an enumeration. None means "none" where that word exists, or the default if `optional`."""
 
     table: Dict[str, int]
     optional: bool = False
@@ -161,7 +162,7 @@ class Content(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """An object of this package: the name of its class, and how callers get one."""
+    """An object of this package: the name of its class, and how callers obtain one."""
 
     name: str
     source: str
@@ -176,7 +177,7 @@ class Instance(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """An object of somebody else's class, known by an attribute. None, if `optional`."""
+    """An object of a foreign class, recognized by an attribute. None, if `optional`."""
 
     what: str
     attribute: str
@@ -196,7 +197,7 @@ class Any_(NamedTuple):
 
 
 class Several(NamedTuple):
-    """At most `most` of them, in a tuple or list, or one alone, or None."""
+    """At most `most` tensors, in a tuple or list, or a single one, or None."""
 
     each: Tensor
     most: int
@@ -204,7 +205,7 @@ class Several(NamedTuple):
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
-#: Any int32_t or int64_t: the library says which of them an argument allows.
+#: Any int32_t or int64_t: the library checks which values an argument allows.
 ANY_INT32, ANY_INT64 = Integer(-INT32 - 1, INT32), Integer(-INT64 - 1, INT64)
 BYTES = Integer(0, INT64)
 ROW_TYPES = tuple(DTYPES.values())

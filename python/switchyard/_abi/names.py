@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for the enumerations of the C interface, and errors that name what is allowed."""
+"""Words for the enumerations of the C interface, and errors that name the allowed values."""
 from __future__ import annotations
 
 from typing import Dict, NoReturn, Union
@@ -32,32 +32,32 @@ RANK_MAJOR, EXPERT_MAJOR = 0, 1
 PER_RANK, PER_ROUTE = 0, 1
 CPU, CUDA = 0, 1
 
-# What other libraries call the same types.
+# Names of the same types in other libraries.
 _ALIASES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32", "float8_e4m3fn": "fp8_e4m3",
             "fp8": "fp8_e4m3"}
 
 
 def name_of(table: Dict[str, int], value: int) -> str:
-    """The word for `value`."""
+    """Returns the word for `value`."""
     return next((word for word, number in table.items() if number == value), str(value))
 
 
 def invalid(text: str) -> NoReturn:
-    """Raises InvalidArgument for what the library has not seen."""
+    """Raises InvalidArgument for an error that Python found before the library."""
     error = InvalidArgument(text)
     error.found_by_python = True
     raise error
 
 
 def invalid_type(text: str) -> NoReturn:
-    """Raises InvalidType, which is a TypeError too."""
+    """Raises InvalidType, which is also a TypeError."""
     error = InvalidType(text)
     error.found_by_python = True
     raise error
 
 
 def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> int:
-    """The number of `word`. `None` is "none" where there is such a word."""
+    """Returns the number of `word`. `None` is "none" where that word exists."""
     key = "none" if word is None and "none" in table else word
     try:
         return table[key]  # type: ignore[index]
@@ -66,7 +66,7 @@ def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> in
 
 
 def dtype_of(argument: str, dtype: object) -> int:
-    """The number of a row type, given as one of our words, or as a numpy or torch dtype."""
+    """Returns the number of a row type, given as one of the package's words, or as a numpy or torch dtype."""
     word = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     word = _ALIASES.get(word, word)
     if word in DTYPES:

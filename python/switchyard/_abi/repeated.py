@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are like one before: the shortest way to the library, for tensors of torch.
+"""Repeated calls: the shortest path to the library, for torch tensors.
 
-A call that was looked at in full tells what its tensors are (``learn``). A later one whose tensors have the same types and shapes, lie
-where tensors of the group lie, and are dense is right, too: of its structs only addresses change. Everything else is none of these
-objects' business: they say so, nothing has happened, and the caller takes the way that finds out what is wrong, if anything is.
+A fully checked call records the properties of its tensors (``learn``). A later call is correct as well if its tensors have the
+same types and shapes, are on the same kind of device and are dense: only addresses change in its structs. These objects decline
+everything else without any effect, and the caller then uses the full path, which reports errors.
 
-On GPUs the library asks the driver where addresses lie, in the first such call. A later one whose tensors are on the same GPU tells that
-their memory is known, because torch knows it, and that takes less time.
+On GPUs the library queries the driver for the location of addresses in the first such call. A later call whose tensors are on
+the same GPU declares their memory as known, because torch tracks it; that takes less time.
 
-Functions of the library are called without types of their arguments (:func:`.ffi.bare`), so addresses are objects of ctypes that are
-made once and filled again. All of this happens in the lock of the group, as in every call.
+Functions of the library are called without argument types (:func:`.ffi.bare`), so addresses are ctypes objects that are made
+once and refilled. All of this runs under the lock of the group, as in every call.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .names import CUDA, DTYPE_BYTES, F32
 
 
 class _Repeated:
-    """What all have: the object of the library, and what torch tells."""
+    """Common part: the object of the library, and torch's functions."""
 
     def __init__(self, exchange: Any, function: str) -> None:
         self._function = bare(function)
@@ -37,15 +37,15 @@ class _Repeated:
         self._hidden: int = exchange.hidden
         self._x = structs.RowView(cols=exchange.hidden)
         self._by_x = byref(self._x)
-        self._type: Any = None  # of rows; None: nothing was learnt
-        self._device = -1  # the GPU that the library has found memory of such a call on
+        self._type: Any = None  # type of rows; None: nothing was learned
+        self._device = -1  # the GPU on which the library has located the memory of such a call
         torch = arrays_of_torch()
         self._Tensor, self._raw_stream, self._rows = torch.Tensor, torch.raw_stream, torch.rows
         self._wrote = torch.increment_version
         self._f32 = torch.dtypes[F32]
 
     def _place(self, options: Any, rows: Any, other: Any, stream: Optional[int]) -> bool:
-        """CUDA: fills what follows from where tensors are; False if they are not on a GPU."""
+        """CUDA: fills the options that depend on the location of the tensors; False if they are not on a GPU."""
         if not (rows.is_cuda and (other is None or other.is_cuda)):
             return False
         device = rows.get_device()
@@ -54,19 +54,19 @@ class _Repeated:
         return True
 
     def _done(self, rows: Any) -> None:
-        """After a call that was right."""
+        """Runs after a successful call."""
         if self._device < 0 and self._cuda and self._x.data:
             self._device = rows.get_device()
 
 
 class _Weighted(_Repeated):
-    """Calls of low latency, whose options may name weights."""
+    """Low-latency calls, whose options may refer to weights."""
 
     _options: Any
     _weighted = False
 
     def _take_weights(self, weights: Any, shape: Any) -> bool:
-        """Names weights float32 of this shape, or none; False if they are something else."""
+        """Sets float32 weights of this shape, or none; False if `weights` is anything else."""
         if weights is None:
             self._options.weights, self._weighted = None, False
             return True
@@ -90,7 +90,7 @@ class Dispatch(_Weighted):
         self._ids_shape: Any = None
 
     def learn(self, x: Any, ids: Any) -> None:
-        """Of a call that was right, in the lock."""
+        """Learns from a successful call, under the lock."""
         if type(x) is not self._Tensor or type(ids) is not self._Tensor:
             return
         codes = arrays_of_torch().codes
@@ -99,7 +99,7 @@ class Dispatch(_Weighted):
         self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[ids.dtype] == I64)
 
     def __call__(self, x: Any, ids: Any, weights: Any, output: Any, stream: Optional[int] = None) -> bool:
-        """False: this is not for it. `stream`: None: the current one of x's GPU."""
+        """False: not applicable. `stream`: None: the current one of x's GPU."""
         tensor = self._Tensor
         if type(x) is not tensor or type(ids) is not tensor or output._at is None:
             return False
@@ -145,13 +145,13 @@ class Combine(_Weighted):
         self._result = c_void_p()
 
     def learn(self, y: Any) -> None:
-        """Of a call that was right, in the lock."""
+        """Learns from a successful call, under the lock."""
         if type(y) is self._Tensor:
             self._type, self._shape = y.dtype, y.shape
             self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
 
     def __call__(self, y: Any, received: Any, weights: Any, stream: Optional[int] = None) -> Any:
-        """The sums, or None: this is not for it."""
+        """Returns the sums, or None: not applicable."""
         if type(y) is not self._Tensor or received._at is None or y.requires_grad or (weights is not None and weights.requires_grad):
             return None
         self._acquire()
@@ -178,15 +178,15 @@ class Combine(_Weighted):
 
 
 class _Normal(_Repeated):
-    """Calls of normal mode of rows without scales, of any number."""
+    """Normal-mode calls of rows without scales, of any number."""
 
     def learn(self, x: Any) -> None:
-        """Of a call that was right, in the lock."""
+        """Learns from a successful call, under the lock."""
         if type(x) is self._Tensor:
             self._type, self._x.dtype = x.dtype, arrays_of_torch().codes[x.dtype]
 
     def _take(self, x: Any, options: Any, num_sms: int, stream: Optional[int]) -> bool:
-        """Fills what is told of `x`, in the lock."""
+        """Fills the view of `x`, under the lock."""
         shape = x.shape
         if x.dtype is not self._type or len(shape) != 2 or shape[1] != self._hidden or not x.is_contiguous() or not self._owned.pointer:
             return False
@@ -209,7 +209,7 @@ class NormalCombine(_Normal):
         self._result, self._nothing = c_void_p(), c_void_p()
 
     def __call__(self, y: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
-        """The sums, or None: this is not for it."""
+        """Returns the sums, or None: not applicable."""
         if type(y) is not self._Tensor or handle._at is None or handle._tokens is None:
             return None
         self._acquire()
@@ -228,7 +228,7 @@ class NormalCombine(_Normal):
 
 
 class NormalDispatch(_Normal):
-    """A dispatch by a handle into a tensor, new or the caller's, of which nothing else is wanted."""
+    """A dispatch by a handle into a tensor, new or the caller's, without any other result."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_exchange_dispatch_cached")
@@ -246,13 +246,13 @@ class NormalDispatch(_Normal):
         self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
-        """Whether so many rows like x's can be delivered there."""
+        """Whether `out` can hold `number` rows like x's."""
         shape = out.shape
         return (out.dtype is x.dtype and len(shape) == 2 and shape[0] >= number and shape[1] == self._hidden and out.is_contiguous()
                 and (out.get_device() == x.get_device() if self._cuda else out.is_cpu))
 
     def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None, out: Any = None) -> Any:
-        """The rows, the first of `out` if it is given, or None: this is not for it."""
+        """Returns the rows, the first of `out` if it is given, or None: not applicable."""
         if type(x) is not self._Tensor or handle._at is None:
             return None
         self._acquire()

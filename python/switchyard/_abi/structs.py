@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 
 class Struct(ctypes.Structure):
-    """A struct that tells its size. ``name`` is its name in C; ``defaults`` are the members whose default is not zero."""
+    """A struct that contains its size. ``name`` is its name in C; ``defaults`` are the members whose default is not zero."""
 
     name = ""
     defaults: Dict[str, Any] = {}
@@ -223,7 +223,7 @@ class TraceOptions(Struct):
 
 
 class TracePhase(ctypes.Structure):
-    """sy_trace_phase, an element of what the library returns."""
+    """sy_trace_phase, an element of an array that the library returns."""
 
     _fields_ = [("name", c_char_p), ("category", c_char_p), ("unit", c_char_p), ("rank", c_int32), ("reserved", c_int32),
                 ("count", c_uint64), ("total_ms", c_double), ("max_ms", c_double), ("slowest_ms", c_double), ("arg_sum", c_int64),

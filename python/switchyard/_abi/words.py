@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of the library in the words of Python: it names members of C++ structs, callers gave keywords."""
+"""Translates texts of the library to Python: the library names members of C++ structs, callers passed keywords."""
 from __future__ import annotations
 
 import re
 
-#: Members that have another name as a keyword.
+#: Members whose keyword has another name.
 _KEYWORDS = {
     "num_experts": "experts", "row_type": "dtype", "expert_alignment": "align", "ring_num_channels": "ring_channels", "num_warps": "workers",
     "num_blocks": "workers"}
-#: Classes and functions that have another name.
+#: Classes and functions that have another name in Python.
 _NAMES = (
     ("NormalExchange::", "Exchange."), ("LowLatencyExchange::", "LowLatency."), ("Group::", "Group."), ("Handle::", "Handle."),
     ("LedgerCombine::", "LedgerCombine."), ("MoeLayer::", "MoeLayer."), ("NormalExchange", "Exchange"), ("LowLatencyExchange", "LowLatency"),
@@ -20,7 +20,7 @@ _ALONE = re.compile(r"\b(num_experts|row_type|expert_alignment)(?= (?:=|differs)
 
 
 def in_python(text: str) -> str:
-    """`text` with the names that Python's callers know."""
+    """Returns `text` with the names of the Python API."""
     if "::" in text:
         text = _RINGS.sub(lambda found: f"ring_{found[1].replace('num_', '')}", text)
         text = _MEMBER.sub(lambda found: _KEYWORDS.get(found[1] or found[2], found[1] or found[2]), text)

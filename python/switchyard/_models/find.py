@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of a model are experts, how many of them a token has, and what computes them."""
+"""Finds the experts modules of a model, the number of experts per token, and the implementation that computes them."""
 from __future__ import annotations
 
 import copy
@@ -12,15 +12,15 @@ from ..errors import InvalidArgument, LibraryNotFound
 if TYPE_CHECKING:
     import torch
 
-#: Names of the second and the third argument of an experts module's forward; the first is hidden_states.
+#: Names of the second and third arguments of an experts module's forward; the first is hidden_states.
 _ARGUMENTS = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
 _WAYS = ("automatic", "module", "grouped", "layer")
-#: Names under which routers and configs say how many experts a token has.
+#: Names under which routers and configs hold the number of experts per token.
 _TOPK = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
 class Found(NamedTuple):
-    """An experts module: its name in the model, itself, and experts of a token."""
+    """An experts module: its name in the model, the module, and the number of experts per token."""
 
     name: str
     module: Any
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def _lacks(module: Any) -> Optional[str]:
-    """What keeps this module from being an experts module; None: it is one. "": nothing of it looks like experts."""
+    """Returns the reason why this module is no experts module; None: it is one. "": it does not resemble experts at all."""
     kind, parameters = type(module).__name__, dict(module.named_parameters(recurse=False))
     parametrized = getattr(module, "parametrizations", {})
     three = [name for name, each in parameters.items() if each.dim() == 3]
@@ -50,7 +50,8 @@ def _lacks(module: Any) -> Optional[str]:
 
 
 def experts_modules(model: Any, topk: Optional[int]) -> List[Found]:
-    """All experts modules, none divided yet. InvalidArgument, which names what comes nearest, if there is none."""
+    """Returns all experts modules, none divided yet. If there is none, raises InvalidArgument, which names the closest
+    candidates."""
     if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
         raise InvalidArgument(f"model is a {type(model).__name__}: divide the model first, then wrap it")
     modules, found, near = dict(model.named_modules()), [], {}
@@ -79,7 +80,7 @@ def experts_modules(model: Any, topk: Optional[int]) -> List[Found]:
 
 
 def share_of(module: Any) -> Any:
-    """The share that a divided experts module calls, else None."""
+    """Returns the share that a divided experts module calls, else None."""
     return getattr(vars(module).get("forward"), "__self__", None) if hasattr(vars(module).get("forward"), "_is_a_share") else None
 
 
@@ -92,7 +93,8 @@ def _number(holder: Any) -> Optional[int]:
 
 
 def _topk_of(model: Any, parent: Any, module: Any, topk: Optional[int]) -> int:
-    """What is given; else what the router beside the module says, the block around both, the module's own config, or the model's."""
+    """Returns `topk` if given; else the value of the router next to the module, of the block around both, of the module's own
+    config, or of the model's."""
     if topk is not None:
         return topk
     config = getattr(model, "config", None)
@@ -106,7 +108,7 @@ def _topk_of(model: Any, parent: Any, module: Any, topk: Optional[int]) -> int:
 
 
 def _row_type(model: Any, weights: "torch.Tensor") -> "torch.dtype":
-    """The widest type of rows: that of the weights, or, where these are quantized, of the model's hidden states."""
+    """Returns the widest type of rows: that of the weights, or, if these are quantized, that of the model's hidden states."""
     import torch
 
     rows = (torch.bfloat16, torch.float16, torch.float32)
@@ -118,29 +120,31 @@ def _row_type(model: Any, weights: "torch.Tensor") -> "torch.dtype":
 
 
 def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hosts: int) -> Dict[str, Any]:
-    """Keywords of the :class:`Exchange` of a module."""
+    """Returns the keywords of the :class:`Exchange` of a module."""
     module = found.module
     weights = getattr(module, "down_proj", None)
     if weights is None or weights.dim() != 3:
         raise InvalidArgument(f"{type(module).__name__} has no down_proj of three dimensions, which would tell the size of a row")
     hidden = weights.shape[2] if getattr(module, "is_transposed", False) else weights.shape[1]
-    # The worst routing sends all rows of all ranks to one: on the CPU rings bound the memory, where all ranks share a host.
+    # The worst routing sends all rows of all ranks to one rank: on the CPU rings bound the memory if all ranks share a host.
     return {"hidden": hidden, "experts": int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
             "dtype": _row_type(model, weights), "staging": "ring" if backend == "cpu" and hosts == 1 else "direct", "routing_gradients": True}
 
 
 def layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
-    """Keywords of the :class:`MoeLayer` of a module. A view, on the CPU too, so that weights that change in place are seen."""
+    """Returns the keywords of the :class:`MoeLayer` of a module. A view, on the CPU too, so that in-place changes of weights
+    take effect."""
     shape = {name: config[name] for name in ("hidden", "experts", "topk", "max_tokens", "dtype")}
     return {**shape, "intermediate": module.down_proj.shape[2], "storage": "view"}
 
 
-# ---- What computes experts in passes without gradients ----
+# ---- Implementations of experts in passes without gradients ----
 
 
 def _computes_swiglu(module: Any) -> bool:
-    """Whether the module's class computes SwiGLU with the gate rows first: it is run on small weights on the CPU, with values near zero,
-    where activations differ, and large ones, where limits show. H is not I, so that transposed weights do not fit."""
+    """Whether the module's class computes SwiGLU with the gate rows first: runs it with small weights on the CPU, on values
+    near zero, where activations differ, and on large ones, where limits take effect. H differs from I, so that transposed
+    weights do not fit."""
     import torch
 
     hidden, intermediate, generator = 24, 16, torch.Generator("cpu").manual_seed(0)
@@ -156,7 +160,7 @@ def _computes_swiglu(module: Any) -> bool:
     with torch.no_grad():
         try:
             got = inspect.unwrap(type(module).forward)(twin, x, ids, torch.ones((8, 1), device="cpu"))
-        except Exception:  # a module that cannot be run so may compute anything
+        except Exception:  # a module that cannot run this way may compute anything
             return False
         gate, up = torch.einsum("tnk,tk->tn", w13[ids[:, 0]], x).chunk(2, dim=-1)
         want = torch.einsum("tnk,tk->tn", w2[ids[:, 0]], torch.nn.functional.silu(gate) * up)
@@ -164,7 +168,7 @@ def _computes_swiglu(module: Any) -> bool:
 
 
 def _why_not(module: Any) -> Optional[str]:
-    """Why the library's own products cannot stand for this module; None: they can."""
+    """Returns the reason why the library's own products cannot replace this module; None: they can."""
     kind, parameters = type(module).__name__, dict(module.named_parameters(recurse=False))
     if sorted(parameters) != ["down_proj", "gate_up_proj"]:
         return f"{kind} has the parameters {', '.join(sorted(parameters))}; allowed: gate_up_proj and down_proj"
@@ -183,7 +187,7 @@ def _why_not(module: Any) -> Optional[str]:
 
 
 def way_of(module: Any, experts: str, backend: str) -> str:
-    """Which of module, grouped and layer computes these experts in passes without gradients. The same on all ranks."""
+    """Returns which of module, grouped and layer computes these experts in passes without gradients. Equal on all ranks."""
     if experts not in _WAYS:
         raise InvalidArgument(f"experts is {experts!r}; allowed: {', '.join(_WAYS)}")
     if experts == "module" or (experts == "automatic" and backend == "cpu"):
@@ -199,12 +203,12 @@ def way_of(module: Any, experts: str, backend: str) -> str:
         return "grouped" if reason is None else "module"
     if reason is not None:
         raise InvalidArgument(f"experts is {experts!r}, but {reason}")
-    layer_library()  # LibraryNotFound here, not in the first pass
+    layer_library()  # raises LibraryNotFound here, not in the first pass
     return experts
 
 
 def distinct(configs: List[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Configs by their text, each once."""
+    """Returns the configs by their text, each once."""
     return {repr(each): each for each in configs}
 
 

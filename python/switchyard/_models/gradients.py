@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of shares. A rank has those of its experts only, so whatever reduces gradients to one number for all parameters, a norm or
-whether all are finite, must see every rank's. Gradients of shares are marked tensors, and functions of torch that make such numbers of
-them (``clip_grad_norm_``, ``GradScaler``) are collective calls that give the number of the undivided model. All else is as of any tensor.
+"""Gradients of shares. A rank has only those of its experts, so any function that reduces gradients to one number for all
+parameters, a norm or whether all are finite, needs those of every rank. Gradients of shares are marked tensors, and the torch
+functions that compute such numbers from them (``clip_grad_norm_``, ``GradScaler``) are collective calls that return the number
+of the undivided model. In everything else they behave like any tensor.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _whole: Any = torch._C.DisableTorchFunctionSubclass
 
 
 def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]:
-    """Norms of vectors of which each rank has a part, by the norms of the parts. Collective."""
+    """Returns the norms of vectors of which each rank has a part, from the norms of the parts. Collective."""
     parts = [struct.unpack(f"{len(norms)}d", each) for each in group.all_gather(struct.pack(f"{len(norms)}d", *norms))]
     columns = list(zip(*parts))
     if math.isinf(order):
@@ -29,7 +30,7 @@ def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]
 
 
 class _Norm(torch.Tensor):
-    """A norm over all ranks, which may be put together with norms that are DTensors, as FSDP has them."""
+    """A norm over all ranks, which may be combined with norms that are DTensors, as FSDP's are."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +60,7 @@ class ShareGradient(torch.Tensor):
 
 
 def mark(gradient: Any, group: Any) -> Any:
-    """`gradient` as that of a share."""
+    """Marks `gradient` as that of a share."""
     marked = gradient.as_subclass(ShareGradient)
     marked._group = group
     return marked
@@ -70,7 +71,7 @@ def _norm(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     with _whole():
         result = func(tensor, *args, **kwargs)
     if result.dim() != 0 or not isinstance(tensor, ShareGradient):
-        return result  # of parts of it
+        return result  # norms of parts of it
     order = 2.0 if order in (None, "fro") else float(order)
     total, = _over_ranks(tensor._group, [float(result)], order)
     return result.new_tensor(total).as_subclass(_Norm)
@@ -88,7 +89,7 @@ def _norms(func: Any, tensors: Any, order: Any = 2, **kwargs: Any) -> Any:
 
 
 def _check_and_unscale(func: Any, tensors: Any, found: Any, scale: Any) -> Any:
-    """GradScaler: what one rank finds makes all skip the step."""
+    """GradScaler: a non-finite value on one rank makes all ranks skip the step."""
     with _whole():
         func(tensors, found, scale)
     group = next(each._group for each in tensors if isinstance(each, ShareGradient))
@@ -100,17 +101,17 @@ _COLLECTIVE = {torch.linalg.vector_norm: _norm, torch.linalg.norm: _norm, torch.
                torch._foreach_norm: _norms, torch._amp_foreach_non_finite_check_and_unscale_: _check_and_unscale}
 
 
-_shares: Any = WeakIdKeyDictionary()  # of parameters whose gradients are marked
+_shares: Any = WeakIdKeyDictionary()  # shares by parameter, of parameters whose gradients are marked
 
 
 def share_of_parameter(parameter: Any) -> Any:
-    """The share that has `parameter`, or None."""
+    """Returns the share that contains `parameter`, or None."""
     reference = _shares.get(parameter)
     return None if reference is None else reference()
 
 
 def follow(parameter: Any, share: Any, divisor: int) -> None:
-    """Marks the gradients of `parameter` from now on, and divides what each pass adds to them. Once for a parameter."""
+    """Marks the gradients of `parameter` from now on, and divides the gradient that each pass adds. Once per parameter."""
     if parameter in _shares:
         return
     group = share.group

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's experts of one module, and the forward pass that brings all ranks' tokens to them."""
+"""This rank's experts of one module, and the forward pass that sends all ranks' tokens to them."""
 from __future__ import annotations
 
 import copy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """Layers of modules of one shape, which share all memory but their weights."""
+    """Layers of modules of one shape, which share all memory except that of their weights."""
 
     def __init__(self, group: Group, config: Dict[str, Any]) -> None:
         self._group, self._config = group, config
@@ -28,8 +28,8 @@ class Layers:
         return self._of[id(module)]
 
     def make(self, module: Any, w13: Any, w2: Any) -> None:
-        """The layer of this module, instead of one that it had. Collective for the first of all modules, and all ranks make them in
-        the same order."""
+        """Makes the layer of this module, and replaces an existing one. Collective for the first of all modules; all ranks make
+        them in the same order."""
         for each in self._of.values():
             self._of[id(module)] = each.with_weights(w13, w2)
             return
@@ -37,7 +37,8 @@ class Layers:
 
 
 class Share:
-    """See the module. Its ``forward`` replaces that of `module`, whose parameters keep their identity and become the share."""
+    """One module's experts of this rank. Its ``forward`` replaces that of `module`, whose parameters keep their identity and
+    become the share."""
 
     def __init__(self, name: str, module: Any, group: Group, exchange: Exchange, way: str, average: bool, above: List[Any]) -> None:
         self.name, self.group, self.experts = name, group, int(module.num_experts)
@@ -52,7 +53,7 @@ class Share:
         self._gemms: Tuple[GroupedGemm, ...] = ()
         self._places: Any = None
         self._kept: Dict[str, Any] = {}
-        self.saves_plain = False  #: whether state dicts have the share as a plain tensor; full_state_dict asks for that
+        self.saves_plain = False  #: whether state dicts contain the share as a plain tensor; set by full_state_dict
         self._follow()
         module.forward = self.forward
         states.connect(self, module)
@@ -60,7 +61,7 @@ class Share:
     # ---- Copies ----
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Share":
-        """The share of a copy of the module: it has parameters of its own, and the same exchange."""
+        """Returns the share of a copy of the module, which has parameters of its own and the same exchange."""
         twin = Share.__new__(Share)
         memo[id(self)] = twin
         vars(twin).update(vars(self), _gemms=(), _places=None, _kept={})
@@ -77,7 +78,7 @@ class Share:
     # ---- Parameters ----
 
     def _follow(self) -> None:
-        """Parameters that are the module's own now: gradients of these are marked."""
+        """Marks the gradients of the parameters that now belong to the module."""
         from . import gradients
 
         for name in self.names:
@@ -88,11 +89,11 @@ class Share:
                     gradients.follow(parameter, self, self.group.size if self._average else 1)
 
     def parameters(self) -> Dict[str, Any]:
-        """The share's parameters by their names in the module."""
+        """Returns the share's parameters by their names in the module."""
         return {name: self._module._parameters[name] for name in self.names if self._module._parameters.get(name) is not None}
 
     def compute_by(self, layers: Layers) -> None:
-        """Passes without gradients are computed by one of these. Collective."""
+        """Lets one of these layers compute passes without gradients. Collective."""
         self._layers = layers
         if self._module.down_proj.is_cuda == (self.group.backend == "cuda"):
             self._made_layer()
@@ -114,7 +115,7 @@ class Share:
     forward._is_a_share = True  # type: ignore[attr-defined]
 
     def _look(self) -> None:
-        """Whether what is around the model treats the share as one."""
+        """Checks that everything around the model treats the share as a share."""
         wrappers.check(self, self._above, self._average)
         if any(self._module._parameters.get(name) is not parameter for name, parameter in self._kept.items()) or not self._kept:
             wrappers.check_replaced(self, self._module, self._above)
@@ -134,7 +135,7 @@ class Share:
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
 
     def _records(self, *inputs: "torch.Tensor") -> bool:
-        """Whether a pass goes through the module: it records gradients, or the weights are computed from others (LoRA)."""
+        """Whether a pass uses the module: it records gradients, or the weights are computed from others (LoRA)."""
         import torch
 
         if self._way == "module":
@@ -144,8 +145,8 @@ class Share:
         return torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *self._module.parameters()))
 
     def _by_module(self, rows: Any, handle: Any, traced: bool) -> Any:
-        """With sizes that the host does not know, rows behind the last expert's are of no one. A graph does not ask whether there are
-        rows."""
+        """Computes rows by the module. If the host does not have the sizes, the rows after those of the last expert belong to
+        no expert. A graph does not test whether there are rows."""
         import torch
 
         if self._count > 0 and (traced or rows.shape[0] > 0):
@@ -155,7 +156,7 @@ class Share:
             return made if made.dim() == 2 else made.reshape(rows.shape[0], -1)
         if not torch.is_grad_enabled():
             return rows
-        # The backward pass is a call of all ranks, and weights that no row met have gradients of zero.
+        # The backward pass is a call of all ranks, and weights that multiplied no row have gradients of zero.
         nothing = [getattr(self._module, name).flatten()[:0].sum() for name in self.names if getattr(self._module, name).requires_grad]
         return rows + sum(nothing).to(rows.dtype) if nothing else rows
 
@@ -168,7 +169,7 @@ class Share:
         return down(up(rows, handle), handle, out=self._exchange.allocate_rows(handle))
 
     def _made_layer(self) -> MoeLayer:
-        """Where weights have moved, on all ranks alike, it is made anew."""
+        """Returns the layer, made anew if its weights have moved, which happens on all ranks alike."""
         assert self._layers is not None
         w13, w2, moved = self._weights()
         if moved:
@@ -176,9 +177,9 @@ class Share:
         return self._layers[self._module]
 
     def _weights(self) -> Tuple[Any, Any, bool]:
-        """Both weights, and whether they lie elsewhere than in the call before; then calls that read them there are over. What reads them
-        keeps their storage, so no other has its identity meanwhile, but a storage may be given other memory; ranks without experts see a
-        move too."""
+        """Returns both weights, and whether their memory differs from that of the previous call; if so, the calls that read the
+        old memory have ended. The objects that read the weights keep their storage, so no other storage has its identity
+        meanwhile, but a storage may get other memory. Ranks without experts detect a move too."""
         import torch
 
         both = [self._module.gate_up_proj.detach(), self._module.down_proj.detach()]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts. Where the ranks are those of a process group, a share enters one as a DTensor with placement Shard(0), by which
-torch.distributed.checkpoint knows which part it is; a state dict that is loaded may have DTensors, whole tensors or shares.
+"""State dicts. If the ranks are those of a process group, a share is stored as a DTensor with placement Shard(0), from which
+torch.distributed.checkpoint derives its position; a loaded state dict may contain DTensors, whole tensors or shares.
 """
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..errors import InvalidArgument, Mismatch
 from .find import share_of
 
-_seen: Any = weakref.WeakSet()  # optimizers whose state dicts are looked after
+_seen: Any = weakref.WeakSet()  # optimizers whose state dicts are handled
 _watching = False
 
 
 def process_group(group: Any) -> Any:
-    """The process group whose ranks are those of `group`, or None."""
+    """Returns the process group whose ranks are those of `group`, or None."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -29,7 +29,7 @@ def process_group(group: Any) -> Any:
 
 
 def _mesh(share: Any) -> Any:
-    """The device mesh of the ranks; None: they have no process group, or one rank has all."""
+    """Returns the device mesh of the ranks; None: they have no process group, or one rank holds everything."""
     found = getattr(share.group, "_mesh", None)
     if found is None and share.group.size > 1:
         known = process_group(share.group)
@@ -41,7 +41,7 @@ def _mesh(share: Any) -> Any:
 
 
 def as_dtensor(share: Any, tensor: Any) -> Any:
-    """This rank's part `tensor` of a tensor of all experts, as torch knows it; as it is where there is no process group."""
+    """Returns this rank's part `tensor` of a tensor of all experts as a DTensor; unchanged without a process group."""
     mesh = _mesh(share)
     if mesh is None:
         return tensor
@@ -58,7 +58,7 @@ def as_dtensor(share: Any, tensor: Any) -> Any:
 
 
 def as_share(share: Any, tensor: Any) -> Any:
-    """The share of what a state dict has."""
+    """Returns the share of a tensor from a state dict."""
     if hasattr(tensor, "to_local"):
         return tensor.to_local()
     if getattr(tensor, "dim", lambda: 0)() > 0 and tensor.shape[0] == share.experts != len(share.mine):
@@ -86,7 +86,7 @@ def _loading(module: Any, state: Any, prefix: str, *_: Any) -> None:
 
 
 def connect(share: Any, module: Any) -> None:
-    """State dicts of the module, and of optimizers, know its share."""
+    """Registers the share for state dicts of the module and of optimizers."""
     global _watching
     module.register_state_dict_post_hook(_saving)
     module.register_load_state_dict_pre_hook(_loading)
@@ -98,7 +98,7 @@ def connect(share: Any, module: Any) -> None:
 
 
 def whole(share: Any, tensor: Any) -> Any:
-    """The tensor of all experts, on the CPU. Collective."""
+    """Returns the tensor of all experts, on the CPU. Collective."""
     import torch
 
     world, mine = share.group.size, tensor.detach().to("cpu").contiguous()
@@ -116,7 +116,7 @@ def whole(share: Any, tensor: Any) -> Any:
 
 
 def full_state_dict(model: Any) -> Dict[str, Any]:
-    """The state dict of the undivided model. Collective."""
+    """Returns the state dict of the undivided model. Collective."""
     shares = {f"{name}.{each}" if name else each: share for name, module in model.named_modules() if (share := share_of(module)) is not None
               for each in share.names}
     found = dict(model.named_parameters(remove_duplicate=False))
@@ -137,7 +137,7 @@ def full_state_dict(model: Any) -> Dict[str, Any]:
 
 def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict: Optional[Dict[str, Any]] = None,
                     is_main_process: Optional[bool] = None, **keywords: Any) -> None:
-    """save_pretrained of the undivided model. Collective: all ranks call it, and rank 0 writes."""
+    """Runs save_pretrained of the undivided model. Collective: all ranks call it, and rank 0 writes."""
     group = next(share.group for each in self.modules() if (share := share_of(each)) is not None)
     state = full_state_dict(self) if state_dict is None else state_dict
     main = group.rank == 0 if is_main_process is None else is_main_process
@@ -149,7 +149,7 @@ def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict:
 
 
 def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
-    """Place among the optimizer's parameters, share and parameter, of each that is one of experts."""
+    """Returns, for each parameter of experts, its index among the optimizer's parameters, its share and the parameter."""
     from .gradients import share_of_parameter
 
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -158,7 +158,8 @@ def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
 
 
 def _convert(optimizer: Any, state: Any, way: Any) -> Any:
-    """A state dict of the optimizer, whose keys are numbers or names, with its tensors of experts made by `way`."""
+    """Returns a state dict of the optimizer, whose keys are numbers or names, with its tensors of experts converted by
+    `way`."""
     keys, entries = [key for group in state["param_groups"] for key in group["params"]], dict(state["state"])
     for place, share, parameter in _shares_of(optimizer):
         if keys[place] in entries:
@@ -168,7 +169,7 @@ def _convert(optimizer: Any, state: Any, way: Any) -> Any:
 
 
 def _stepping(optimizer: Any, *unused: Any) -> None:
-    """Before each step of any optimizer: one that has shares saves and loads them as models do."""
+    """Runs before each step of any optimizer: makes an optimizer with shares save and load them as models do."""
     if optimizer in _seen:
         return
     _seen.add(optimizer)
@@ -186,7 +187,7 @@ def _stepping(optimizer: Any, *unused: Any) -> None:
 
 
 def named(error: Mismatch, share: Any) -> Mismatch:
-    """The error with names of modules instead of numbers of sites."""
+    """Returns the error with names of modules instead of numbers of sites."""
     names = share.group._sites
     text = re.sub(r"\(site (\d+)\)", lambda match: f"in {names.get(int(match.group(1)), 'another module')}", str(error))
     return Mismatch(f"{text} (this rank was in {share.name})")

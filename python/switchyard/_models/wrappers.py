@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DistributedDataParallel and FSDP must know of shares: they are no replicas, so nothing copies, averages or shards them."""
+"""Shares under DistributedDataParallel and FSDP: they are no replicas, so no wrapper may copy, average or shard them."""
 from __future__ import annotations
 
 import sys
@@ -10,7 +10,7 @@ from .find import share_of
 
 
 def of_experts(model: Any) -> Iterator[Tuple[str, Any]]:
-    """Names and parameters of divided experts: shares, and what was added to their modules, such as factors of LoRA."""
+    """Yields names and parameters of divided experts: shares, and parameters added to their modules, such as LoRA factors."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if share_of(module) is None:
@@ -23,7 +23,7 @@ def of_experts(model: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def keep_out_of_ddp(model: Any) -> None:
-    """Names the shares in the list of what DistributedDataParallel(model) leaves alone."""
+    """Adds the shares to the list of parameters that DistributedDataParallel(model) ignores."""
     kept = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     model._ddp_params_and_buffers_to_ignore = sorted(kept | {name for name, _ in of_experts(model)})
 
@@ -34,7 +34,7 @@ def _active_ddp() -> Any:
 
 
 def _is_sharded(module: Any) -> bool:
-    """Whether fully_shard manages parameters of it."""
+    """Whether fully_shard manages parameters of this module."""
     return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
 
 
@@ -43,7 +43,7 @@ _AVERAGE = ("averages the other parameters' gradients over the ranks, and those 
 
 
 def check(share: Any, above: List[Any], average: bool) -> None:
-    """InvalidArgument if a wrapper is not one for shares. Before each pass that is not traced."""
+    """Raises InvalidArgument if a wrapper does not support shares. Runs before each pass that is not traced."""
     ddp = _active_ddp()
     if ddp is not None:
         inside = {id(each) for each in share.parameters().values()}
@@ -64,7 +64,7 @@ def _training() -> bool:
 
 
 def _checked(share: Any) -> Any:
-    """The DDP modules that were right."""
+    """Returns the DDP modules that passed the check."""
     import weakref
 
     if not hasattr(share, "_ddp"):
@@ -73,7 +73,8 @@ def _checked(share: Any) -> Any:
 
 
 def check_replaced(share: Any, module: Any, above: List[Any]) -> None:
-    """InvalidArgument if FSDP has taken the share's parameters. Others may be replaced by whatever has the share's shape."""
+    """Raises InvalidArgument if FSDP has taken the share's parameters. Other code may replace them by anything of the share's
+    shape."""
     fully = any(map(_is_sharded, above))
     gone = [name for name in share.names if name not in module._parameters and not hasattr(module, "parametrizations")]
     if not fully and not gone:

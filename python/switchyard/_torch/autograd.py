@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces: by the operators of ops.py.
+"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces, through the operators of ops.py.
 
-The backward pass of a dispatch is a combine, and the other way round, by the handle of the forward pass: nothing is counted again.
+The backward pass of a dispatch is a combine, and vice versa, by the handle of the forward pass: nothing is counted again.
 
     rank-major    rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the ranks of t
                   out[t]  = sum of y over ranks        grad_y[r] = grad_out[token of r]
     expert-major  rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the routes of t
                   out[t]  = sum of w[r] y[r]           grad_y[r] = w[r] grad_out[token of r],  grad_w[r] = dot(grad_out[...], y[r])
 
-Gradients of weights belong to the weights' owner: rank-major they travel beside the rows, expert-major through a small exchange whose
-row of route (t, k) has the gradient in column k and zeros elsewhere, so that their sum over routes is row t.
+Gradients of weights belong to the weights' owner: rank-major, they are sent with the rows; expert-major, through a small
+exchange whose row of route (t, k) has the gradient in column k and zeros elsewhere, so that their sum over routes is row t.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _operators = torch.ops.switchyard
 
 
 def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
-    """For the backward pass. Outside graphs there is a cell instead of the plan."""
+    """Saves tensors for the backward pass. Outside graphs there is a cell instead of the plan."""
     ctx.cell = plan if isinstance(plan, _ops.Cell) else None
     ctx.save_for_backward(*tensors, None if ctx.cell is plan else plan)
 
@@ -48,7 +48,7 @@ def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) 
 
 
 def _dispatch_backward(call: Any) -> Any:
-    """The backward pass of a dispatch, by `call`: an operator in graphs, else what it is of."""
+    """Returns the backward pass of a dispatch, by `call`: an operator in graphs, else the operator's function."""
 
     @once_differentiable
     def backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
@@ -69,7 +69,7 @@ def _combine_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -
 
 
 def _combine_backward(call: Any) -> Any:
-    """The backward pass of a combine, likewise."""
+    """Returns the backward pass of a combine, by `call`."""
 
     @once_differentiable
     def backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
@@ -89,7 +89,7 @@ _ops.differentiable("combine", _combine_setup, _combine_backward(_operators.comb
 
 
 class _Dispatch(torch.autograd.Function):
-    """The operator's twin outside graphs, which costs a third of it. (A setup_context of its own would double that.)"""
+    """The operator's counterpart outside graphs, which costs a third of it. (A setup_context of its own would double that.)"""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
@@ -111,7 +111,7 @@ class _Combine(torch.autograd.Function):
 
 
 class _Eager:
-    """What there is of `_operators`, for calls that nobody watches, with cells instead of plans."""
+    """Counterpart of `_operators` for calls that are not observed, with cells instead of plans."""
 
     @staticmethod
     def plan(*_: Any) -> _ops.Cell:
@@ -126,7 +126,7 @@ class _Eager:
 
 
 def _calls() -> Any:
-    """Operators where a graph is made, or a mode of torch such as selective checkpointing is to see them."""
+    """Returns the operators if a graph is made, or if a mode of torch such as selective checkpointing must observe them."""
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return _operators if watched else _Eager
 
@@ -142,11 +142,11 @@ def keep_plans() -> Any:
 
 
 class TracedHandle(Handle):
-    """The routing of a dispatch in a graph that torch.compile traces, where its arrays are results of operators. What a compiled
-    function returns is used as any other handle."""
+    """The routing of a dispatch in a graph that torch.compile traces, where its arrays are results of operators. A handle that
+    a compiled function returns is used like any other."""
 
     def __init__(self, plan: Any, rows: Any, tokens: Any, exchange: "Exchange", received: Any, drops: bool) -> None:
-        # Not the base's: nothing of the library is at hand while a graph is traced.
+        # Does not call the base's constructor: objects of the library do not exist while a graph is traced.
         self._plan, self._like, self._received, self._drops = plan, rows, received, drops
         self._rows_allocated, self._tokens, self._layout = rows.shape[0], tokens, exchange._layout
         self._sizes = (tokens, exchange.topk, exchange._experts_here, exchange._world)
@@ -185,7 +185,7 @@ class TracedHandle(Handle):
     def _real(self) -> Handle:
         return _ops.handle_of(self._plan)
 
-    # What the base has as members, for code outside graphs.
+    # Members of the base class, for code outside graphs.
     _owned = property(lambda self: self._real._owned)  # type: ignore[assignment]
     _view = property(lambda self: self._real._view)  # type: ignore[assignment]
     _arrays = property(lambda self: self._real._arrays)  # type: ignore[assignment]
@@ -203,7 +203,7 @@ def _plan_of(handle: Handle, calls: Any) -> Any:
 
 
 def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Handle]) -> Tuple[Any, bool]:
-    """Rows that a dispatch allocates, and whether it is the counts that say so."""
+    """Returns the number of rows that a dispatch allocates, and whether the counts determine it."""
     if handle is not None:
         return handle._rows_allocated, False
     size, capacity = options[1], options[4]
@@ -213,7 +213,7 @@ def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Ha
 
 
 def _copied(out: Any, rows: Any) -> Any:
-    """`rows` in the first rows of `out`, of whose history nothing is kept."""
+    """Copies `rows` to the first rows of `out`, whose gradient history is dropped."""
     count = rows.shape[0]
     torch._check(count <= out.shape[0], lambda: "out has fewer rows than the dispatch allocates")
     return out.detach().narrow(0, 0, count).copy_(rows)
@@ -221,7 +221,7 @@ def _copied(out: Any, rows: Any) -> Any:
 
 def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...],
              out: Any, gradient: bool) -> Tuple[Any, Handle]:
-    """Exchange.dispatch. `gradient`: x or the weights require one."""
+    """Implements Exchange.dispatch. `gradient`: x or the weights require one."""
     rows_given, scales = x if isinstance(x, tuple) else (x, None)
     if (ids is None) == (handle is None) or (handle is not None and weights is not None):
         invalid("dispatch takes either ids, with or without weights, or a handle")
@@ -256,7 +256,7 @@ def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optio
 
 def combine(exchange: "Exchange", y: Any, handle: Handle, weights: Any, apply_weights: bool, order: int, biases: Sequence[Any],
             out: Any, num_sms: int, gradient: bool) -> Any:
-    """Exchange.combine. `gradient`: y, a bias or the weights that dispatch carried require one."""
+    """Implements Exchange.combine. `gradient`: y, a bias or the weights carried by dispatch require one."""
     rank_major = exchange._layout == RANK_MAJOR
     if gradient and not rank_major and weights is not None:
         raise Unsupported("combine: weights of its own have no gradient in expert-major layout; give them to dispatch")

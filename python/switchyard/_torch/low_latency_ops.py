@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency dispatch and combine as operators of torch, for torch.compile. An output is given by int64 [1] in host memory with its
-number, whose memory keeps it, as plans are in ops.py.
+"""Low-latency dispatch and combine as torch operators, for torch.compile. An output is passed as int64 [1] in host memory with
+its number; the memory of this tensor keeps the output alive, as plans do in ops.py.
 
-A graph says nothing of memory that a later call overwrites, so each dispatch without an output of the caller's is lent one that no
-tensor shows any more: a compiled function that keeps nothing for long uses the same one or two again and again.
+A graph does not express that a later call overwrites memory, so each dispatch without an output of the caller borrows one that
+no tensor refers to any more: a compiled function that keeps no result for long uses the same one or two repeatedly.
 """
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ operator("low_latency_table(Tensor output, Tensor like, str name, int[] shape) -
 
 
 class TracedReceived(Received):
-    """What a dispatch delivered in a graph that torch.compile traces. What a compiled function returns is used as any other."""
+    """The output of a dispatch in a graph that torch.compile traces. An output that a compiled function returns is used like
+    any other."""
 
     def __init__(self, owner: "LowLatency", x: Any, scales: Any, rows: Any, output: Any, tokens: Any) -> None:
-        # Not the base's: nothing of the library is at hand while a graph is traced.
+        # Does not call the base's constructor: objects of the library do not exist while a graph is traced.
         self.x, self.scales, self.rows, self.tokens, self._output = x, scales, rows, tokens, output
         self._shape, self._world = owner._shape, owner._world
 
@@ -85,7 +86,7 @@ class TracedReceived(Received):
 
     source_range = property(lambda self: self._table("source_range", self._world))  # type: ignore[assignment]
     row_source = property(lambda self: self._table("row_source", self._shape[1]))  # type: ignore[assignment]
-    # What the base has as members, for code outside graphs.
+    # Members of the base class, for code outside graphs.
     _owned = property(lambda self: _received(self._output)._owned)  # type: ignore[assignment]
     _view = property(lambda self: _received(self._output)._view)  # type: ignore[assignment]
 
@@ -95,7 +96,7 @@ def _detached(tensor: Any) -> Any:
 
 
 def dispatch(owner: "LowLatency", x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Received:
-    """LowLatency.dispatch."""
+    """Implements LowLatency.dispatch."""
     rows, scales = x if isinstance(x, tuple) else (x, None)
     kind, scale_shape, scale_strides = owner._scale_geometry
     if output is None:
@@ -108,7 +109,7 @@ def dispatch(owner: "LowLatency", x: Any, ids: Any, weights: Any, output: Option
 
 
 def combine(owner: "LowLatency", y: Any, received: Received, weights: Any, expert_scale: Any, order: str, out: Any, num_sms: int) -> Any:
-    """LowLatency.combine."""
+    """Implements LowLatency.combine."""
     output = received._output if isinstance(received, TracedReceived) else _operators.low_latency_output(received._number)
     result = _operators.low_latency_combine(y.detach(), output, _detached(weights), _detached(expert_scale), owner._number,
                                             received.tokens, order, num_sms)

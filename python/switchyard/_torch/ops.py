@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine of normal mode as operators of torch: what graphs are made of, with torch.compile and for gradients.
+"""Normal-mode dispatch and combine as torch operators, the nodes of graphs for torch.compile and for gradients.
 
-Objects are given by their numbers (registry.py). A plan, int64 [1] in host memory, stands for the routing of one dispatch: its number
-is that of a cell, which the dispatch fills, and its memory keeps the cell, so that the routing lives as long as a tensor of it. A
-dispatch whose cell is full is a cached dispatch: selective checkpointing that saves plans therefore counts nothing again.
+Objects are passed by number (registry.py). A plan, int64 [1] in host memory, represents the routing of one dispatch: its number
+is that of a cell, which the dispatch fills, and its memory keeps the cell, so that the routing lives as long as a tensor of it.
+A dispatch whose cell is full is a cached dispatch, so selective checkpointing that saves plans does not count again.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def operator(schema: str, kernel: Any, fake: Any) -> None:
 
 
 def differentiable(name: str, setup: Any, backward: Any) -> None:
-    """Gradients of switchyard::`name`."""
+    """Registers the gradients of switchyard::`name`."""
     torch.library.register_autograd(f"switchyard::{name}", backward, setup_context=setup, lib=_library)
 
 
@@ -46,7 +46,7 @@ def differentiable(name: str, setup: Any, backward: Any) -> None:
 
 
 class Cell:
-    """Room for the routing of a dispatch."""
+    """Holder of the routing of a dispatch."""
 
     __slots__ = ("handle", "number", "__weakref__")
 
@@ -62,7 +62,7 @@ class Cell:
 
 
 def tensor_of(thing: Any, number: int) -> Tensor:
-    """int64 [1] with `number`; its memory keeps `thing`."""
+    """Returns int64 [1] with `number`; its memory keeps `thing` alive."""
     memory = np.array([number], np.int64)
     return torch.from_numpy(np.asarray(_Memory(memory.ctypes.data, (1,), I64, (memory, thing), False)))
 
@@ -75,12 +75,12 @@ def _cell(plan: Tensor) -> Cell:
 
 
 def handle_of(plan: Tensor) -> Handle:
-    """The routing that a plan stands for."""
+    """Returns the routing that a plan represents."""
     return _cell(plan).filled
 
 
 def _plan(ids: Tensor, weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
-    """An empty cell. What is given says which dispatches may share it: a compiler makes one of equal calls."""
+    """Returns an empty cell. The arguments determine which dispatches may share it: a compiler merges equal calls."""
     cell = Cell()
     return tensor_of(cell, cell.number)
 
@@ -99,7 +99,7 @@ operator("plan_of_handle(SymInt handle) -> Tensor", _plan_of_handle, _fake_plan)
 
 
 def _table(plan: Tensor, like: Tensor, name: str, element: int, shape: List[int]) -> Tensor:
-    """A copy, because a compiler may write where the tensors of a graph lie once it has read them."""
+    """Returns a copy, because a compiler may overwrite tensors of a graph once the graph has read them."""
     return getattr(handle_of(plan), name).clone()
 
 
@@ -114,13 +114,13 @@ operator("table(Tensor plan, Tensor like, str name, int element, SymInt[] shape)
 
 
 def scale_columns(hidden: int, kind: int) -> Tuple[int, int]:
-    """Scales of a row, and elements from one row of scales to the next."""
+    """Returns the number of scales of a row, and of elements from one row of scales to the next."""
     groups, unit = -(-hidden // 128), 4 if kind == 1 else 16
     return groups, -(-groups // unit) * unit
 
 
 def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
-    """A copy of the rows' weights; zeros if no rank had tokens, so that none travelled."""
+    """Returns a copy of the rows' weights; zeros if no rank had tokens, so that no weights were sent."""
     rank_major = handle._layout == RANK_MAJOR
     weights = handle.topk_weights if rank_major else handle.row_weights
     if weights is None:
@@ -130,9 +130,10 @@ def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
 
 def dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], cell: Cell, exchange: int,
              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
-    """Rows, their scales, the weights that came with them, and the cell, which is full now."""
+    """Returns rows, their scales, the delivered weights, and the cell, which is now full."""
     owner, given = object_of(exchange), x if scales is None else (x, scales)
-    # Of rows that are kept, only those that come are copied; what lies behind them is finite for all who multiply it by 0.
+    # Of rows that are kept, only those delivered are copied; the rows after them are finite, because callers multiply them by
+    # 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None
     if cell.handle is None:
         result, result_scales, cell.handle = owner._dispatch(given, ids, weights, None, tuple(options), out)
@@ -144,7 +145,7 @@ def dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights
 
 
 def _or_nothing(tensor: Optional[Tensor], like: Tensor) -> Tensor:
-    """Operators have no results that may be missing."""
+    """Replaces None by an empty tensor, because operators have no optional results."""
     return like.new_empty((0,), dtype=torch.float32) if tensor is None else tensor
 
 
@@ -190,10 +191,10 @@ def _owners_weights(exchange: "Exchange", handle: Handle, grads: Tensor) -> Tens
 
 def dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], cell: Cell, exchange: int, *_: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """Gradients of x and of the weights."""
+    """Returns the gradients of x and of the weights."""
     owner, handle = object_of(exchange), cell.filled
     if handle._layout == RANK_MAJOR:
-        if grad_received is not None:  # places without a route of this rank were delivered as the constant 0
+        if grad_received is not None:  # entries without a route of this rank were delivered as the constant 0
             grad_received = torch.where(handle.topk_ids >= 0, grad_received, 0.0)
         return owner._combine(grad_rows.contiguous(), handle, grad_received)
     grad_x, _ = owner._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
@@ -221,7 +222,7 @@ operator("dispatch_backward(Tensor grad_rows, Tensor? grad_received, Tensor plan
 def combine(y: Tensor, carried: Optional[Tensor], cell: Cell, weights: Optional[Tensor], bias: Optional[Tensor],
             second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool, num_sms: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """The sum, and summed weights."""
+    """Returns the sum and the summed weights."""
     biases = [each for each in (bias, second_bias) if each is not None]
     return object_of(exchange)._combine(y, cell.filled, weights, apply_weights, order, biases, None, num_sms)
 
@@ -242,7 +243,7 @@ operator("combine(Tensor y, Tensor? carried, Tensor plan, Tensor? weights, Tenso
 
 
 def _is_row(handle: Handle) -> Optional[Tensor]:
-    """bool [R], False for padding and behind the rows delivered; None if all are rows."""
+    """Returns bool [R], False for padding and after the delivered rows; None if all are rows."""
     view = handle._view
     assert view is not None, "combine() has looked"
     if handle._layout == RANK_MAJOR:
@@ -251,7 +252,7 @@ def _is_row(handle: Handle) -> Optional[Tensor]:
 
 
 def _fitted(rows: Tensor, count: int) -> Tensor:
-    """The first `count` rows, or zeros behind those there are."""
+    """Returns the first `count` rows, padded with rows of zeros if there are fewer."""
     if rows.shape[0] >= count:
         return rows[:count]
     return torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))])
@@ -259,7 +260,7 @@ def _fitted(rows: Tensor, count: int) -> Tensor:
 
 def combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], cell: Cell, exchange: int, rows: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """Gradients of y and of the rows' weights, of which `y` is only given if they are wanted."""
+    """Returns the gradients of y and of the rows' weights; `y` is passed only if the latter are needed."""
     handle = cell.filled
     received, _, _ = object_of(exchange)._dispatch(grad_out.contiguous(), None, None, handle)
     valid, grad_carried = _is_row(handle), None

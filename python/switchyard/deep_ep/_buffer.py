@@ -22,7 +22,7 @@ Scratch = 1 << 20
 
 
 def _backend_of(group: Any, backend: Optional[str]) -> str:
-    """"cuda" or "cpu", for a Buffer that has seen no tensor yet."""
+    """"cuda" or "cpu", for a Buffer before its first tensor."""
     chosen = backend or os.environ.get("SWITCHYARD_DEEP_EP_BACKEND") or ""
     if chosen:
         return chosen
@@ -32,7 +32,8 @@ def _backend_of(group: Any, backend: Optional[str]) -> str:
 
 
 def _most_sms(group: Group, device: int) -> int:
-    """Collective. Multiprocessors that a call may have on every rank: of a GPU, divided by the ranks on it, or the environment's budget."""
+    """Collective. Returns the number of multiprocessors available to a call on every rank: those of a GPU, divided by the ranks
+    on it, or the environment's budget."""
     properties = torch.cuda.get_device_properties(device)
     everybody = group._agree("Buffer", str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
     most = properties.multi_processor_count // max(map(everybody.count, everybody))
@@ -43,10 +44,11 @@ class Buffer:
     """Buffers of one rank of a group of ranks on one host.
 
     group: a ``torch.distributed`` process group, of any backend; or None and comm: an mpi4py communicator.
-    num_nvl_bytes: memory for normal mode, at least. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
-    backend: "cuda" or "cpu", where tensors are; None: the environment's SWITCHYARD_DEEP_EP_BACKEND, else "cuda" if torch can use a GPU,
-    which is then the current one.
-    The other arguments are accepted and change nothing, but for explicitly_destroy: then, and only then, destroy() may be called.
+    num_nvl_bytes: memory for normal mode, at least. num_rdma_bytes: memory for low-latency mode:
+    get_low_latency_rdma_size_hint.
+    backend: "cuda" or "cpu", the location of tensors; None: the environment's SWITCHYARD_DEEP_EP_BACKEND, else "cuda" if torch
+    can use a GPU, which is then the current one.
+    The other arguments are accepted and have no effect, except explicitly_destroy: destroy() may be called only if it is set.
     """
 
     num_sms: int = UNCHOSEN
@@ -78,7 +80,7 @@ class Buffer:
             self._low_latency = _low_latency.LowLatencyMode(made, self._streams)
 
     def destroy(self) -> None:
-        """Local. Gives everything back."""
+        """Local. Releases everything."""
         assert self.explicitly_destroy, "destroy() needs explicitly_destroy=True"
         if self.runtime is not None:
             self._low_latency.close()
@@ -86,11 +88,11 @@ class Buffer:
             self.runtime.close()
             self.runtime = None
 
-    # ---- What needs no buffer ----
+    # ---- Functions without a buffer ----
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether fp8 is there: it is, on every backend."""
+        """Whether fp8 is available: true on every backend."""
         return True
 
     @staticmethod
@@ -100,7 +102,7 @@ class Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event of now."""
+        """Returns an event recorded now."""
         return EventOverlap(EventHandle())
 
     @staticmethod
@@ -113,13 +115,14 @@ class Buffer:
 
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-        """``num_rdma_bytes`` for objects of this shape, bf16 and fp8 with both kinds of scales."""
+        """Returns ``num_rdma_bytes`` for objects of this shape, bf16 and fp8 with both kinds of scales."""
         shape = {"hidden": hidden, "experts": num_experts, "topk": min(num_experts, 32), "max_tokens": num_max_dispatch_tokens_per_rank}
         kinds = [None] + (["f32", "ue8m0"] if hidden % 16 == 0 else [])
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream of calls that shall overlap others. From now on what is enqueued on it comes between calls, as in DeepEP."""
+        """Returns the stream of calls that overlap other work. From now on, work that is enqueued on it runs between calls, as
+        in DeepEP."""
         stream = self._streams.communication()
         if stream is None:
             raise Unsupported("get_comm_stream: there are no streams on the CPU")
@@ -131,14 +134,14 @@ class Buffer:
                                   f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
 
     def _sms(self, config: Optional[Config]) -> int:
-        """Multiprocessors of a call of normal mode: as many as the caller names, but no more than the rank has; 0, the library's
-        choice, if nobody has chosen: neither by set_num_sms nor by a Config."""
+        """Returns the number of multiprocessors of a normal-mode call: the caller's number, but no more than the rank has; 0,
+        the library's choice, if neither set_num_sms nor a Config has set one."""
         asked = Buffer.num_sms if config is None else config.num_sms
         return 0 if asked is UNCHOSEN else max(min(asked, self._most_sms), 1)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
-        """Scratch memory of its own, never memory that is in use: 1 MiB, or of the size that is asked for."""
+        """Returns scratch memory of its own, never memory in use: 1 MiB, or of the requested size."""
         if size is None:
             size = torch.Size((Scratch // torch.empty((), dtype=dtype).element_size(),))
         return torch.empty(size, dtype=dtype, device=self._device)
@@ -148,8 +151,8 @@ class Buffer:
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
-        """num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event. topk_idx: int64
-        [T, K], -1: none."""
+        """Returns num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event.
+        topk_idx: int64 [T, K], -1: none."""
         if allocate_on_comm_stream:
             check_events(previous_event, async_finish)
         self._check_device(topk_idx, "topk_idx")
@@ -164,9 +167,9 @@ class Buffer:
                  config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
                  allocate_on_comm_stream: bool = False) \
             -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Tuple], EventOverlap]:
-        """Collective. recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert (aligned; empty with
-        num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of packed int32. With a handle:
-        the same routing again, and None for all but x and the event."""
+        """Collective. Returns recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert
+        (aligned; empty with num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of
+        packed int32. With a handle: repeats its routing, and returns None for all but x and the event."""
         if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
                 and type(x) is torch.Tensor and topk_idx is None and topk_weights is None and x.get_device() == self._index:
             again, stream = handle.exchange._dispatch_again, self._streams.ready()
@@ -199,7 +202,8 @@ class Buffer:
                 bias: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None] = None, config: Optional[Config] = None,
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
-        """Collective. Sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None; event."""
+        """Collective. Returns sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None;
+        event."""
         if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
                 and topk_weights is None and bias is None and x.get_device() == self._index:
             again, stream = handle.exchange._combine_again, self._streams.ready()
@@ -226,7 +230,7 @@ class Buffer:
     # ---- Low latency ----
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing is to be cleaned: modes have memory of their own."""
+        """Does nothing: each mode has memory of its own."""
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
@@ -234,8 +238,8 @@ class Buffer:
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
                              return_recv_hook: bool = False) \
             -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
-        """Collective. recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event; hook. Results of at
-        most two calls of a shape are there at a time. dispatch_wait_recv_cost_stats is left as it is."""
+        """Collective. Returns recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event;
+        hook. Results of at most two calls of a shape are valid at a time. dispatch_wait_recv_cost_stats is left unchanged."""
         if cumulative_local_expert_recv_stats is None and not (round_scale or use_ue8m0 or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
             output = None if stream is None else _low_latency.dispatch_again(
@@ -258,8 +262,8 @@ class Buffer:
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) \
             -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
-        """Collective. Weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
-        get_next_low_latency_combine_buffer instead. combine_wait_recv_cost_stats is left as it is."""
+        """Collective. Returns weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
+        get_next_low_latency_combine_buffer are used instead. combine_wait_recv_cost_stats is left unchanged."""
         if out is None and not (use_logfmt or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
             if stream is not None:
@@ -278,7 +282,7 @@ class Buffer:
         return summed, event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: object) -> torch.Tensor:
-        """bf16 [L, W * T, H]: rows that combine reads where they lie."""
+        """Returns rows, bf16 [L, W * T, H], that combine reads in place."""
         return _low_latency.rows_of(handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
@@ -286,8 +290,8 @@ class Buffer:
             raise Unsupported("low_latency_update_mask_buffer: ranks cannot be left out of a group that runs")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """No rank is masked."""
+        """Reports that no rank is masked."""
         mask_status.zero_()
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """No rank is masked."""
+        """Does nothing: no rank is masked."""

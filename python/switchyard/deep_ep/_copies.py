@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges whose rows are delivered in memory of torch.
+"""Exchanges whose rows are delivered into memory of torch.
 
-What a dispatch delivers lies in the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
-rows of every layer, and ``Tensor.record_stream`` must know them. So rows are copied out on the stream of the call, one read and one
-write of every row, and the pool holds the rows of one call at a time, besides the tables of handles. A pool that has become too small is
-replaced by a larger one, in a group of its own, because a group's symmetric memory does not grow; the old one goes with its last handle.
+A dispatch delivers into the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
+rows of every layer, and ``Tensor.record_stream`` must work on them. So rows are copied out on the stream of the call, one read
+and one write of every row, and the pool holds the rows of one call at a time, besides the tables of handles. A pool that has
+become too small is replaced by a larger one, in a group of its own, because a group's symmetric memory does not grow; the old
+one is released with its last handle.
 """
 from __future__ import annotations
 
@@ -27,38 +28,40 @@ from ..row_memory import RowMemory
 _PLAIN = (BF16, F16, F32)
 #: Number of ``Exchange.dispatch(size="exact")``.
 _EXACT = 0
-#: Handles that a pool has room for at first.
+#: Initial capacity of a pool, in handles.
 _HANDLES = 64
-#: How much symmetric memory torch may allocate delivered rows in.
+#: Variable with the size of the symmetric memory in which torch may allocate delivered rows.
 _ROW_MEMORY = "SWITCHYARD_DEEP_EP_ROW_MEMORY"
-#: Torch takes memory for tensors in multiples of this.
+#: Granularity in which torch takes memory for tensors.
 _SEGMENT = 2 << 20
-#: What it takes for rows of less than half of that, on each of two streams.
+#: Memory that torch takes for rows of less than half of that, on each of two streams.
 _SMALL_ROWS = 2 * _SEGMENT
-#: Most tokens of a rank: an exchange keeps the tables of a handle of that many in reserve.
+#: Maximum number of tokens of a rank: an exchange keeps the tables of a handle of this many tokens in reserve.
 _MOST_TOKENS = 65536
 
 
 class CopyingExchange(Exchange):
-    """An exchange that copies what a dispatch delivers to fresh tensors and gives its memory back at once."""
+    """An exchange that copies the rows of a dispatch to fresh tensors and releases its own memory at once."""
 
     def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
-        #: Where rows are delivered as long as there is room; None: only ordinary memory of torch.
+        #: Memory for delivered rows while it has room; None: only ordinary memory of torch.
         self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, (row_bytes - _SMALL_ROWS) // 2) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        # Calls of a Buffer come one after the other, and leave nothing here that is read later, but handles, which are held.
+        # Calls of a Buffer run one after the other and leave nothing in this memory that is read later, except handles, which
+        # are held.
         self.use_graph_memory(self.make_graph_memory())
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
-        """A cached dispatch: rows, scales or None. The library itself brings rows without scales to a fresh tensor."""
+        """Runs a cached dispatch; returns rows, and scales or None. The library itself delivers rows without scales into a
+        fresh tensor."""
         again = self._dispatch_again
         rows = None if again is None else again(x, handle, num_sms)
         if rows is not None:
             return rows, None
         if type(x) is torch.Tensor and x.shape[0] == handle._tokens and code_of_rows(x, self.hidden, _PLAIN, self._backend) is not None:
             with self._call:
-                if again is None or not self.pointer:  # of a closed one this raises
+                if again is None or not self.pointer:  # raises if it is closed
                     again = self._dispatch_again = NormalDispatch(self)
                 again.learn(x)
                 return again(x, handle, num_sms), None
@@ -81,12 +84,12 @@ class CopyingExchange(Exchange):
             functions.sy_dispatched_destroy(delivered)
 
     def room_for(self, x: Any, number: int) -> Optional[Any]:
-        """A fresh tensor for `number` rows, which the library fills itself, and only as far as rows come; None: rows with scales, which
-        :meth:`_deliver` copies."""
+        """Returns a fresh tensor for `number` rows, which the library fills itself, only as far as rows are delivered; None:
+        rows with scales, which :meth:`_deliver` copies."""
         return None if isinstance(x, tuple) else self._fresh(lambda: x.new_empty((min(number, self._most_rows), self.hidden)))
 
     def _fresh(self, make: Callable[[], Any]) -> Any:
-        """The rows that `make` makes, in the memory for them."""
+        """Returns the rows that `make` makes, in row memory if there is one."""
         if self.row_memory is None:
             return make()
         with self.row_memory.use():
@@ -98,7 +101,7 @@ class CopyingExchange(Exchange):
         super().close()
 
     def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
-        """The delivered rows where they lie. The pool hands the same places out again, so their tensors are kept: to make one takes
+        """Returns the delivered rows in place. The pool reuses the same addresses, so their tensors are kept: making one takes
         longer than the rest of the call."""
         key = (view.x, view.x_rows, view.x_dtype)
         found = self._seen.get(key)
@@ -111,7 +114,7 @@ class CopyingExchange(Exchange):
 
 
 class Shape(NamedTuple):
-    """What exchanges differ in."""
+    """Parameters in which exchanges differ."""
 
     hidden: int
     experts: int
@@ -123,7 +126,8 @@ def _up(number: int, to: int) -> int:
 
 
 def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
-    """At most what the tables of a handle take in the pool: of `tokens` tokens, whose dispatch delivered `rows` rows."""
+    """Returns an upper bound of the pool memory for the tables of a handle of `tokens` tokens, whose dispatch delivered `rows`
+    rows."""
     counts = world * _up(32 + 4 * (world + shape.experts), 64)
     per_token = shape.topk * 9 + 12 * min(shape.topk, world)
     here = -(-shape.experts // world)
@@ -131,17 +135,17 @@ def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
 
 
 class Generation:
-    """An exchange in a group of its own, which any call of at most `rows` received rows fits, as long as the handles that are alive
-    need no more than `room` bytes."""
+    """An exchange in a group of its own. It fits any call of at most `rows` received rows, as long as the live handles need at
+    most `room` bytes."""
 
     def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
         self.group, self.exchange, self.rows, self.handles, self.room = group, exchange, rows, handles, room
         self.used = 0
-        self.calls_left = 0  # of Generations.sized_by_caller, the same on all ranks: their handles have room
+        self.calls_left = 0  # of Generations.sized_by_caller, equal on all ranks: their handles have room
 
 
 class Kept:
-    """The room of one handle, as long as this is alive."""
+    """Reserves the memory of one handle while this object is alive."""
 
     __slots__ = ("_generation", "_bytes")
 
@@ -154,19 +158,20 @@ class Kept:
 
 
 class Generations:
-    """Exchanges by shape. `group` is where ranks agree on new ones; `least_bytes` is the least symmetric memory of one; `options` are
-    those of the groups that are made."""
+    """Exchanges by shape. Ranks agree on new ones in `group`; `least_bytes` is the minimum symmetric memory of one; `options`
+    are those of the groups that are made."""
 
     def __init__(self, group: Group, least_bytes: int, options: Dict[str, Any]) -> None:
         self._group, self._least, self._options = group, least_bytes, options
         self._most_tokens = _MOST_TOKENS
-        if group.backend == "cuda":  # the plan's blocks take 4096 each, at least where all ranks share the GPU
+        if group.backend == "cuda":  # the plan's blocks take 4096 each, at least if all ranks share the GPU
             of_gpu = torch.cuda.get_device_properties(options["device"]).multi_processor_count
             self._most_tokens = min(_MOST_TOKENS, 4096 * max(of_gpu // group.size, 1))
         self._made: Dict[Shape, Generation] = {}
 
     def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:
-        """Collective. For a dispatch of `tokens` tokens here whose size follows from the counts. Hosts wait for each other."""
+        """Collective. For a dispatch of `tokens` tokens on this rank whose size follows from the counts. Hosts wait for each
+        other."""
         made = self._made.get(shape)
         full = made is not None and made.used + handle_bytes(shape, self._group.size, tokens, made.rows) > made.room
         told = [struct.unpack("<qq", each) for each in self._group.all_gather(struct.pack("<qq", tokens, full))]
@@ -181,8 +186,9 @@ class Generations:
         return made
 
     def sized_by_caller(self, shape: Shape, rows: int) -> Generation:
-        """For a dispatch of at most `rows` rows on this rank, as many on every rank. Hosts wait for each other only where there may be no
-        room for the rows or for another handle: every rank knows how many calls the room that all had left is enough for."""
+        """For a dispatch of at most `rows` rows on this rank, equal on every rank. Hosts wait for each other only if there may
+        be no room for the rows or for another handle: every rank has computed for how many calls the room left on all ranks is
+        enough."""
         made = self._made.get(shape)
         if made is None or rows > made.rows:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
@@ -192,7 +198,8 @@ class Generations:
         return made
 
     def _with_room(self, shape: Shape, made: Generation) -> Generation:
-        """Collective. `made`, if a quarter of its room is free on every rank, else one with room for twice as many handles."""
+        """Collective. Returns `made` if a quarter of its room is free on every rank, else one with room for twice as many
+        handles."""
         used = max(struct.unpack("<q", each)[0] for each in self._group.all_gather(struct.pack("<q", made.used)))
         made.calls_left = max(made.room - used, 0) // self._largest_handle(shape, made.rows)
         if made.calls_left == 0 or made.room - used < made.room // 4:
@@ -200,15 +207,15 @@ class Generations:
         return made
 
     def _largest_handle(self, shape: Shape, rows: int) -> int:
-        """Bytes of the handle of a call that receives at most `rows` rows."""
+        """Returns the bytes of the handle of a call that receives at most `rows` rows."""
         return handle_bytes(shape, self._group.size, min(self._most_tokens, rows), rows)
 
     def keep(self, generation: Generation, shape: Shape, tokens: int, rows: int) -> Kept:
-        """Room for a handle that was just made."""
+        """Reserves memory for a handle that was just made."""
         return Kept(generation, handle_bytes(shape, self._group.size, tokens, rows))
 
     def _make(self, shape: Shape, rows: int, handles: int) -> Generation:
-        """Collective. What was made before for this shape stays as long as its handles."""
+        """Collective. Makes an exchange of this shape; a previous one stays as long as its handles."""
         with Construction(self._group, "Buffer"):
             before, world = self._made.get(shape), self._group.size
             rows = max(rows, self._rows_of(shape, self._least, handles), 128)
@@ -231,7 +238,8 @@ class Generations:
         return os.environ.get(_ROW_MEMORY)
 
     def _row_bytes(self, shape: Shape, rows: int) -> int:
-        """Symmetric memory in which torch allocates delivered rows: as the environment says, by default for two calls of `rows` rows."""
+        """Returns the bytes of symmetric memory in which torch allocates delivered rows: set by the environment, by default for
+        two calls of `rows` rows."""
         if self._group.backend != "cuda":
             return 0
         given = self._row_memory_given
@@ -243,12 +251,12 @@ class Generations:
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:
-        """What one call needs: received rows with their scales, or rows that combine has copied with their weights."""
+        """Returns the memory of one call: received rows with their scales, or rows copied by combine with their weights."""
         row = 2 * shape.hidden
         return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
 
     def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
-        """Rows for which `size` bytes are enough, those of row memory included."""
+        """Returns the number of rows for which `size` bytes suffice, row memory included."""
         per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
         if self._group.backend == "cuda" and self._row_memory_given is None:
             per_row += 4 * shape.hidden
@@ -256,7 +264,7 @@ class Generations:
         return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
 
     def _group_of(self, heap: int) -> Group:
-        """Collective. The same ranks once more, with a heap of their own."""
+        """Collective. Forms another group of the same ranks, with a heap of its own."""
         return self._group._once_more(heap, self._options)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events. On the CPU everything has happened when a call returns, so that they only have to be there; on GPUs they are CUDA events."""
+"""Events. On the CPU all work is complete when a call returns, so events are empty; on GPUs they are CUDA events."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple
@@ -10,8 +10,8 @@ __all__ = ["EventHandle", "EventOverlap"]
 
 
 class EventHandle:
-    """A point in the order of work, recorded when it is made: on the current stream of the current GPU, unless `stream` names another.
-    A process that has not used a GPU yet has nothing to record."""
+    """A point in the order of work, recorded at construction: on the current stream of the current GPU, or on `stream`. Records
+    nothing in a process that has not used a GPU yet."""
 
     def __init__(self, stream: Optional[torch.cuda.Stream] = None) -> None:
         self._event: Optional[torch.cuda.Event] = None
@@ -20,25 +20,25 @@ class EventHandle:
             self._event.record(torch.cuda.current_stream() if stream is None else stream)
 
     def current_stream_wait(self) -> None:
-        """The current stream waits for it. The host does not."""
+        """Makes the current stream wait for the event. The host does not wait."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
     def stream_wait(self, stream: torch.cuda.Stream) -> None:
-        """`stream` waits for it. The host does not."""
+        """Makes `stream` wait for the event. The host does not wait."""
         if self._event is not None:
             stream.wait_event(self._event)
 
 
 class EventOverlap:
-    """An event, or none, and tensors that must stay until it."""
+    """An event, or none, and tensors that must live until it."""
 
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """The current stream waits for the event, of which there must be one."""
+        """Makes the current stream wait for the event, which must exist."""
         assert self.event is not None, "EventOverlap without an event: only calls with async_finish=True return one"
         self.event.current_stream_wait()
 
@@ -51,6 +51,6 @@ class EventOverlap:
 
 
 def check_events(previous_event: Optional[EventOverlap], async_finish: bool) -> None:
-    """What DeepEP demands of a call with allocate_on_comm_stream."""
+    """Checks DeepEP's requirements on a call with allocate_on_comm_stream."""
     assert getattr(previous_event, "event", None) is not None and async_finish, \
         "allocate_on_comm_stream needs a previous_event and async_finish=True"

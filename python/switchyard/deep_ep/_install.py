@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``import deep_ep`` finds this package."""
+"""Makes ``import deep_ep`` find this package."""
 from __future__ import annotations
 
 import importlib
@@ -16,7 +16,7 @@ _NAME, _OURS = "deep_ep", "switchyard.deep_ep"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers for ``deep_ep`` and its modules with the modules of this package themselves."""
+    """Resolves ``deep_ep`` and its modules to the modules of this package."""
 
     def find_spec(self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None) -> Any:
         if name != _NAME and not name.startswith(_NAME + "."):
@@ -32,15 +32,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has put its own there
+        module.__spec__ = self._spec  # the import system has replaced it by its own
 
 
 _finder = _Finder()
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import deep_ep`` find this package, in this process. ImportError if there is another deep_ep already, unless `replace`;
-    also then if that one has been imported. May be called twice."""
+    """Makes ``import deep_ep`` find this package, in this process. Raises ImportError if another deep_ep is installed, unless
+    `replace`, and always if another one has been imported. May be called twice."""
     loaded = sys.modules.get(_NAME)
     if loaded is not None and loaded is not sys.modules[_OURS]:
         raise ImportError(f"another deep_ep has been imported from {getattr(loaded, '__file__', 'somewhere')}: call install() before")
@@ -52,7 +52,7 @@ def install(replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Takes :func:`install` back, for modules that are imported from now on."""
+    """Reverts :func:`install`, for modules that are imported from now on."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for name in [name for name, module in sys.modules.items() if name == _NAME or name.startswith(_NAME + ".")]:

@@ -12,8 +12,8 @@ from ..low_latency import LowLatency, Pending, Received
 
 
 class LowLatencyHandle(tuple):
-    """DeepEP's handle: src_info int32 [L, R], layout_range int64 [L, W] of ``first << 32 | count``, most tokens of a rank, hidden,
-    experts."""
+    """DeepEP's handle: src_info int32 [L, R], layout_range int64 [L, W] of ``first << 32 | count``, maximum number of tokens of
+    a rank, hidden, experts."""
 
     received: Received
     object: "Object"
@@ -21,7 +21,8 @@ class LowLatencyHandle(tuple):
 
 
 class Output:
-    """Where dispatches of an object deliver, and what a handle has of it: made once, because it never changes."""
+    """A destination of an object's dispatches, and the parts of a handle that refer to it: made once, because they never
+    change."""
 
     def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
         self.received = received
@@ -32,7 +33,7 @@ class Output:
         self._rows: Optional[torch.Tensor] = None
 
     def powers(self, hidden: int) -> torch.Tensor:
-        """float32 [L, groups, R], for scales that are powers of two and told as float32."""
+        """float32 [L, groups, R], for scales that are powers of two and reported as float32."""
         if self._powers is None:
             here, rows = self.received.x.shape[:2]
             self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
@@ -40,14 +41,14 @@ class Output:
 
 
     def rows(self) -> torch.Tensor:
-        """Rows [L, R, H] that combine reads where they lie. Each of the two outputs has its own, as DeepEP's buffers alternate."""
+        """Rows [L, R, H] that combine reads in place. Each of the two outputs has its own, as DeepEP's buffers alternate."""
         if self._rows is None:
             self._rows = self.handle.object.exchange.make_rows(self.received, "bf16")
         return self._rows
 
 
 class Object:
-    """One low-latency object and its two outputs in turn."""
+    """One low-latency object and its two outputs, used in turn."""
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
@@ -65,13 +66,14 @@ class Object:
 
 
 class LowLatencyMode:
-    """Objects of one Buffer by shape, made at the first dispatch of that shape, which all ranks make. `streams` say where calls run."""
+    """Objects of one Buffer by shape, made at the first dispatch of that shape, which all ranks make. `streams` determine the
+    streams of calls."""
 
     def __init__(self, group: Group, streams: Any) -> None:
         self.group, self.streams = group, streams
         self._made: Dict[Tuple[Any, ...], Object] = {}
         self._pending: Optional[Callable[[], None]] = None
-        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by what callers say besides tensors
+        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by the arguments of callers other than tensors
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
@@ -81,20 +83,20 @@ class LowLatencyMode:
                       "scale_order": "column_major"}
             try:
                 made = Object(self.group, **config)
-            except HeapExhausted:  # on all ranks: shapes that were used before make room
+            except HeapExhausted:  # on all ranks: previously used shapes make room
                 self.close()
                 made = Object(self.group, **config)
             self._made[key] = made
         return made
 
     def finish(self) -> None:
-        """Ends a call whose hook was not called yet: an object has one at a time."""
+        """Completes a call whose hook was not called yet, because an object has one call at a time."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending()
 
     def hook(self, pending: Pending, after: Optional[Callable[[], None]]) -> Callable[[], None]:
-        """What receives, once, whoever asks for it first, on the stream that sent."""
+        """Returns a function that receives once, at its first call, on the stream that sent."""
         def first() -> None:
             pending.wait()
             if after is not None:
@@ -119,10 +121,10 @@ class LowLatencyMode:
 
 
 class Sending(NamedTuple):
-    """How rows of a dispatch travel."""
+    """Format of the rows of a dispatch."""
 
-    scales: Optional[str]  #: "f32", "ue8m0", None: rows travel as they are
-    powers_as_f32: bool  #: scales that are powers of two are told as float32
+    scales: Optional[str]  #: "f32", "ue8m0", None: rows are sent unchanged
+    powers_as_f32: bool  #: scales that are powers of two are reported as float32
 
 
 _PLAIN, _F32, _POWERS, _PACKED_POWERS = Sending(None, False), Sending("f32", False), Sending("ue8m0", True), Sending("ue8m0", False)
@@ -136,7 +138,7 @@ def sending_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Sending:
 
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
-    """recv_x, or a pair with scales; recv_count; handle; hook or None. Nothing of it is memory of torch's allocator."""
+    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of it is memory of torch's allocator."""
     if mode._pending is not None:
         mode.finish()
     tokens, hidden = x.shape
@@ -171,7 +173,8 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
 
 def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, scales: Optional[str],
                    stream: int) -> Optional[Output]:
-    """A dispatch like the last one of these numbers, into the output in turn, whose `packed` is delivered. None: nothing happened."""
+    """Repeats the last dispatch of these numbers with other tensors, into the next output, whose `packed` is filled. None:
+    nothing happened."""
     it = mode.recent.get((most, experts, scales))
     if it is None or mode._pending is not None or it.exchange._dispatch_again is None:
         return None
@@ -183,7 +186,7 @@ def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
-    """Powers of two, four in an int32 [L, R, ceil(G / 4)] whose rows lie side by side, as float32 into [L, G, R]."""
+    """Expands powers of two, four in an int32 [L, R, ceil(G / 4)] with adjacent rows, to float32 in [L, G, R]."""
     here, groups, rows = into.shape
     exponents = packed.transpose(1, 2).contiguous().view(torch.uint8).view(here, -1, rows, 4).transpose(2, 3)
     exponents = exponents.reshape(here, -1, rows)[:, :groups].to(torch.int32)
@@ -192,7 +195,7 @@ def _expand(packed: Any, into: torch.Tensor) -> None:
 
 def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, zero_copy: bool, hooked: bool,
             out: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[Callable[[], None]]]:
-    """The sums, and a hook or None."""
+    """Returns the sums, and a hook or None."""
     if mode._pending is not None:
         mode.finish()
     handle = handle_of(handle)
@@ -206,7 +209,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
 
 
 def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, stream: int) -> Optional[torch.Tensor]:
-    """The sums of a combine like the last one. None: nothing happened."""
+    """Returns the sums of a combine like the last one. None: nothing happened."""
     if mode._pending is not None or type(handle) is not LowLatencyHandle:
         return None
     again = handle.object.exchange._combine_again
@@ -214,7 +217,7 @@ def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Ten
 
 
 def rows_of(handle: Any) -> torch.Tensor:
-    """Rows [L, R, H] that combine reads where they lie."""
+    """Returns rows [L, R, H] that combine reads in place."""
     return handle_of(handle).output.rows()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal mode of the drop-in: exchanges by shape, and handles that look like DeepEP's."""
+"""Normal mode of the drop-in: exchanges by shape, and handles in DeepEP's form."""
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
@@ -19,7 +19,7 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
 class NormalHandle(tuple):
-    """DeepEP's handle of six tensors, which are made when somebody looks: rank_prefix_matrix [W, W], channel_prefix_matrix [W, C],
+    """DeepEP's handle of six tensors, which are made on first access: rank_prefix_matrix [W, W], channel_prefix_matrix [W, C],
     recv_channel_prefix_matrix [W, C], recv_src_idx [rows], is_token_in_rank bool [T, W], send_head [T, W]; C = num_sms / 2."""
 
     exchange: Exchange
@@ -37,7 +37,7 @@ class NormalHandle(tuple):
         return made
 
     def _all(self) -> Tuple[torch.Tensor, ...]:
-        """Waits for the dispatch, on a GPU."""
+        """Returns the tensors. On a GPU, waits for the dispatch."""
         if self._tensors is None:
             self._tensors = tuple(torch.from_numpy(each).to(self.device) for each in self.handle.matrices(self.channels))
         return self._tensors
@@ -53,8 +53,8 @@ class NormalHandle(tuple):
 
 
 class Rings:
-    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which all ranks make. Rings bound
-    their symmetric memory, and rows lie in memory of the host, so nothing is copied."""
+    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which all ranks make.
+    Rings bound their symmetric memory, and rows are in host memory, so nothing is copied."""
 
     def __init__(self, group: Group, num_nvl_bytes: int) -> None:
         self._group, self._bytes = group, num_nvl_bytes
@@ -66,7 +66,7 @@ class Rings:
                           ring_max_bytes=max(self._bytes // 2, 1))
             try:
                 self._made[shape] = Exchange(self._group, **config)
-            except HeapExhausted:  # on all ranks: shapes that were used before make room
+            except HeapExhausted:  # on all ranks: previously used shapes make room
                 self.close()
                 self._made[shape] = Exchange(self._group, **config)
         return self._made[shape]
@@ -78,7 +78,7 @@ class Rings:
 
 
 class Normal:
-    """What makes the exchanges of one Buffer: `made`."""
+    """Makes the exchanges of one Buffer, through `made`."""
 
     def __init__(self, group: Group, num_nvl_bytes: int, made: Union[Rings, Generations]) -> None:
         self.group = group
@@ -86,7 +86,7 @@ class Normal:
         self._bytes = num_nvl_bytes
 
     def choose(self, shape: Shape, tokens: int, num_worst_tokens: int) -> Tuple[Exchange, Optional[Generation]]:
-        """For a dispatch that counts. Collective."""
+        """Collective. Returns the exchange for a dispatch that counts."""
         if self._bytes <= 0:
             raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
         if isinstance(self.made, Rings):
@@ -105,14 +105,14 @@ class Normal:
 
 
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
+    """Returns int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
     layout: Any = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
     per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
     return per_rank, per_expert, where
 
 
 def rows_in(x: Rows) -> Rows:
-    """Rows as an Exchange takes them: scales dense, packed powers of two as bytes."""
+    """Converts rows to the form of an Exchange: scales dense, packed powers of two as bytes."""
     if not isinstance(x, tuple):
         return x
     rows, scales = x
@@ -122,7 +122,7 @@ def rows_in(x: Rows) -> Rows:
 
 
 def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) -> Rows:
-    """Rows as DeepEP returns them: scales dense, packed as they were given."""
+    """Converts rows to DeepEP's form: scales dense, packed as in the input."""
     if scales is None:
         return rows
     if given[1].dtype == torch.int32:
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
 
 def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
-    """A dispatch that counts."""
+    """Runs a dispatch that counts."""
     x, given = rows_in(call.x), call.x[0] if isinstance(call.x, tuple) else call.x
     experts, world, tokens = call.num_tokens_per_expert.numel(), normal.group.size, given.shape[0]
     if experts % world:
@@ -178,7 +178,7 @@ _EXACT, _CAPACITY = 0, 1
 
 
 def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
-    """The same routing again with other rows."""
+    """Repeats a routing with other rows."""
     if isinstance(known.exchange, CopyingExchange):
         rows, scales = known.exchange.dispatch_again(rows_in(x), known.handle, num_sms)
     else:
@@ -187,7 +187,8 @@ def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
 
 
 def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[int]:
-    """Tokens of each of this rank's experts, aligned. The host has waited for the counts, though not for the rows."""
+    """Returns the tokens of each of this rank's experts, aligned. The host has waited for the counts, though not for the
+    rows."""
     if call.topk_idx is None:
         counts = _counts_of_experts(normal.group, call.num_tokens_per_expert)
     elif call.topk_idx.is_cuda:
@@ -198,14 +199,14 @@ def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[in
 
 
 def _ids_of_ranks(is_token_in_rank: torch.Tensor, world: int) -> torch.Tensor:
-    """Ids of an exchange with an expert for each rank."""
+    """Returns the ids of an exchange with one expert per rank."""
     if world > 32:
         raise Unsupported(f"dispatch without topk_idx is for at most 32 ranks, this group has {world}")
     return torch.where(is_token_in_rank, torch.arange(world, device=is_token_in_rank.device), -1).contiguous()
 
 
 def _counts_of_experts(group: Group, num_tokens_per_expert: torch.Tensor) -> np.ndarray:
-    """int64: routes of all ranks to each of this rank's experts."""
+    """Returns int64: routes of all ranks to each of this rank's experts."""
     everybody = group.all_gather(num_tokens_per_expert.to("cpu", torch.int64).numpy().tobytes())
     total = np.sum([np.frombuffer(each, np.int64) for each in everybody], axis=0)
     mine = group.experts_of(num_tokens_per_expert.numel())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which stream a call runs, and what comes after it.
+"""Streams of calls, and the order of other work after them.
 
-DeepEP runs every call on a communication stream, but for those with a hook. Here a call whose caller asks for no overlap, by neither a
-previous_event nor async_finish, runs on the current stream: DeepEP's would wait for the current stream, and the current stream for it,
-which is the same order. The communication stream waits before and after such a call as if it had run there.
+DeepEP runs every call on a communication stream, except those with a hook. Here a call whose caller requests no overlap, by
+neither a previous_event nor async_finish, runs on the current stream: DeepEP's stream would wait for the current stream, and
+the current stream for it, which is the same order. The communication stream waits before and after such a call as if it had run
+there.
 """
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ def _raw_stream_of(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-#: The handle of the current stream of a GPU, without an object for it where torch can.
+#: Returns the handle of the current stream of a GPU, without making a stream object where torch supports that.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream_of)
 
 
 class NoStreams:
-    """On the CPU a call has ended when it returns."""
+    """On the CPU, where a call is complete when it returns."""
 
     def communication(self) -> Optional[torch.cuda.Stream]:
         return None
@@ -49,26 +50,26 @@ class NoStreams:
 
 
 class Streams:
-    """The communication stream of one Buffer, and the order of its calls, which share the GPU's multiprocessors and therefore run one
-    after the other."""
+    """The communication stream of one Buffer, and the order of its calls, which share the GPU's multiprocessors and therefore
+    run one after the other."""
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._comm = torch.cuda.Stream(device, priority=-1)
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._comm_in_use = False
-        self._raw: Optional[int] = None  # of the stream of the calls so far, while no other was used
+        self._raw: Optional[int] = None  # stream of all calls so far, while only one was used
         self._last: Optional[torch.cuda.Stream] = None
 
     def communication(self) -> Optional[torch.cuda.Stream]:
-        """For whoever enqueues work of his own on it, which comes between calls then."""
+        """Returns the communication stream, for callers that enqueue work of their own on it, between calls."""
         if not self._comm_in_use:
             self._use_comm(self._last or torch.cuda.current_stream(self._device))
         return self._comm
 
     def ready(self) -> Optional[int]:
-        """The handle of the current stream, if a call whose caller asks for no overlap runs there and nothing else is to be done for
-        its order, as in most calls. None: :meth:`run` says."""
+        """Returns the handle of the current stream if a call without overlap runs there and its order needs nothing else, as in
+        most calls. None: :meth:`run` decides."""
         if self._comm_in_use:
             return None
         raw = raw_stream(self._device)
@@ -76,15 +77,16 @@ class Streams:
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
-        """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's. `held`: the same, if it may
-        be memory of the library, of which torch's allocator knows nothing: the event keeps it."""
+        """Returns the result of `work`, and the event of the call. `given`: the caller's tensors that it reads or writes.
+        `held`: the same, for tensors that may be memory of the library, which torch's allocator does not track: the event keeps
+        them."""
         event = None if previous_event is None else previous_event.event
         if event is None and not async_finish:
             return self.here(work), EventOverlap()
         return self._on_comm(work, given, event, async_finish, held)
 
     def here(self, work: Callable[[], Result]) -> Result:
-        """On the current stream, in the order of all calls of the Buffer."""
+        """Runs `work` on the current stream, in the order of all calls of the Buffer."""
         if not self._comm_in_use and self._on_one_stream():
             return work()
         if torch.cuda.is_current_stream_capturing():
@@ -96,8 +98,8 @@ class Streams:
         return result
 
     def _on_one_stream(self) -> bool:
-        """Whether all calls so far were enqueued on the stream that is current. Captured ones do not count: whoever replays a graph
-        orders it."""
+        """Whether all calls so far were enqueued on the current stream. Captured calls do not count: the program that replays a
+        graph orders it."""
         raw = raw_stream(self._device)
         if raw == self._raw or torch.cuda.is_current_stream_capturing():
             return True
@@ -134,7 +136,7 @@ class Streams:
         return result, EventOverlap(EventHandle(comm), (given, held))
 
     def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """`work`, which whoever calls it enqueues on the stream that is current now."""
+        """Returns `work`, bound to the stream that is current now, on which it is enqueued by any later caller."""
         stream, raw = torch.cuda.current_stream(self._device), raw_stream(self._device)
 
         def there() -> Result:
@@ -146,13 +148,14 @@ class Streams:
         return there
 
     def to_host(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` makes, in host memory, without a wait for calls that are enqueued: the host knows that it is there already."""
+        """Returns the result of `make`, in host memory, without a wait for enqueued calls: the host has already waited for this
+        data."""
         with torch.cuda.stream(self._copies):
             return make().cpu()
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    """Tensors on GPUs in plain tuples. Handles are tuples of their own kind, and are not looked into."""
+    """Yields the tensors on GPUs in plain tuples. Handles are tuples of their own type, and are skipped."""
     if isinstance(found, torch.Tensor):
         if found.is_cuda:
             yield found

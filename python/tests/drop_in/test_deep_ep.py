@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in for DeepEP: every method against the oracle, over process groups of ranks that are processes. On the CPU, there by the
-code that GPUs take, and on GPUs where there are some."""
+"""The drop-in for DeepEP: every method against the oracle, over process groups whose ranks are processes. On the CPU, also with
+the code path of GPUs, and on GPUs if there are any."""
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +19,7 @@ from switchyard import deep_ep  # noqa: E402
 from switchyard.deep_ep._normal import Rings  # noqa: E402
 
 places = pytest.mark.parametrize("where", PLACES)
-low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # which is normal mode's
+low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # copies: normal mode only
 
 
 def check_rows(received, want):
@@ -98,7 +98,7 @@ def _worst(buffer):
 
 
 def _fp8(buffer, packed):
-    """Rows and scales travel bit for bit, from scales in any order."""
+    """Rows and scales are transferred bit for bit, from scales in any memory order."""
     inputs, rank = inputs_of(buffer.group_size), buffer.rank
     _, ids, weights = tensors(inputs[rank])
     everybody = []
@@ -163,7 +163,8 @@ def test_normal_options(where, scenario, arguments):
 
 
 def check_exchange(buffer, everybody, keep, num_worst_tokens=0):
-    """A dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` what a training step would keep."""
+    """Checks a dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` what a training step would
+    keep."""
     rank, experts, world = buffer.rank, LARGE["experts"], buffer.group_size
     x, ids, weights = map(on, everybody[rank])
     rows, its_ids, its_weights, counts, handle, _ = dispatch_all(buffer, x, ids, weights, experts, num_worst_tokens=num_worst_tokens)
@@ -185,7 +186,7 @@ def check_combine(buffer, kept):
 
 
 def _growth(buffer):
-    """More tokens than before, again and again: what was made before stays right, and so do its handles."""
+    """Repeatedly more tokens than before: earlier rows and handles stay valid."""
     keep = []
     for step, tokens in enumerate([(3, 0), (700, 90), (20, 1500), (2500, 2500), (1, 1)]):
         check_exchange(buffer, seeded(buffer.group_size, tokens, seed=step, **LARGE), keep, num_worst_tokens=6000 if step == 3 else 0)
@@ -194,7 +195,7 @@ def _growth(buffer):
 
 
 def _too_many(buffer):
-    """More tokens on one rank than are taken: all ranks are told, and go on."""
+    """More tokens on one rank than allowed: all ranks get the error and continue."""
     buffer._normal.made._most_tokens = 50
     for tokens in ((10, 51), (60, 0)):
         x, ids, weights = map(on, seeded(buffer.group_size, tokens, **LARGE)[buffer.rank])
@@ -209,7 +210,8 @@ def test_too_many(where):
 
 
 def _many_layers(buffer):
-    """Rows and handles of many layers are alive at a time, as in training, and are used backwards. One rank lets go of some."""
+    """Rows and handles of many layers are alive at a time, as in training, and are used backwards. One rank drops some of
+    them."""
     keep = []
     everybody = seeded(buffer.group_size, (40, 25), **LARGE)
     for layer in range(150):
@@ -223,7 +225,8 @@ def _many_layers(buffer):
 
 
 def _many_handles_of_worst_size(buffer):
-    """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size the caller gives. One rank drops some of them."""
+    """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size the caller specifies. One rank drops some
+    of them."""
     shape, tokens = {"hidden": 128, "experts": 16, "topk": 4}, 1500
     everybody = seeded(buffer.group_size, (tokens,) * buffer.group_size, **shape)
     x, ids, weights = map(on, everybody[buffer.rank])
@@ -233,7 +236,7 @@ def _many_handles_of_worst_size(buffer):
         if layer % 10 == 0 and buffer.rank == 0:
             del handles[layer]
     made = buffer._normal.made
-    if not isinstance(made, Rings):  # where handles take room of a pool, all have it
+    if not isinstance(made, Rings):  # if handles take memory of a pool, all have it
         assert all(each.used <= each.room for each in made._made.values())
     for layer in range(199, 0, -11):
         if layer % 10:
@@ -282,7 +285,7 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
             return_recv_hook=hooked)
         if hooked:
             hook()
-            hook()  # once counts
+            hook()  # only the first call counts
         else:
             assert hook is None
             event.current_stream_wait()
@@ -303,7 +306,7 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
 
 
 def _combine_buffers(buffer):
-    """Rows of one handle stay while those of the next are written, as DeepEP's buffers alternate."""
+    """Rows of one handle stay valid while those of the next are written, as DeepEP's buffers alternate."""
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
     handles, rows = [], []
@@ -346,7 +349,7 @@ def _overlapping_hooks(buffer):
 
 
 def _two_results(buffer):
-    """Two dispatches whose results are used together, in either order, and rows of zero copy for each."""
+    """Two dispatches whose results are used together, in either order, and zero-copy rows for each."""
     x, ids, weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
     for hooked in (False, True):
         pair = []
@@ -362,7 +365,7 @@ def _two_results(buffer):
 
 
 def _model_low_latency(group, use_fp8):
-    """Rows as wide as real ones, T of each rank another."""
+    """Rows as wide as real ones, with a different T on each rank."""
     shape, most, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
     everybody = seeded(world, (128, 77), **shape)
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 7168, world, 16)
@@ -398,7 +401,7 @@ def test_overlapping_hooks(where):
     over_ranks(where, 2, _overlapping_hooks)
 
 
-# ---- What is fixed, and what is refused ----
+# ---- Fixed values, and refusals ----
 
 
 def _refusals(buffer):
@@ -481,7 +484,7 @@ def test_install():
 
 
 def test_multiprocessors_that_nobody_has_chosen(monkeypatch):
-    """Are the library's choice; a number that somebody names is taken, be it DeepEP's own."""
+    """Without a choice, the number is the library's; an explicit number is used, even if it equals DeepEP's default."""
     from switchyard.deep_ep._config import UNCHOSEN
 
     buffer = object.__new__(deep_ep.Buffer)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that other projects make of DeepEP, in their order and with their argument names, through `import deep_ep` as they do it.
-None of these projects is needed here."""
+"""DeepEP calls of other projects, in their order and with their argument names, through `import deep_ep`. None of these
+projects is needed here."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -114,7 +114,7 @@ def _sglang(group):
 
 
 def _after_this_stream(asynchronous):
-    """Keywords of a call behind all that the current stream has been given so far."""
+    """Keywords of a call ordered after all work enqueued on the current stream so far."""
     from deep_ep.utils import EventHandle, EventOverlap
 
     previous = EventOverlap(EventHandle()) if asynchronous else None

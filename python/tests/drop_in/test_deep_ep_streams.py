@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order the drop-in's calls run on a GPU, without one: streams are sets of what has been enqueued before. Random programs of
-calls and of a caller's own work are played with DeepEP's rules, where every call runs on the communication stream, and with ours."""
+"""The order of the drop-in's calls on a GPU, tested without one: streams are sets of the work enqueued before. Random programs
+of calls and of a caller's own work run with DeepEP's rules, where every call runs on the communication stream, and with the
+drop-in's."""
 import contextlib
 import random
 import types
@@ -13,7 +14,7 @@ from switchyard.deep_ep import _events, _streams  # noqa: E402
 
 
 class Stream:
-    """What is before the next thing that is enqueued here."""
+    """The set of work that precedes the next work enqueued here."""
 
     def __init__(self, device=0, priority=0):
         self.before = set()
@@ -36,7 +37,7 @@ class Event:
 
 
 class World:
-    """As much of torch as the drop-in's streams and events use."""
+    """The part of torch that the drop-in's streams and events use."""
 
     Tensor = torch.Tensor
 
@@ -56,7 +57,7 @@ class World:
 
 
 class DeepEp:
-    """Its rules."""
+    """DeepEP's rules."""
 
     def __init__(self, world):
         self.world, self.comm = world, Stream()
@@ -93,7 +94,7 @@ class Ours:
         self.world, self.streams = world, _streams.Streams(0)
 
     def call(self, work, previous, asynchronous):
-        if previous is None and not asynchronous and self.streams.ready() is not None:  # as Buffer does
+        if previous is None and not asynchronous and self.streams.ready() is not None:  # as in Buffer
             assert self.streams.ready() == self.world.now.cuda_stream
             return work()
         _, event = self.streams.run(work, (), None if previous is None else _events.EventOverlap(previous), asynchronous)
@@ -111,7 +112,7 @@ class Ours:
 
 
 def play(program, rules, monkeypatch):
-    """What is before each call and each piece of the caller's work."""
+    """Returns the work that precedes each call and each piece of the caller's work."""
     world, log, events = World(), {}, []
     monkeypatch.setattr(_streams, "torch", world)
     monkeypatch.setattr(_events, "torch", world)
@@ -147,8 +148,8 @@ def programs(kinds, streams, overlap):
     (["work", "call", "capture", "wait", "on comm"], 2, True),
 ])
 def test_order(monkeypatch, kinds, streams, overlap):
-    """Whatever DeepEP puts before something, we do. What we put before it besides, we do once: when the communication stream is first
-    used, it comes behind all that the caller has enqueued where the calls were."""
+    """The drop-in keeps every order of DeepEP. It adds an order only once: at its first use, the communication stream is
+    ordered after all work that the caller enqueued on the streams of the calls."""
     more = 0
     for program in programs(kinds, streams, overlap):
         theirs, ours = play(program, DeepEp, monkeypatch), play(program, Ours, monkeypatch)
@@ -161,7 +162,7 @@ def test_order(monkeypatch, kinds, streams, overlap):
 
 
 def test_no_more_order(monkeypatch):
-    """Once the communication stream is in use, order is DeepEP's and no more."""
+    """Once the communication stream is in use, the order equals DeepEP's."""
     kinds = ["work", "call", "capture", "wait", "on comm"]
     for program in programs(kinds, 2, True):
         begun = [("on comm", 0, False, 0.0)] + program

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that go round the GPUs. Needs a GPU
-that the library supports, and a library with CUDA."""
+"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that are distributed
+over the GPUs. Needs a GPU that the library supports, and a library with CUDA."""
 import subprocess
 import sys
 
@@ -32,7 +32,7 @@ def over_ranks(scenario, heap_bytes, *arguments):
 
 
 def inputs_of(seed, dtype=torch.float32):
-    """All ranks' inputs, rows rounded to the type."""
+    """Inputs of all ranks, rows rounded to the type."""
     inputs = oracle.make_inputs(WORLD, seed=seed, tokens=[29, 17], **SHAPE)
     return [given._replace(x=torch.from_numpy(given.x).to(dtype).float().numpy()) for given in inputs]
 
@@ -112,7 +112,7 @@ def test_wrong_memory():
 
 
 def _other_gpu(group, which):
-    """After calls that were right, of which torch knows where tensors are."""
+    """After successful calls, whose tensors' location torch has reported."""
     ll, exchange = sy.LowLatency(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
     x, ids, weights = on_gpu(inputs_of(1)[group.rank])
     rows, handle = exchange.dispatch(x, ids)
@@ -185,7 +185,7 @@ def test_low_latency(scales):
 
 
 def _gradients(group, layout):
-    """Of the sum of a token's rows times their weights, with experts that do nothing."""
+    """Gradients of the sum of a token's rows times their weights, with experts that return their input."""
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     x, ids, weights = on_gpu(inputs_of(4)[group.rank])
     x.requires_grad_(), weights.requires_grad_()
@@ -225,7 +225,7 @@ def _rows_of_the_caller(group, quantize):
         mine, copied = exchange.allocate_rows(handle), exchange.last_call().copied_bytes
         assert same(exchange.dispatch(x, handle=handle, out=mine)[0], want)
         assert exchange.last_call().copied_bytes < copied  # of a token's rows here all but one are copies, here and there
-        del mine  # its room is needed
+        del mine  # its memory is needed
     rows.view(torch.uint8).zero_()
     assert same(call(handle=handle)[0], want)
     torch.cuda.current_stream().synchronize()
@@ -309,7 +309,7 @@ def test_low_latency_of_the_caller():
 
 
 def _grouped_gemm(group, layout):
-    """Against torch, with the rows of a dispatch; row i of the result is of row i."""
+    """Against torch, with the rows of a dispatch; row i of the result belongs to row i."""
     inputs = inputs_of(9, torch.bfloat16)
     x, ids, weights = on_gpu(inputs[group.rank], torch.bfloat16)
     here, generator = len(group.experts_of(EXPERTS)), torch.Generator("cuda").manual_seed(group.rank)
@@ -434,7 +434,7 @@ def test_routing_layout_refuses():
 
 
 def test_the_example_of_serving(environment):
-    """Its steps are replays of a graph; it compares the last one itself."""
+    """Its steps are replays of a graph; the program compares the last one itself."""
     program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")

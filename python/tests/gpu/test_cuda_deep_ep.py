@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in for DeepEP on GPUs: streams, events, lifetimes, what does not wait, and CUDA graphs. That its calls compute what they must
-is in drop_in/test_deep_ep.py, which runs on GPUs too. Ranks are processes that go round the GPUs."""
+"""The drop-in for DeepEP on GPUs: streams, events, lifetimes, calls that do not wait, and CUDA graphs. drop_in/test_deep_ep.py,
+which also runs on GPUs, checks the results. Ranks are processes that are distributed over the GPUs."""
 import os
 
 import pytest
@@ -34,7 +34,7 @@ def inputs(buffer, seed=0):
 
 
 def summed(x, ids, world):
-    """What combine makes of the rows that dispatch delivered."""
+    """Returns the combined rows of a dispatch."""
     return x.float() * ranks_of(ids, LARGE["experts"], world).sum(1, keepdim=True)
 
 
@@ -43,7 +43,7 @@ def worst(buffer):
 
 
 def captured(buffer, work):
-    """A graph of `work`, and what it returns. Ranks begin together."""
+    """Returns a graph of `work`, and its result. Ranks begin together."""
     torch.cuda.synchronize()
     buffer.runtime.barrier()
     graph = torch.cuda.CUDAGraph()
@@ -53,7 +53,7 @@ def captured(buffer, work):
 
 
 def end_of(event, hook=None):
-    """What a caller does before it uses results."""
+    """Waits as a caller does before it uses results."""
     if hook is not None:
         hook()
     elif event.event is not None:
@@ -66,8 +66,8 @@ WAYS = [(False, False, False), (False, True, False), (True, False, False), (True
 
 
 def _every_way(buffer, default_stream, previous, asynchronous, on_comm):
-    """What a call reads is written late on the current stream, which is busy again right after: results are those of what was written
-    before the event, or before the call."""
+    """The inputs of a call are written late on the current stream, which is busy again right after: results are those of the
+    content written before the event, or before the call."""
     with torch.cuda.stream(torch.cuda.default_stream() if default_stream else torch.cuda.Stream()):
         _each_form(buffer, previous, asynchronous, on_comm)
 
@@ -115,7 +115,8 @@ def test_every_way(default_stream, previous, asynchronous, on_comm):
 
 
 def _rows_arrive(buffer, row_memory):
-    """Rows that a dispatch by a handle delivers, and that a combine reads, are copied or not: as much as there is memory for them."""
+    """Rows that a dispatch by a handle delivers and that a combine reads are copied or not, depending on the available
+    memory."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
     os.environ.update({} if row_memory is None else {"SWITCHYARD_DEEP_EP_ROW_MEMORY": row_memory})
@@ -139,7 +140,7 @@ def test_rows_arrive_where_they_are_kept(row_memory):
 
 
 def _mixed(buffer):
-    """Calls on several streams and in several ways, none of which the caller orders but by the events that he is given."""
+    """Calls on several streams and in several ways, ordered by the caller only through the events that it gets."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
@@ -165,7 +166,7 @@ def test_mixed():
 
 
 def _lifetimes(buffer):
-    """The caller lets go of what an asynchronous call reads at once, and the memory is written again on the current stream."""
+    """The caller drops the inputs of an asynchronous call at once, and the memory is written again on the current stream."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
@@ -191,7 +192,7 @@ def test_lifetimes():
 
 
 def _comm_stream(buffer):
-    """What the caller enqueues on the communication stream comes before later calls."""
+    """Work that the caller enqueues on the communication stream precedes later calls."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
@@ -227,11 +228,11 @@ def test_hook_elsewhere():
     on_two(_hook_elsewhere)
 
 
-# ---- What does not wait ----
+# ---- Calls that do not wait ----
 
 
 def _no_waits(buffer):
-    """Calls return while the stream is still busy with what came before them, and torch is not asked to wait either."""
+    """Calls return while the stream is still busy with earlier work, and do not make torch wait either."""
     everybody, x, ids, weights = inputs(buffer)
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
@@ -391,7 +392,7 @@ def test_graph_cached(asynchronous):
     on_two(_graph_cached, asynchronous)
 
 
-# ---- Where tensors are ----
+# ---- Location of tensors ----
 
 
 def _backends(group):
@@ -427,7 +428,7 @@ def test_backends():
 
 
 def _nccl(rank, world, path):
-    """As most programs are: a group of NCCL, and nothing that says where tensors are."""
+    """Like most programs: an NCCL group, and no configured location of tensors."""
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
@@ -453,7 +454,7 @@ def test_process_groups_of_nccl(tmp_path):
 
 
 def test_events():
-    """They are CUDA events, of the stream that is current."""
+    """Events are CUDA events, recorded on the current stream."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(LONG)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of normal mode that torch captures, against the oracle, and what captured calls are made of. Graphs of low latency are in
-test_cuda.py, those of the drop-in's calls in test_cuda_deep_ep.py. Ranks are processes that go round the GPUs."""
+"""CUDA graphs of normal mode that torch captures, against the oracle, and the kernels of captured calls. Graphs of low latency
+are in test_cuda.py, those of the drop-in's calls in test_cuda_deep_ep.py. Ranks are processes that are distributed over the
+GPUs."""
 import ctypes
 
 import pytest
@@ -24,7 +25,7 @@ def gpus():
 
 
 def pool_of(layout, times):
-    """So many times the memory that one eager call of each kind needs."""
+    """A pool of `times` times the memory that one eager call of each kind needs."""
     pool = sy.Exchange.memory_required(WORLD, backend="cuda", **LAYOUTS[layout]).pool_bytes
     return dict(LAYOUTS[layout], pool_bytes=times * pool)
 
@@ -34,13 +35,13 @@ def heap_of(config):
 
 
 def together(group):
-    """Everything is done, here and elsewhere."""
+    """Waits until all work is done, on this rank and on the others."""
     torch.cuda.current_stream().synchronize()
     group.barrier()
 
 
 def capture(group, work):
-    """A graph of `work`, and what it returns."""
+    """Returns a graph of `work`, and its result."""
     together(group)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
@@ -50,12 +51,12 @@ def capture(group, work):
 
 
 def received(inputs, layout, rank):
-    """What a dispatch delivers to `rank`."""
+    """Returns the rows that a dispatch delivers to `rank`."""
     return oracle.rank_major(inputs, EXPERTS, rank) if layout == "rank_major" else oracle.expert_major(inputs, EXPERTS, rank, 4)
 
 
 def sums(inputs, layout, rank):
-    """What combine makes of rows that rank r has multiplied by r + 2."""
+    """Returns the sums of rows that each rank r has multiplied by r + 2."""
     def made(r):
         return received(inputs, layout, r).x * (r + 2)
 
@@ -65,7 +66,8 @@ def sums(inputs, layout, rank):
 
 
 def _whole(group, config, layout, size):
-    """A dispatch that counts, experts' rows in symmetric memory, and combine: rows, routing and weights differ from replay to replay."""
+    """A dispatch that counts, experts' rows in symmetric memory, and combine: rows, routing and weights differ from replay to
+    replay."""
     exchange = sy.Exchange(group, **config)
     x, ids, weights = on_gpu(inputs_of(1)[group.rank])
     how = {"capacity": exchange._most_rows} if size == "capacity" else {"size": size}
@@ -107,7 +109,8 @@ def test_whole(layout, size):
 
 
 def _training_step(group, config, layout):
-    """Forward, backward and a step of gradient descent, captured whole: bit by bit what as many eager steps make."""
+    """Forward, backward and a step of gradient descent, captured as a whole: bitwise equal to the same number of eager
+    steps."""
     exchange = sy.Exchange(group, **config)
     x, ids, weights = on_gpu(inputs_of(8)[group.rank])
     begun, target = (x.clone(), weights.clone()), torch.linspace(-1, 1, x.numel(), device="cuda").view_as(x)
@@ -148,7 +151,7 @@ def test_training_step(layout):
 
 
 def _by_handle(group, config, layout):
-    """The handle of an eager dispatch, and sums in a tensor that was there before."""
+    """The handle of an eager dispatch, and sums in a preallocated tensor."""
     exchange = sy.Exchange(group, **config)
     inputs = inputs_of(2)
     x, ids, weights = on_gpu(inputs[group.rank])
@@ -181,7 +184,7 @@ def test_by_handle(layout):
 
 
 def _shared_memory(group, config, graphs):
-    """Many graphs, of other inputs each, in the pool of two calls; they are launched in turn."""
+    """Many graphs, each with other inputs, in the pool of two calls; they are launched in turn."""
     exchange = sy.Exchange(group, **config)
     exchange.use_graph_memory(exchange.make_graph_memory())
     made = []
@@ -220,7 +223,7 @@ def test_shared_memory():
     over_ranks(_shared_memory, heap_of(config), config, 6)
 
 
-# ---- What captured calls of the drop-in are made of ----
+# ---- Kernels of captured calls of the drop-in ----
 
 
 class KernelNode(ctypes.Structure):
@@ -231,7 +234,7 @@ class KernelNode(ctypes.Structure):
 
 
 def kernels_of(graph):
-    """Names of its kernels, as the compiler writes them. Other nodes fail."""
+    """Returns the names of its kernels, as the compiler writes them. Fails on other nodes."""
     driver, raw, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
     assert driver.cuGraphGetNodes(raw, None, ctypes.byref(number)) == 0
     nodes, names = (ctypes.c_void_p * number.value)(), []
@@ -250,7 +253,8 @@ def kernels_of(graph):
 
 
 def _kernels(buffer, low_latency, fp8):
-    """A dispatch and a combine are two kernels, and nothing of torch; those of low latency are compiled for such calls, not for any."""
+    """A dispatch and a combine are two kernels, and nothing of torch; those of low latency are compiled for these calls, not
+    generic."""
     x, ids, weights = tensors(few_inputs(buffer.group_size, repeats=False)[buffer.rank])
 
     def pair():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that Python drops or closes while work that uses it is still enqueued, for each object and mode: nobody else has it before that
-work has ended. The caller's stream is kept busy, so that everything behind it is still to come when memory is dropped and taken again.
-Needs a GPU that the library supports, and a library with CUDA."""
+"""Memory that Python drops or closes while enqueued work still uses it, for each object and mode: it is not reused before that
+work has ended. The caller's stream is kept busy, so that all later work is still pending when memory is dropped and allocated
+again. Needs a GPU that the library supports, and a library with CUDA."""
 import ctypes
 import gc
 import threading
@@ -17,7 +17,7 @@ from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 HIDDEN, EXPERTS, TOPK, TOKENS = 1024, 8, 2, 256
 SHAPE = {"hidden": HIDDEN, "experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": "bf16"}
-#: Of the GPU's clock: about half a second, in which the host enqueues everything else.
+#: GPU clock cycles: about half a second, in which the host enqueues everything else.
 BUSY = 800_000_000
 
 
@@ -51,14 +51,14 @@ def low_latency_heap(world):
 
 
 def drop_on_another_thread(things):
-    """The last references go on a thread that has no stream of its own."""
+    """Drops the last references on a thread that has no stream of its own."""
     thread = threading.Thread(target=lambda: (things.clear(), gc.collect()))
     thread.start()
     thread.join()
 
 
 def received_rows(received):
-    """Copies of the rows that are there, enqueued."""
+    """Enqueues copies of the valid rows."""
     return received.x.clone(), received.rows.clone()
 
 
@@ -114,7 +114,7 @@ def _low_latency_rows(group, close):
     assert torch.equal(got, want)
     del taken
     group.barrier()
-    if close:  # the heap of the closed object is the next one's
+    if close:  # the heap memory of the closed object is reused
         with sy.LowLatency(group, **SHAPE) as again:
             received = again.dispatch(x, ids)
             assert torch.equal(again.combine(received.x, received), want)
@@ -151,7 +151,7 @@ def test_record_stream():
 
 
 def _in_a_graph(group, drop_inside):
-    """What a captured call uses lives as long as its graph, also if it is dropped during the capture."""
+    """Memory of a captured call lives as long as its graph, even if it is dropped during the capture."""
     ll = sy.LowLatency(group, **SHAPE)
     x, ids = routed()
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_graph_keeps_memory(world, drop_inside):
 
 
 def _closed_exchange(group):
-    """A closed exchange's part of the heap goes to the next object only when all ranks' calls have ended."""
+    """A closed exchange's heap memory is reused only when all ranks' calls have ended."""
     shape = {**SHAPE, "layout": "rank_major"}
     first = sy.Exchange(group, **shape)
     x, ids = routed(group.rank)
@@ -256,7 +256,7 @@ def test_row_memory_is_closed(world):
 
 
 def runtime():
-    """The CUDA runtime, to allocate as another owner does."""
+    """Returns the CUDA runtime, to allocate as another owner does."""
     beside_torch = (str(path) for path in (Path(torch.__file__).parent.parent / "nvidia").rglob("libcudart.so*"))
     for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so", *beside_torch):
         try:
@@ -267,7 +267,7 @@ def runtime():
 
 
 class Neighbours:
-    """Blocks of the device's pool that another owner takes while memory is freed; `changed` counts those that somebody wrote."""
+    """Blocks of the device's pool that another owner takes while memory is freed; `changed` counts the overwritten ones."""
 
     SIZE, COUNT, BYTE = 512, 256, 0x5A
 
@@ -370,7 +370,7 @@ FP8 = {**SHAPE, "intermediate": 512, "dtype": "fp8_e4m3", "form": "fused"}
 
 
 def _late_scales(group, constructor):
-    """Scales that the caller's stream makes right before the layer takes them."""
+    """Scales that the caller's stream makes right before the layer reads them."""
     inter = FP8["intermediate"]
     w13 = (torch.randn(EXPERTS, 2 * inter, HIDDEN, device="cuda") / 4).to(torch.float8_e4m3fn)
     w2 = (torch.randn(EXPERTS, HIDDEN, inter, device="cuda") / 4).to(torch.float8_e4m3fn)
@@ -388,7 +388,7 @@ def _late_scales(group, constructor):
     other = sy.MoeLayer(group, w13, w2, **given, **FP8) if constructor else first.with_weights(w13, w2, **given)
     if not constructor:
         busy.check()
-    on = torch.cuda.Stream()  # calls on any stream come after the scales
+    on = torch.cuda.Stream()  # calls on any stream are ordered after the scales
     with torch.cuda.stream(on):
         got = other(x, ids)
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers whose experts are computed by the library on GPUs. Ranks are processes that go round the GPUs. Needs a GPU that
-the library supports, and libraries with CUDA."""
+"""Models of transformers whose experts are computed by the library on GPUs. Ranks are processes that are distributed over the
+GPUs. Needs a GPU that the library supports, and libraries with CUDA."""
 import pytest
 
 import switchyard as sy
@@ -31,7 +31,8 @@ def tokens_of(rank):
 
 
 def _scenario(group, name, experts, way):
-    """As with_torch/test_transformers.py has it on the CPU: weights change in place and move, gradients are recorded and are not."""
+    """Same as with_torch/test_transformers.py on the CPU: weights change in place and move, with and without recorded
+    gradients."""
     whole, model, ids = in_bf16(name, SCALE).cuda(), in_bf16(name, SCALE).cuda(), tokens_of(group.rank)
     names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH, experts=experts)
     assert [model.get_submodule(each).forward.__self__._way for each in names] == [way] * len(names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen of tests on GPUs without one."""
+"""Checks of GPU tests that need no GPU."""
 import re
 import subprocess
 import sys
@@ -13,8 +13,8 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_they_reach_their_ranks(environment):
-    """Every scenario, with its arguments, is one that another process can unpickle: a function of a module that it finds. Models of
-    transformers take long to make and are left out."""
+    """Every scenario, with its arguments, can be unpickled by another process: a function of a module that it can import.
+    Models of transformers are excluded because they take long to make."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "only_sent", "-p", "no:cacheprovider", "-k", "cuda",
                "--ignore-glob=*transformers*", TESTS / "gpu", TESTS / "drop_in"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that tests of the drop-in run on, which are processes of a team, and their inputs."""
+"""Ranks for tests of the drop-in, which are processes of a team, and their inputs."""
 import functools
 import os
 import secrets
@@ -21,7 +21,7 @@ MOST = 16
 NVL = 8 << 20
 LARGE = {"hidden": 1024, "experts": 16, "topk": 4}
 
-#: Where a rank's tensors are: "cpu"; "copies": there, by the code that GPUs take; "cuda".
+#: Location of a rank's tensors: "cpu"; "copies": CPU with the code path of GPUs; "cuda".
 place = "cpu"
 _without_gpu = None if torch.cuda.is_available() else "no GPU"
 PLACES = ["cpu", "copies", pytest.param("cuda", marks=pytest.mark.skipif(_without_gpu is not None, reason=str(_without_gpu)))]
@@ -36,7 +36,7 @@ class Buffer(deep_ep.Buffer):
 
 
 def make_buffer(group, **keywords):
-    """For both modes, of the shapes below."""
+    """Makes a buffer for both modes, with the shapes below."""
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, group.size(), EXPERTS)
     given = {"low_latency_mode": True, "num_qps_per_rank": 1, "explicitly_destroy": True, **keywords}
     buffer = deep_ep.Buffer(group, NVL, hint, **given)
@@ -46,13 +46,13 @@ def make_buffer(group, **keywords):
 
 # ---- Processes ----
 
-#: In a process of a team: its process group, and one of this rank alone. They stay, as a program's do.
+#: In a process of a team: its process group, and one with only this rank. They are kept, as in a real program.
 _groups = []
 
 
 @functools.lru_cache(None)
 def _folder():
-    """Where process groups of torch meet."""
+    """The folder in which process groups of torch meet."""
     return tempfile.TemporaryDirectory()
 
 
@@ -65,7 +65,7 @@ def _groups_of(rank, world, path):
 
 
 def _rank(rank, world, path, where, ranks, scenario, arguments):
-    """A rank: of all, or of one alone."""
+    """Runs one rank: of all ranks, or alone."""
     global place
     place, own = where, deep_ep.Buffer
     os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = "cuda" if where == "cuda" else "cpu"
@@ -83,8 +83,8 @@ def _rank(rank, world, path, where, ranks, scenario, arguments):
 
 
 def over_groups(where, world, scenario, *arguments):
-    """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with what a rank raised. One rank is a group of its own
-    in each of two processes."""
+    """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with the exception of a rank. With one rank,
+    each of two processes is a group of its own."""
     path = os.path.join(_folder().name, secrets.token_hex(8))
     run_on_team("spawn" if where == "cuda" else "fork", max(world, 2), _rank, path, where, world, scenario, arguments)
 
@@ -101,17 +101,17 @@ def over_ranks(where, world, scenario, *arguments):
     over_groups(where, world, _with_buffer, scenario, arguments)
 
 
-# ---- Their inputs ----
+# ---- Inputs ----
 
 
 def on(array):
-    """A tensor where the rank's tensors are."""
+    """Returns a tensor at the rank's location of tensors."""
     given = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     return given.to("cuda" if place == "cuda" else "cpu")
 
 
 def inputs_of(world, seed=1, repeats=True):
-    """All ranks' inputs, x rounded to bf16, ids -1 or of an expert."""
+    """Inputs of all ranks, x rounded to bf16, ids -1 or of an expert."""
     made = []
     for given in oracle.make_inputs(world, seed=seed, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
                                     tokens=[9, 0, 12, 4][:world]):
@@ -136,12 +136,12 @@ def calc_diff(a, b):
 
 
 def summed(inputs, rank):
-    """What combine makes of the rows that dispatch delivered."""
+    """Returns the combined rows of a dispatch."""
     return torch.from_numpy(oracle.combine_rank_major(inputs, EXPERTS, rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
 
 
 def weighted(x, ids, weights):
-    """What low-latency combine makes of them: float32 [T, H]."""
+    """Returns the low-latency combine of the tokens: float32 [T, H]."""
     return x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
 
 
@@ -152,7 +152,7 @@ def laid_out(buffer, ids, **keywords):
 
 
 def check_low_latency(received, count, handle, inputs, rank):
-    """Rows of each expert by source, against the oracle; returns float32 [L, R, H]."""
+    """Checks the rows of each expert by source against the oracle; returns float32 [L, R, H]."""
     world = len(inputs)
     values = dequantised(received)
     source_of, ranges, most, hidden, experts = handle
@@ -185,7 +185,7 @@ def dequantised(received):
     return q.float() * scales.repeat_interleave(128, 2)
 
 
-# ---- Larger ones, by torch: all ranks' inputs follow from a seed ----
+# ---- Larger inputs, by torch: those of all ranks follow from a seed ----
 
 
 def seeded(world, tokens, hidden, experts, topk, seed=0):
@@ -201,7 +201,7 @@ def seeded(world, tokens, hidden, experts, topk, seed=0):
 
 
 def received_of(everybody, experts, rank):
-    """Rows, local ids and weights that rank `rank` receives."""
+    """Returns the rows, local ids and weights that rank `rank` receives."""
     each = experts // len(everybody)
     rows, ids, weights = [], [], []
     for x, its_ids, its_weights in everybody:
@@ -214,13 +214,13 @@ def received_of(everybody, experts, rank):
 
 
 def ranks_of(ids, experts, world):
-    """bool [T, W]: the ranks that a token goes to."""
+    """bool [T, W]: the ranks that a token is sent to."""
     each = experts // world
     return torch.stack([((ids >= r * each) & (ids < (r + 1) * each)).any(1) for r in range(world)], 1)
 
 
 def dispatch_all(buffer, x, ids, weights, experts, **keywords):
-    """A layout and a dispatch."""
+    """Runs a layout and a dispatch."""
     per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, experts)
     return buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=where,
                            num_tokens_per_expert=per_expert, **keywords)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on GPUs: processes of a team, which go round the GPUs, because a call of CUDA that waits for a whole GPU may wait for the kernel
-of another rank of the same process."""
+"""Ranks on GPUs: processes of a team, distributed over the GPUs, because a CUDA call that waits for a whole GPU may wait for
+the kernel of another rank of the same process."""
 import pytest
 
 import switchyard as sy
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 
 def _rank(rank, world, store, heap_bytes, scenario, arguments):
-    """One rank, with a group and a stream of its own."""
+    """Runs one rank, with a group and a stream of its own."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.empty(1, device="cuda")
     with sy.Group.connect(rank, world, store, "token", heap_bytes, backend="cuda", timeout=60, rendezvous_timeout=120) as group:
@@ -22,5 +22,5 @@ def _rank(rank, world, store, heap_bytes, scenario, arguments):
 
 
 def over_gpus(world, scenario, heap_bytes, *arguments):
-    """Calls ``scenario(group, *arguments)`` on `world` ranks, and fails with what a rank raised."""
+    """Calls ``scenario(group, *arguments)`` on `world` ranks, and fails with the exception of a rank."""
     run_on_team("spawn", world, _rank, a_store(), heap_bytes, scenario, arguments, seconds=300)

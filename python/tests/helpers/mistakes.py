@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that evaluates expressions with usage mistakes, each with objects of its own, and reports what they raise. A mistake that
-hangs or crashes ends the process and fails its own test alone."""
+"""A process that evaluates expressions with usage mistakes, each with objects of its own, and reports what they raise. A
+mistake that hangs or crashes ends the process and fails only its own test."""
 import gc
 import importlib
 import multiprocessing
@@ -10,7 +10,7 @@ import numpy as np
 
 import switchyard as sy
 
-#: Seconds until a mistake counts as one that hangs. Groups wait for twice as long, so no mistake may end by a deadline of the library.
+#: Seconds until a mistake counts as a hang. Groups wait for twice as long, so no mistake may end by a deadline of the library.
 DEADLINE = 10
 SHAPE = {"hidden": 128, "experts": 4, "topk": 2, "max_tokens": 8}
 OPTIONS = {"heap_bytes": 8 << 20, "timeout": 2 * DEADLINE, "rendezvous_timeout": 2 * DEADLINE}
@@ -21,7 +21,7 @@ def _bits(shape, dtype):
 
 
 def _forked(make):
-    """What `make()` raises in a forked child, raised here."""
+    """Raises here what `make()` raises in a forked child."""
     import os
 
     reader, writer = os.pipe()
@@ -43,11 +43,11 @@ def _forked(make):
 
 
 class Wrong:
-    """No argument is one of these."""
+    """A type that no argument accepts."""
 
 
 def _wrong_array(seed, ndim):
-    """An array of a type that no argument has, or one that has another number of dimensions than `ndim`."""
+    """An array of a type that no argument accepts, or with a number of dimensions other than `ndim`."""
     rng = np.random.default_rng(seed)
     if rng.integers(2):
         kind = rng.choice(["f8", "c8", "?", "u4", "i2", "u8", "U3", "O", "M8[s]", "V6", ">f4", ">i8"])
@@ -62,7 +62,7 @@ def _closed(thing, group):
     return thing
 
 
-#: What expressions may name, made when an expression does.
+#: Names available in expressions, made when an expression uses them.
 MAKERS = {
     "X": lambda e: np.ones((3, 128), np.float32), "IDS": lambda e: np.array([[0, 3], [1, 2], [2, 1]]), "W": lambda e: np.ones((3, 2), np.float32),
     "X16": lambda e: np.zeros((3, 128), np.uint16), "X8": lambda e: np.zeros((3, 128), np.uint8), "S8": lambda e: np.ones((3, 1), np.float32),
@@ -113,7 +113,7 @@ def _serve(connection):
 
 
 class Judge:
-    """The process, started when it is asked, and again when one has ended."""
+    """The process, started at the first request, and again after it has ended."""
 
     _process = _connection = None
 
@@ -121,7 +121,7 @@ class Judge:
         self._imports = imports
 
     def ask(self, expression):
-        """Name, text and bases of the exception."""
+        """Returns name, text and bases of the exception."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers of random weights, and passes through them whose routing is known."""
+"""Small models of transformers with random weights, and passes through them with known routing."""
 import torch
 import transformers
 
@@ -32,7 +32,7 @@ MODELS = {make.__name__: make for make in (mixtral, qwen3, deepseek)}
 
 
 def in_bf16(name, scale=1):
-    """The same at every call, with experts that weigh as much as what passes them by."""
+    """Equal at every call, with experts whose contribution is as large as that of the residual path."""
     torch.manual_seed(0)
     model = MODELS[name](scale).bfloat16().eval()
     with torch.no_grad():
@@ -43,7 +43,8 @@ def in_bf16(name, scale=1):
 
 
 def logits_of(model, ids, chosen=None):
-    """Logits, and what each router returned. chosen: what the routers are to return, because another rounding may turn a close choice."""
+    """Returns the logits and the output of each router. chosen: router outputs to use instead, because different rounding may
+    change a close choice."""
     returned = []
 
     def hook(_module, _inputs, output):
@@ -59,7 +60,7 @@ def logits_of(model, ids, chosen=None):
 
 
 def distance(model, whole, ids):
-    """Relative distance of logits in passes without gradients, with the routing of `whole`."""
+    """Returns the relative distance of logits in passes without gradients, with the routing of `whole`."""
     with torch.no_grad():
         want, chosen = logits_of(whole, ids)
         got, _ = logits_of(model, ids, chosen)
@@ -68,7 +69,7 @@ def distance(model, whole, ids):
 
 
 def change_experts(model, whole, names, mine, factor):
-    """Down projections of both in place: those of `model`, which has the experts `mine`, by load_state_dict."""
+    """Changes down projections of both in place: those of `model`, which has the experts `mine`, by load_state_dict."""
     for name in names:
         theirs, ours = whole.get_submodule(name), model.get_submodule(name)
         with torch.no_grad():
@@ -79,7 +80,7 @@ def change_experts(model, whole, names, mine, factor):
 
 
 def move_experts(models, names, factor):
-    """Down projections, changed, to other memory."""
+    """Moves down projections, changed, to other memory."""
     for model in models:
         for name in names:
             module = model.get_submodule(name)
@@ -87,12 +88,12 @@ def move_experts(models, names, factor):
 
 
 def check_products(group, model, whole, ids, names):
-    """A converted model against `whole`, where the library computes experts in passes without gradients: as it is, with weights that
-    change in place and that move, and behind a pass with gradients, which is the module's."""
+    """Checks a converted model against `whole`, with experts computed by the library in passes without gradients: unchanged,
+    with weights that change in place and that move, and after a pass with gradients, which uses the module."""
     mine, shares, errors = group.experts_of(EXPERTS), [model.get_submodule(each).forward.__self__ for each in names], []
     own = [share._experts for share in shares]
     for share in shares:
-        share._experts = None  # a pass that came to the module would fail
+        share._experts = None  # a pass through the module would fail
     errors.append(distance(model, whole, ids))
     change_experts(model, whole, names, mine, 1.5)
     errors.append(distance(model, whole, ids))

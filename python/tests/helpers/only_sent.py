@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in for pytest: tests of ranks on GPUs run as if there were two, and what they send to their ranks arrives in a process of a team
-and goes no further. Tests that send nothing are left out. It comes before helpers that take `run_on_team` and `run_processes` by name."""
+"""A plug-in for pytest: tests of ranks on GPUs run as if there were two, and what they send to their ranks is received by a
+process of a team but not run. Tests that send nothing are excluded. It is loaded before helpers that import `run_on_team` and
+`run_processes` by name."""
 import pickle
 
 import torch
@@ -16,7 +17,7 @@ _run_on_team = team.run_on_team
 
 
 def _arrives(_rank, _world, told):
-    """It is found by its name in a process that has not collected tests."""
+    """Checks that the function can be imported by name in a process that has not collected tests."""
     scenario, _ = pickle.loads(told)
     assert callable(scenario)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dispatch and combine must do, in plain loops over all ranks' inputs. Shares no code with the package."""
+"""Expected results of dispatch and combine, in plain loops over all ranks' inputs. Shares no code with the package."""
 from typing import List, NamedTuple, Optional
 
 import numpy as np
 
 
 class Input(NamedTuple):
-    """One rank's tokens."""
+    """Tokens of one rank."""
 
     x: np.ndarray  # [T, H]
     ids: np.ndarray  # [T, K]
@@ -14,14 +14,14 @@ class Input(NamedTuple):
 
 
 def experts_of(experts, world, rank):
-    """The first `experts % world` ranks hold one more."""
+    """Returns the experts of a rank; the first `experts % world` ranks hold one more."""
     first, rest = divmod(experts, world)
     begin = rank * first + min(rank, rest)
     return range(begin, begin + first + (rank < rest))
 
 
 def to_bf16(values):
-    """Bits of bf16, rounded to nearest even, of finite float32 values."""
+    """Returns the bits of bf16, rounded to nearest even, of finite float32 values."""
     bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -31,7 +31,7 @@ def from_bf16(bits):
 
 
 def make_inputs(world, *, experts, topk, hidden, max_tokens, seed=0, weights=True, tokens=None, bad_ids=True, ids_type=np.int64):
-    """Random inputs of all ranks: different numbers of tokens, ids of no expert among them, an expert twice in a token."""
+    """Returns random inputs of all ranks: different numbers of tokens, some ids of no expert, an expert twice in a token."""
     inputs = []
     for rank in range(world):
         rng = np.random.default_rng(1000 * seed + rank)
@@ -104,7 +104,7 @@ def expert_major(inputs: List[Input], experts, rank, align=1, capacity=None) -> 
 
 
 def combine_rank_major(inputs, experts, rank, y_of):
-    """float32 [T, H]: sums over ranks ascending of y_of(rank)[row]."""
+    """Returns float32 [T, H]: sums over ranks ascending of y_of(rank)[row]."""
     out = np.zeros(inputs[rank].x.shape, np.float32)
     for other in range(len(inputs)):
         there, y = rank_major(inputs, experts, other), y_of(other)
@@ -115,7 +115,8 @@ def combine_rank_major(inputs, experts, rank, y_of):
 
 
 def combine_expert_major(inputs, experts, rank, y_of, order, weighted, align=1, capacity=None):
-    """float32 [T, H] of weighted rows: k ascending inside a rank then ranks (per_rank), or k ascending over all (per_route)."""
+    """Returns float32 [T, H] of weighted rows: k ascending inside a rank, then ranks (per_rank), or k ascending over all
+    (per_route)."""
     world, given = len(inputs), inputs[rank]
     found = {}
     for other in range(world):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model in plain torch, of the form that `parallelize_moe` divides, which needs no transformers."""
+"""A small model in plain torch, of the form that `parallelize_moe` divides, without transformers."""
 import contextlib
 import threading
 import types
@@ -14,7 +14,7 @@ _seeding = threading.Lock()
 
 @contextlib.contextmanager
 def seeded():
-    """The same random numbers at every use, also where ranks are threads."""
+    """Yields the same random numbers at every use, also if ranks are threads."""
     with _seeding:
         torch.manual_seed(0)
         yield
@@ -40,7 +40,7 @@ class Experts(torch.nn.Module):
 
 
 class StaticExperts(Experts):
-    """The same with shapes that do not depend on the routing, for torch.compile(fullgraph=True)."""
+    """Experts with shapes that do not depend on the routing, for torch.compile(fullgraph=True)."""
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         out = torch.zeros_like(hidden_states)
@@ -74,5 +74,5 @@ def loss_of(model, rank, step=0):
 
 
 def off(a, b):
-    """Relative distance."""
+    """Returns the relative distance."""
     return ((a - b).norm() / b.norm()).item()

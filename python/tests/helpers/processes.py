@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes of a test."""
+"""Ranks as processes of a single test."""
 import multiprocessing
 import secrets
 
 
 def a_store():
-    """A place to meet that nobody else has."""
+    """Returns a unique rendezvous address."""
     return f"unix:@switchyard-test-{secrets.token_hex(8)}"
 
 
 def run_processes(method, target, world, *arguments, seconds=120):
-    """Exit codes of `target(rank, world, *arguments)` in a process for each rank. Those that do not end in time are killed (-9)."""
+    """Returns the exit codes of `target(rank, world, *arguments)` in a process for each rank. Processes that do not end in time
+    are killed (-9)."""
     context = multiprocessing.get_context(method)
     processes = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
     for process in processes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams: ranks as processes that stay from test to test, because torch and a GPU take seconds to start. A test gives them a scenario, a
-function of a module with arguments that can be pickled, as it would give one to `run_processes`. Tests of what happens at an import, at
-a fork, at the end of a process or with the variables of a launcher have new processes instead (processes.py)."""
+"""Teams: ranks as processes that are kept from test to test, because torch and a GPU take seconds to start. A test sends them a
+scenario, a function of a module with picklable arguments, as it would pass one to `run_processes`. Tests of imports, forks,
+process exit or the variables of a launcher use new processes instead (processes.py)."""
 import atexit
 import faulthandler
 import gc
@@ -20,7 +20,7 @@ import pytest
 
 import switchyard as sy
 
-#: How long the other ranks have when one has failed. They hear of it, or have deadlines of their own.
+#: Seconds for the other ranks to end after one has failed. They are notified, or have deadlines of their own.
 AFTER_A_FAILURE = 40
 
 
@@ -28,14 +28,14 @@ AFTER_A_FAILURE = 40
 
 
 def _serve(rank, world, connection, stacks):
-    """Makes what it is told until there is no more or the session is gone, and says what went wrong. Then it ends at once, so that the
-    other ranks hear of it and no later scenario meets what this one left."""
+    """Runs the received scenarios until there are no more or the session has ended, and reports failures. After a failure the
+    process ends at once, so that the other ranks are notified and no later scenario sees leftovers of this one."""
     faulthandler.register(signal.SIGUSR1, file=open(stacks, "w"), all_threads=True)
     parent = multiprocessing.parent_process().pid
-    gc.freeze()  # what a fork has of the session is none of its own
+    gc.freeze()  # objects inherited by a fork belong to the session
     while True:
         while not connection.poll(1):
-            if os.getppid() != parent:  # a pipe whose other end a sibling has too does not say so
+            if os.getppid() != parent:  # the pipe does not show that if a sibling holds its other end too
                 os._exit(1)
         try:
             told = connection.recv_bytes()
@@ -54,13 +54,13 @@ def _serve(rank, world, connection, stacks):
 
 
 def _play(told, rank, world):
-    """One scenario, from clean to clean."""
+    """Runs one scenario, from a clean state to a clean state."""
     variables = dict(os.environ)
     scenario, arguments = pickle.loads(told)
     try:
         scenario(rank, world, *arguments)
     except SystemExit as end:
-        if end.code:  # without a code it is how a scenario ends early
+        if end.code:  # without a code, a scenario ends early on purpose
             raise
     for name in set(os.environ) - set(variables):
         del os.environ[name]
@@ -69,7 +69,7 @@ def _play(told, rank, world):
 
 
 def _clean():
-    """Nothing of a scenario runs or holds memory behind it."""
+    """Ensures that nothing of a scenario still runs or holds memory."""
     torch = sys.modules.get("torch")
     gpu = torch is not None and torch.cuda.is_initialized()
     if gpu:
@@ -82,14 +82,14 @@ def _clean():
         torch.cuda.empty_cache()
     left = [each for each in gc.get_objects() if type(each) is sy.Group and not each.closed]
     assert not left, f"the scenario leaves groups open: {left}"
-    gc.freeze()  # what stays is modules, in which each collection would spend tenths of a second, also those of torch at a capture
+    gc.freeze()  # modules remain, which cost each collection tenths of a second, also those of torch at a capture
 
 
 # ---- In the session ----
 
 
 class Team:
-    """`world` processes, started by `method`. One failure is the end of the team."""
+    """`world` processes, started by `method`. One failure ends the team."""
 
     def __init__(self, method, world):
         self._folder = tempfile.TemporaryDirectory()
@@ -107,7 +107,7 @@ class Team:
         return os.path.join(self._folder.name, f"stacks of {rank}")
 
     def play(self, scenario, arguments, seconds):
-        """What went wrong, by rank. Of ranks that are not done in `seconds` it is where they are."""
+        """Returns the failures by rank. For ranks that are not done in `seconds`, returns their stacks."""
         told = pickle.dumps((scenario, arguments))
         ended = {rank: self._end_of(rank) for rank, process in enumerate(self.processes) if not process.is_alive()}
         if ended:
@@ -116,7 +116,7 @@ class Team:
             try:
                 end.send_bytes(told)
             except OSError:
-                pass  # the process has ended, which is found below
+                pass  # the process has ended, which is detected below
         start, found, waiting = time.monotonic(), {}, dict(enumerate(self._ends))
         deadline = start + seconds
         while waiting:
@@ -143,7 +143,7 @@ class Team:
         return f"the process has ended with exit code {self.processes[rank].exitcode}"
 
     def _where(self, rank):
-        """Stacks of a process that does not answer."""
+        """Returns the stacks of a process that does not answer."""
         os.kill(self.processes[rank].pid, signal.SIGUSR1)
         stacks, before = Path(self._stacks(rank)), None
         for _ in range(50):
@@ -155,7 +155,7 @@ class Team:
         return text
 
     def close(self, seconds=10):
-        """Ends the processes. Those that are not gone in `seconds` are killed."""
+        """Ends the processes. Processes that have not ended in `seconds` are killed."""
         for end in self._ends:
             try:
                 end.send_bytes(b"")
@@ -176,8 +176,9 @@ _teams = {}
 
 
 def run_on_team(method, world, scenario, *arguments, seconds=150):
-    """Calls ``scenario(rank, world, *arguments)`` on `world` ranks, processes started by `method`, and fails the test with what went wrong
-    on each. What the scenario changes of the environment's variables is undone; groups that it made must be closed when it returns."""
+    """Calls ``scenario(rank, world, *arguments)`` on `world` ranks, processes started by `method`, and fails the test with the
+    failure of each rank. Changes to environment variables are undone; groups that the scenario made must be closed when it
+    returns."""
     key = (method, world)
     if key not in _teams:
         _teams[key] = Team(method, world)
@@ -194,12 +195,12 @@ def run_on_team(method, world, scenario, *arguments, seconds=150):
 
 
 def _is_heard(item):
-    """Whether a rank only failed because another one had: those come last."""
+    """Whether a rank only failed because another one did; these are listed last."""
     return "PeerFailed" in item[1].rstrip().rpartition("\n")[2]
 
 
 @atexit.register
 def close_teams():
-    """conftest.py calls it at the end of a session."""
+    """Called by conftest.py at the end of a session."""
     while _teams:
         _teams.popitem()[1].close()

@@ -59,7 +59,7 @@ def test_weights_come_back_as_sums(ranks):
         x, ids, weights = inputs[group.rank]
         rows, handle = exchange.dispatch(x, ids, weights)
         out, summed = exchange.combine(rows, handle, weights=handle.topk_weights, bias=[x, x])
-        # Each choice has one owner, so that its weight comes back alone.
+        # Each choice has one owner, so its weight is returned unsummed.
         assert np.array_equal(summed, weights)
         want = oracle.combine_rank_major(inputs, EXPERTS, group.rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x)
         np.testing.assert_allclose(out, want + x + x, rtol=1e-5, atol=1e-5)
@@ -74,7 +74,7 @@ def test_expert_major(ranks, world, align, order):
     inputs = oracle.make_inputs(world, seed=10 + world, ids_type=np.int32, **SHAPE)
 
     def made(r):
-        """What the experts of rank r make of their rows."""
+        """Returns the expert outputs of the rows of rank r."""
         return oracle.expert_major(inputs, EXPERTS, r, align).x * np.float32(r + 2)
 
     def rank(group):
@@ -175,8 +175,8 @@ def test_capacity_that_fails_leaves_everything_usable(ranks):
 
 @pytest.mark.parametrize("kind", ["f32", "ue8m0"])
 def test_quantised_rows(ranks, kind):
-    """Scales are those of the rows, element by element; rows times scales are the rows within e4m3's precision; and rows that are fp8
-    travel with their scales bit for bit."""
+    """Scales are those of the rows, element by element; rows times scales are the rows within e4m3's precision; and rows that
+    are already fp8 are transferred with their scales bit for bit."""
     shape = {**SHAPE, "hidden": 320}  # the last group is short, and float32 scales are padded
     inputs = oracle.make_inputs(2, seed=4, **shape)
 
@@ -194,7 +194,7 @@ def test_quantised_rows(ranks, kind):
             factors = np.float32(2) ** (scales.astype(np.float32) - 127)
         values = e4m3(q) * np.repeat(factors, 128, axis=1)[:, :320]
         np.testing.assert_allclose(values, want, rtol=1 / 16, atol=float(factors.max()) * 2**-9)
-        # The first rank gives its rows back, as fp8, to where they came from.
+        # The first rank returns its rows, as fp8, to their sources.
         (again, its_scales), _ = exchange.dispatch((np.ascontiguousarray(q[:1]).repeat(len(inputs[group.rank].x), 0),
                                                     np.ascontiguousarray(scales[:1]).repeat(len(inputs[group.rank].x), 0)),
                                                    handle=handle)
@@ -281,7 +281,7 @@ def test_heap_bytes_suffice(ranks):
 
 
 def test_graph_memory(ranks):
-    """The CPU has no graphs: it changes nothing there, and lives as long as somebody wants it."""
+    """The CPU has no graphs: graph memory has no effect there, and lives as long as it is referenced."""
     inputs = oracle.make_inputs(1, seed=3, **SHAPE)
 
     def rank(group):

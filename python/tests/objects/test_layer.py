@@ -20,7 +20,7 @@ def test_it_says_what_is_missing(monkeypatch):
 
 @pytest.fixture
 def layer():
-    """Most wheels are without the library: then there is nothing to test here."""
+    """Skips the tests if the wheel has no library, like most wheels."""
     try:
         _ffi.layer_library()
     except sy.LibraryNotFound as error:
@@ -91,7 +91,7 @@ def test_layers_that_share_all_but_their_weights(ranks, layer, form):
             first.with_weights(w13[mine.start:mine.stop], w2[mine.start:mine.stop])
         np.testing.assert_allclose(oracle.from_bf16(second(*given)), reference(given, *others), rtol=0.02, atol=0.03)
 
-    ranks(rank, world, heap_bytes=sy.MoeLayer.heap_bytes(world, **shape))  # of one layer
+    ranks(rank, world, heap_bytes=sy.MoeLayer.heap_bytes(world, **shape))  # heap bytes of one layer
 
 
 def test_drops_and_mistakes(ranks, layer):

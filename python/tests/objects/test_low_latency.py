@@ -11,7 +11,7 @@ SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKEN
 
 
 def without_repeats(inputs):
-    """An expert twice in a token is one row in this mode: here no token has one."""
+    """Returns inputs in which no token has an expert twice, because a repeated expert is one row in this mode."""
     changed = []
     for given in inputs:
         ids = given.ids.copy()
@@ -56,7 +56,7 @@ def test_exchange(ranks, world, sending):
             check_received(received, inputs, group.rank)
             y = exchange.make_rows(received)
             assert y.shape == received.x.shape == (len(group.experts_of(EXPERTS)), world * TOKENS, HIDDEN)
-            with np.errstate(all="ignore"):  # rows that are not there have any bits
+            with np.errstate(all="ignore"):  # invalid rows have any bits
                 y[:] = received.x * np.float32(3)
             out = exchange.combine(y, received)
             assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", weighted))
@@ -74,7 +74,7 @@ def test_halves(ranks):
         exchange = sy.LowLatency(group, dtype="f32", **SHAPE)
         pending = exchange.dispatch_async(*inputs[group.rank])
         received = pending.wait()
-        assert pending.wait() is received  # once
+        assert pending.wait() is received  # only the first call acts
         check_received(received, inputs, group.rank)
         first = exchange.combine(received.x, received)
         second = exchange.combine_async(received.x, received).wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of others: ml_dtypes, and whatever speaks DLPack."""
+"""Foreign arrays: ml_dtypes, and any array that supports DLPack."""
 import numpy as np
 import pytest
 
@@ -12,7 +12,7 @@ IDS = np.array([[0], [3], [1]])
 
 
 class Foreign:
-    """An array of another library, as DLPack shows it."""
+    """An array of another library, as exposed by DLPack."""
 
     def __init__(self, array):
         self._array = array

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in memory of the caller, and scales that come in any order."""
+"""Rows in memory of the caller, and scales in any memory order."""
 import numpy as np
 import pytest
 
@@ -17,7 +17,7 @@ def shape(hidden):
 @pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
 @pytest.mark.parametrize("size", ["exact", "worst_case"])
 def test_rows_are_where_they_shall_be(ranks, layout, size, staging):
-    """On some ranks only, fresh and cached; the pool holds one output, and the rows of all layers stay."""
+    """On some ranks only, fresh and cached; the pool holds one output, and the rows of all layers are kept."""
     inputs = oracle.make_inputs(3, seed=3, tokens=[5, 0, 9], **shape(16))
 
     def rank(group):
@@ -83,7 +83,7 @@ def test_fp8_rows_and_scales(ranks, hidden, quantize):
         out = (np.zeros((len(rows) + 2, hidden), np.uint8), np.zeros((len(rows) + 2, columns), dtype))
         (got, its), _ = exchange.dispatch(x, ids, weights, quantize=quantize, out=out)
         assert np.array_equal(got, rows) and np.array_equal(its, scales) and np.array_equal(out[0][:len(rows)], rows)
-        # Passed on as they are, with scales in other orders.
+        # Sent unchanged, with scales in other memory orders.
         tokens = len(x)
         given = np.random.default_rng(1).integers(0, 120, (tokens, hidden)).astype(np.uint8)
         dense = (np.arange(tokens * groups).reshape(tokens, groups) % 200 + 1).astype(dtype)
@@ -111,7 +111,7 @@ def test_what_is_refused(ranks):
         rows, handle = exchange.dispatch(x, ids)
         count = len(rows)
         del rows
-        # Only the counts tell: all ranks hear of it, and go on.
+        # Only the counts show it: all ranks get the error and continue.
         if group.rank == 0:
             with pytest.raises(sy.PoolExhausted, match="out has room for 3 rows"):
                 exchange.dispatch(x, ids, out=np.empty((3, 16), np.float32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments outside their contract: the text names the argument, what was given, and what is allowed; peers hear of it."""
+"""Arguments outside their contract: the text names the argument, its value and the allowed values; peers get the error too."""
 import sys
 
 import numpy as np
@@ -101,7 +101,7 @@ def test_config(ranks, change, words):
         with pytest.raises(sy.InvalidArgument) as caught:
             sy.Exchange(group, **{**CONFIG, **change})
         assert all(word in str(caught.value) for word in words), str(caught.value)
-        sy.Exchange(group, **CONFIG)  # the group can be used
+        sy.Exchange(group, **CONFIG)  # the group is usable
 
     ranks(rank, 2)
 
@@ -136,7 +136,7 @@ def test_group_options():
 
 
 def test_a_gpu_is_not_here():
-    """Without GPUs, or without a library for them, that is said."""
+    """Without GPUs, or without a library for them, the error says so."""
     try:
         groups = sy.Group.threads(1, backend="cuda")
     except sy.SwitchyardError as error:

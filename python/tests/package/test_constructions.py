@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constructions that one rank cannot begin or end: its peers raise its error, with its number, and all may go on."""
+"""Constructions that one rank cannot begin or end: its peers raise its error, with its number, and all ranks can continue."""
 import time
 
 import numpy as np
@@ -12,11 +12,11 @@ from switchyard.group import Construction, constructs
 
 EXCHANGE = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8}
 LAYER = {**EXCHANGE, "intermediate": 8}
-BAD = 1  # the rank
+BAD = 1  # the failing rank
 
 
 def outcomes_of(ranks, world, first, then, **options):
-    """What `first` raised on each rank, None for nothing. Then all ranks make `then` on the same groups."""
+    """Returns what `first` raised on each rank, or None. Then all ranks run `then` on the same groups."""
 
     def rank(group):
         raised = None
@@ -103,7 +103,7 @@ def test_sleep_and_wake_wait_for_ranks_that_load_weights(ranks):
 
 
 def test_an_exception_between_the_steps_of_a_construction(ranks):
-    """In steps that hold others: it is reported once, to those that are in the next step."""
+    """In nested steps: it is reported once, to the ranks that are in the next step."""
 
     @constructs
     def make_two(group):
@@ -133,7 +133,7 @@ def test_an_exception_behind_the_last_step_of_the_peers(ranks):
 
 
 def test_an_error_that_all_ranks_raise_is_not_reported_again(ranks):
-    """Nor does one that was caught hide the next."""
+    """A caught error does not hide the next one either."""
 
     @constructs
     def make(group):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parameter of every public function is declared in _abi/arguments.py, and every declaration is enforced: each function gets wrong
-values for each of its parameters in turn, with the right ones for the rest."""
+"""Every parameter of every public function is declared in _abi/arguments.py, and every declaration is enforced: each function
+is called with wrong values for each of its parameters in turn, with correct ones for the others."""
 import inspect
 import re
 
@@ -18,10 +18,10 @@ from switchyard.low_latency import _config as low_latency_config
 
 judge = Judge()
 
-#: Whose keywords ``**config`` and ``**options`` stand for.
+#: The functions whose keywords ``**config`` and ``**options`` represent.
 KEYWORDS = {"Exchange": normal_config, "LowLatency": low_latency_config, "LedgerCombine": ledger_config, "MoeLayer": layer_config,
             "Group": _options, "run_ranks": _options}
-#: Not the caller's: constructors of what other functions return, and what a protocol of Python gives.
+#: Not called by users: constructors of objects that other functions return, and arguments of a Python protocol.
 RETURNED = {"Group", "Handle", "Received", "Pending", "PreparedLedger", "GraphMemory"}
 CONFIG = "hidden=128, experts=4, topk=2, max_tokens=8"
 LAYER = f"intermediate=64, {CONFIG}"
@@ -30,7 +30,7 @@ LL_COMBINE = {"y": "Y", "received": "received"}
 SIZES = {"world": "2", **{each.split("=")[0]: each.split("=")[1] for each in CONFIG.split(", ")}}
 PLAN = {"ranks": "2", "hidden": "128", "max_tokens": "8"}
 
-#: How each function with parameters is called: an expression, and arguments that are right.
+#: A correct call of each function with parameters: an expression, and arguments.
 CALLS = {
     "Exchange.__init__": ("sy.Exchange", {"group": "group", **{k: v for k, v in SIZES.items() if k != "world"}}),
     "Exchange.memory_required": ("sy.Exchange.memory_required", SIZES), "Exchange.heap_bytes": ("sy.Exchange.heap_bytes", SIZES),
@@ -65,13 +65,13 @@ CALLS = {
     "run_ranks": ("sy.run_ranks", {"function": "len", "world": "1"}),
     "tuned_values": ("sy.tuned_values", {"device": "'cpu'", "mode": "'normal'", **PLAN}),
 }
-#: Without a GPU, torch or a process group they cannot be called here; with_torch/test_mistakes_with_torch.py has what can be.
+#: Not callable here without a GPU, torch or a process group; with_torch/test_mistakes_with_torch.py covers the others.
 ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger",
              "expert_parameters", "full_state_dict", "keep_out_of_ddp", "Group.record_stream"}
 
 
 def public_functions():
-    """Qualified names and signatures."""
+    """Yields qualified names and signatures."""
     for name in sy.__all__:
         thing = getattr(sy, name)
         if not inspect.isclass(thing):
@@ -113,7 +113,7 @@ def test_every_function_is_called_here():
 
 
 def _mistakes():
-    """Function, parameter, value that is wrong."""
+    """Yields function, parameter and wrong value."""
     for name, (_, right) in CALLS.items():
         for parameter, kind in FUNCTIONS[name].items():
             declared = kind.each if isinstance(kind, Several) else kind

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents agree with the product: their programs run and do what they say, the messages that they explain are those of the sources, and
-the reference has every public name, header and verb."""
+"""Documents agree with the product: their programs run and print what they claim, the explained messages exist in the sources,
+and the reference has every public name, header and verb."""
 import importlib
 import re
 import subprocess
@@ -23,7 +23,7 @@ def text_of(name):
 
 
 def programs(name):
-    """Those of a page that are whole: they start ranks."""
+    """Returns the complete programs of a page: those that start ranks."""
     return [block for block in PROGRAM.findall(text_of(name)) if "run_ranks" in block]
 
 
@@ -53,7 +53,7 @@ def test_programs(name, says, tmp_path, environment):
 
 
 def literals():
-    """All texts in the sources; pieces that the compiler joins are one."""
+    """Returns all texts in the sources; adjacent pieces that the compiler joins are one."""
     texts = []
     for folder, endings in [("src", {".cpp", ".hpp", ".cu", ".cuh"}), ("python/switchyard", {".py"})]:
         for path in sorted((ROOT / folder).rglob("*")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects may be let go in any order, on any thread, twice, and by forked children."""
+"""Objects may be dropped in any order, on any thread, twice, and by forked children."""
 import gc
 import itertools
 import os
@@ -90,7 +90,7 @@ def test_nothing_leaks():
 
 
 def test_inputs_are_not_kept():
-    """A handle outlives the rows that it came with, and what was dispatched."""
+    """A handle outlives the rows of its dispatch, and the dispatched inputs."""
     objects, _ = made()
     x = np.ones((3, 16), np.float32)
     watched = weakref.ref(x)
@@ -118,7 +118,7 @@ def test_other_threads_may_let_go_during_calls(ranks):
 
 
 def test_a_rank_collects_what_belongs_to_another_that_waits_for_it(ranks):
-    """An exchange of rank 1 in a cycle, which the collector finds on rank 0's thread, while rank 1 is in a call that needs rank 0."""
+    """An exchange of rank 1 in a cycle, collected on rank 0's thread, while rank 1 is in a call that needs rank 0."""
     waiting, watched = threading.Event(), []
 
     def rank(group):

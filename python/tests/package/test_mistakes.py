@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes in calls: each raises what is said here, with the argument's name in the text, and neither hangs nor crashes. Mistakes in
-the making of objects are in test_mistakes_of_setup.py."""
+"""Usage mistakes in calls: each raises the listed exception, with the argument's name in the text, and neither hangs nor
+crashes. test_mistakes_of_setup.py covers mistakes in the creation of objects."""
 import re
 
 import pytest

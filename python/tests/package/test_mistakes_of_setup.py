@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes in the making of groups and objects, and in what is used after its end, in a forked child, or without torch. As
-test_mistakes.py."""
+"""Usage mistakes in the creation of groups and objects, and in their use after the end, in a forked child, or without torch.
+Same form as test_mistakes.py."""
 import subprocess
 import sys
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_ranks, and processes, when a rank fails, returns early, or the user presses Ctrl-C: all ranks end at once and say why."""
+"""run_ranks, and processes, when a rank fails, returns early, or the user presses Ctrl-C: all ranks end at once and report
+why."""
 import os
 import signal
 import subprocess
@@ -44,7 +45,7 @@ def test_a_rank_that_skips_a_call():
 
 
 def test_ranks_that_return_at_different_times_are_no_failure():
-    """Rank 0 ends long before the others, whose last call needs nothing more of it."""
+    """Rank 0 ends long before the others, whose last call needs nothing more from it."""
     done = threading.Event()
 
     def rank(group):
@@ -105,7 +106,7 @@ with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeou
 
 
 def interrupted(process, seconds=60):
-    """Sends one SIGINT when the program says that it waits; returns what it wrote to stderr."""
+    """Sends one SIGINT when the program reports that it waits; returns its stderr."""
     assert process.stdout.readline().strip() == "waits"
     process.send_signal(signal.SIGINT)
     try:
@@ -128,7 +129,7 @@ def test_ctrl_c_ends_run_ranks(environment, other):
 
 
 def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
-    """Rank 0 waits in a call without a deadline. Its peer, which sleeps, hears of it when it makes a call."""
+    """Rank 0 waits in a call without a deadline. Its sleeping peer gets the error at its next call."""
     store = f"unix:@switchyard-interrupt-{os.getpid()}"
     ranks = [start(environment, PROCESS, str(rank), store) for rank in (0, 1)]
     assert ranks[1].stdout.readline().strip() == "waits"
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
 
 
 def test_an_exception_in_a_process_is_told_to_its_peers(ranks):
-    """At the end of ``with group:``, also if objects of the group live on."""
+    """At the end of ``with group:``, also if objects of the group are still referenced."""
     kept = []
 
     def rank(group):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and signatures that the package wrote down, against the library, and in a clone against the headers."""
+"""The structs and signatures declared in the package, against the library, and in a clone against the headers."""
 import ctypes
 import re
 import shutil
@@ -54,7 +54,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
 
 
 def test_signatures_are_those_of_the_headers(headers):
-    """Number and kind of the arguments of every function."""
+    """Compares number and kind of the arguments of every function."""
     declared = {}
     for text in headers.values():
         text = re.sub(r"///[^\n]*", "", text)

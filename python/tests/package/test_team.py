@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that stay from test to test: what a test is told of a scenario that fails, and that the next one meets nothing of it."""
+"""Ranks that are kept from test to test: the report of a failing scenario, and that the next scenario sees no leftovers of
+it."""
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ def processes_of(method):
 
 
 def gone(pid):
-    """Also if nobody has asked for its exit code."""
+    """Whether a process has ended, also if its exit code was not read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -42,7 +43,7 @@ def wait_until_gone(pids):
 
 
 def _connected(rank, world, store, story=None):
-    """A call that all make, and what comes of it."""
+    """Makes a call on all ranks and checks its result."""
     with sy.Group.connect(rank, world, store, "token", 16 << 20, timeout=30, rendezvous_timeout=60) as group:
         exchange = sy.Exchange(group, **CONFIG)
         rows, _ = exchange.dispatch(np.full((1, 16), rank, "f"), np.array([[2 * (1 - rank)]]))
@@ -143,7 +144,7 @@ def _sets_variables(rank, world):
 def test_variables_are_restored(monkeypatch):
     for name in ("OLD", "GONE"):
         monkeypatch.setenv(f"SWITCHYARD_TEST_{name}", "old")
-    team.close_teams()  # those that are there have other variables
+    team.close_teams()  # existing teams have other variables
     for _ in range(2):
         run_on_team("fork", WORLD, _sets_variables)
 

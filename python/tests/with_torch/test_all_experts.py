@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every module of experts in the installed transformers, found in its sources: what `parallelize_moe` makes of it on two ranks is right
-(results within 1e-6, gradients within 1e-5, float32), or it is refused with a reason. A module that a later release brings is one of both
-or fails here."""
+"""Every experts module in the installed transformers, found in its sources: `parallelize_moe` on two ranks either gives correct
+results (results within 1e-6, gradients within 1e-5, float32), or refuses the module with a reason. A module of a later release
+does either or fails here."""
 import ast
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 EXPERTS, TOPK, TOKENS, HIDDEN, INNER = 6, 2, 10, 32, 16
-#: Sizes of configs, by the names that these have.
+#: Sizes of configs, by their names.
 SIZES = {"hidden_size": HIDDEN, "text_hidden_size": HIDDEN, "hidden_dim": HIDDEN, "d_model": HIDDEN, "ffn_hidden_size": INNER, "d_ff": INNER,
          "expert_ffn_hidden_size": INNER, "decoder_ffn_dim": INNER, "encoder_ffn_dim": INNER,
          "intermediate_size": INNER,
@@ -25,7 +25,7 @@ SIZES = {"hidden_size": HIDDEN, "text_hidden_size": HIDDEN, "hidden_dim": HIDDEN
 
 
 def classes():
-    """(module, class) of everything in the sources that is a module of experts by name, or has weights of all experts."""
+    """Returns (module, class) of everything in the sources that is an experts module by name, or has weights of all experts."""
     found = []
     for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -35,13 +35,13 @@ def classes():
             if isinstance(node, ast.ClassDef) and node.name.endswith("Experts"):
                 arguments = [each.arg for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward" for each in one.args.args]
                 if node.name.endswith("SharedExperts") and "top_k_index" not in arguments:
-                    continue  # of all tokens
+                    continue  # applies to all tokens
                 found.append((f"transformers.models.{path.parent.name}.{path.stem}", node.name))
     return found
 
 
 def configs(module):
-    """Small configs of a model, nested ones first."""
+    """Yields small configs of a model, nested ones first."""
     for name, kind in vars(module).items():
         if name.endswith("Config") and isinstance(kind, type) and issubclass(kind, transformers.PreTrainedConfig) and kind.model_type:
             try:
@@ -53,14 +53,14 @@ def configs(module):
                 for size, value in SIZES.items():
                     before = vars(each).get(size, "absent")
                     if before is None or isinstance(before, (int, list)):
-                        with contextlib.suppress(Exception):  # strict configs refuse what is not their type
+                        with contextlib.suppress(Exception):  # strict configs refuse values of another type
                             setattr(each, size, [value] * len(before) if isinstance(before, list) else value)
                 each._experts_implementation = "eager"
                 yield each
 
 
 def a_module(kind, module):
-    """An instance of the class with random weights, or None where no config of its model fits."""
+    """Returns an instance of the class with random weights, or None if no config of its model fits."""
     for config in configs(module):
         for arguments in ((config,), (config, INNER), (EXPERTS, HIDDEN, INNER)):
             try:
@@ -77,7 +77,7 @@ def a_module(kind, module):
 
 
 class Block(torch.nn.Module):
-    """Experts behind a linear layer, with the router's number beside them."""
+    """Experts after a linear layer, with the router's topk next to them."""
 
     def __init__(self, experts):
         super().__init__()
@@ -105,7 +105,7 @@ def distance(a, b):
 
 
 def check(name, make):
-    """Two ranks against the undivided module."""
+    """Checks two ranks against the undivided module."""
     upstream = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9))
     whole, wants, xs = Block(make()), [], []
     for r in range(2):
@@ -124,7 +124,7 @@ def check(name, make):
 
     (first, shapes), (second, _) = sy.run_ranks(rank, 2, heap_bytes=8 << 20, timeout=60)
     for (key, parameter), shape in zip(whole.named_parameters(), shapes):
-        if parameter.grad is not None:  # of what is no share, such as a norm behind the experts, each rank has a part
+        if parameter.grad is not None:  # outside the share, such as a norm: each rank has a part
             got = torch.cat([first[key], second[key]]) if shape != parameter.shape[:1] else first[key] + second[key]
             assert distance(got, parameter.grad) < 1e-5, f"{name}: gradient of {key} off by {distance(got, parameter.grad):.1e}"
 
@@ -134,7 +134,7 @@ def test_every_module_of_experts():
     for module_name, class_name in classes():
         try:
             module = importlib.import_module(module_name)
-        except ImportError:  # of a package that is not here
+        except ImportError:  # of a package that is not installed
             continue
         kind = getattr(module, class_name)
         made = a_module(kind, module)

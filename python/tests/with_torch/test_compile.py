@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile(fullgraph=True) over dispatch and combine: results and gradients are those without it."""
+"""torch.compile(fullgraph=True) over dispatch and combine: results and gradients equal those without it."""
 import gc
 import shutil
 import weakref
@@ -34,7 +34,7 @@ def inputs_of(tokens, seed, hidden=HIDDEN):
 
 
 def layer_of(exchange, size):
-    """A layer whose experts scale rows by what the handle says of them."""
+    """A layer whose experts scale rows by properties of the handle."""
 
     def layer(x, ids, weights):
         rows, handle = exchange.dispatch(x * 2, ids, weights, size=size)
@@ -56,7 +56,7 @@ def results(function, x, ids, weights):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_layer(backend, layout, size):
-    """Of sizes that vary, with none at all."""
+    """With varying sizes, and with none at all."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     layer = layer_of(exchange, size)
@@ -64,7 +64,7 @@ def test_a_layer(backend, layout, size):
     for tokens in (5, 6, 3, 0):
         given = inputs_of(tokens, tokens)
         for got, want in zip(results(compiled, *given), results(layer, *given)):
-            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)  # inductor's tanh is another
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)  # inductor's tanh differs
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,7 +87,7 @@ def test_ranks_with_other_sizes(layout):
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_checkpoints_reuse_the_plan(layout, compiles, monkeypatch):
-    """Two layers, checkpointed: with keep_plans the backward pass plans nothing, and without it the same comes out."""
+    """Two layers, checkpointed: with keep_plans the backward pass plans nothing, and without it the results are the same."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     planned = []
@@ -266,7 +266,7 @@ def test_low_latency_leaves_graphs():
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("size", ["exact", "worst_case"])
 def test_rows_in_memory_of_the_caller(size, compiles):
-    """The same buffer in every step: no step keeps the one before."""
+    """The same buffer in every step: no step keeps the previous one."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout="expert_major", routing_gradients=True, **SHAPE)
     buffer = torch.zeros(40, HIDDEN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divided models as such: which modules are found, experts of a token, types of rows, factors on weights, weights that move, calls of
-modules that are out of step, and torch.compile."""
+"""Divided models: the modules found, experts per token, types of rows, factors on weights, moving weights, calls of modules
+that are out of step, and torch.compile."""
 import copy
 import types
 
@@ -25,11 +25,11 @@ def routing(topk=2, tokens=TOKENS):
     return torch.arange(tokens * topk).reshape(tokens, topk) % EXPERTS, torch.full((tokens, topk), 0.5)
 
 
-# ---- What is found ----
+# ---- Modules found ----
 
 
 class RouterNames(Experts):
-    """The names that GPT-OSS has, called by position and by name."""
+    """The argument names of GPT-OSS, called by position and by name."""
 
     def forward(self, hidden_states, router_indices, routing_weights):
         return Experts.forward(self, hidden_states, router_indices, routing_weights)
@@ -84,7 +84,7 @@ class Router(torch.nn.Module):
 
 
 def test_experts_of_a_token_are_each_modules_own(ranks):
-    """From the router beside, the block around, the config; topk= says it for all."""
+    """From the adjacent router, the surrounding block, the config; topk= sets it for all."""
     class Block(torch.nn.Module):
         def __init__(self, name, topk):
             super().__init__()
@@ -113,7 +113,7 @@ def test_experts_of_a_token_are_each_modules_own(ranks):
 
 
 class QuantizedExperts(Experts):
-    """Weights of one byte with a scale for each expert, as fp8 checkpoints have; hidden states are bf16."""
+    """Weights of one byte with a scale for each expert, as in fp8 checkpoints; hidden states are bf16."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class QuantizedExperts(Experts):
 
 
 def test_rows_have_the_type_of_hidden_states(ranks):
-    """fp8 weights: rows are those of the model's type, scales are divided as the weights are."""
+    """fp8 weights: rows have the model's type, and scales are divided like the weights."""
     def rank(group):
         whole, model = Model(QuantizedExperts), Model(QuantizedExperts)
         model.config.dtype = torch.bfloat16
@@ -146,7 +146,7 @@ def test_rows_have_the_type_of_hidden_states(ranks):
     ranks(rank, 2)
 
 
-# ---- Weights that are used ----
+# ---- Weights in use ----
 
 
 class LowRank(torch.nn.Module):
@@ -162,7 +162,8 @@ class LowRank(torch.nn.Module):
 
 @pytest.mark.parametrize("way", ["module", "layer"])
 def test_parametrized_weights(ranks, way):
-    """Factors have gradients, whichever computes the experts without them; and passes without gradients use the factors."""
+    """Factors have gradients, for any implementation of the experts in passes without gradients; and these passes use the
+    factors."""
     from torch.nn.utils import parametrize
 
     needs_the_layer()
@@ -210,7 +211,7 @@ def test_factors_of_peft(ranks, way):
 def test_factors_before_the_division_are_refused(ranks):
     from torch.nn.utils import parametrize
 
-    class Wrapper(torch.nn.Module):  # as PEFT has it
+    class Wrapper(torch.nn.Module):  # as in PEFT
         def __init__(self, base):
             super().__init__()
             self.base_layer, self.lora_A = base, torch.nn.ModuleDict()
@@ -229,7 +230,7 @@ def test_factors_before_the_division_are_refused(ranks):
 
 
 def test_a_storage_that_is_given_other_memory(ranks):
-    """What FSDP1 and offloading do: the same storage at another address."""
+    """Like FSDP1 and offloading: the same storage at another address."""
     needs_the_layer()
 
     def rank(group):
@@ -286,7 +287,7 @@ def test_modules_that_are_out_of_step_are_named(backward):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_whole_graphs(world):
-    """torch.compile(fullgraph=True), forward and backward, as the undivided model; also on a rank without rows or experts."""
+    """torch.compile(fullgraph=True), forward and backward, like the undivided model; also on a rank without rows or experts."""
     def rank(group):
         whole, model = Model(StaticExperts), Model(StaticExperts)
         sy.parallelize_moe(model, group, max_tokens=TOKENS)
@@ -309,7 +310,7 @@ def test_whole_graphs(world):
 
 
 def _in_processes(function, world):
-    """Dynamo is not for several threads."""
+    """Uses processes, because Dynamo does not support several threads."""
     from processes import a_store, run_processes
 
     store = a_store()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with divided experts inside training frameworks: each block of docs/how_to/training.md on two ranks, with gloo, against the same
-block without the division; and what is refused, with a sentence, before the first step."""
+"""Models with divided experts inside training frameworks: each block of docs/how_to/training.md on two ranks, with gloo,
+against the same block without the division; and the refusals, with a message, before the first step."""
 import copy
 import os
 import re
@@ -21,7 +21,7 @@ DIVIDING = re.compile(r"^sy\.parallelize_moe\(.*\n", re.M)
 
 
 def blocks():
-    """Blocks of the how-to by the headings above them."""
+    """Returns the blocks of the how-to by the headings above them."""
     page = ROOT / "docs/how_to/training.md"
     if not page.is_file():
         pytest.skip("the tests are not in a clone")
@@ -32,7 +32,7 @@ def blocks():
 
 
 class Ranks:
-    """The process group of a scenario and a group of its ranks, whose end is the scenario's."""
+    """The process group of a scenario and a group of its ranks, which end with the scenario."""
 
     def __init__(self, rank, world, folder):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29501",
@@ -56,7 +56,7 @@ class Ranks:
 
 
 def whole_state(model):
-    """Weights of the undivided model, of whatever kind the parameters are."""
+    """Returns the weights of the undivided model, for any kind of parameters."""
     return {name.removeprefix("module."): value for name, value in sy.full_state_dict(model).items()}
 
 
@@ -67,7 +67,7 @@ def compare(got, want, within=1e-4):
 
 
 def play_block(rank, world, folder, block):
-    """The block, with the division and without it, from the same model and data."""
+    """Runs the block, with the division and without it, from the same model and data."""
     with Ranks(rank, world, folder) as group:
         ends, start = [], whole_state(Model())
         for text in (block, DIVIDING.sub("", block)):
@@ -107,7 +107,7 @@ def play_trainer(rank, world, folder, block):
             ends.append(whole_state(names["model"]))
         compare(*ends, within=1e-3)
         assert max(off(ends[0][name], value) for name, value in made.state_dict().items()) > 1e-2
-        loaded = type(made).from_pretrained(f"{folder}/0")  # what all ranks saved is the undivided model
+        loaded = type(made).from_pretrained(f"{folder}/0")  # all ranks together saved the undivided model
         compare(loaded.state_dict(), ends[0], within=1e-6)
 
 
@@ -128,7 +128,8 @@ def play_save(rank, world, folder, block):
 
 
 def play_load(rank, world, folder, saving, loading):
-    """After the checkpoint is loaded, weights are those saved, and the momentum continues as that of one optimizer of all experts."""
+    """After the checkpoint is loaded, weights are those saved, and the momentum continues as that of one optimizer of all
+    experts."""
     with Ranks(rank, world, folder) as group:
         names = {"sy": sy, "torch": torch, "group": group, "T": TOKENS, "model": Model(), "folder": f"{folder}/checkpoint"}
         torch.nn.init.zeros_(names["model"].experts.down_proj)
@@ -164,13 +165,13 @@ def play_whole(rank, world, folder, block):
                 names["model"].state_dict()
 
 
-@pytest.mark.parametrize("world", [2, 4])  # four ranks do not divide six experts
+@pytest.mark.parametrize("world", [2, 4])  # six experts are not divisible by four ranks
 def test_state_dicts_of_the_whole_model(world, tmp_path):
     block, = blocks()["save_pretrained"]
     run_on_team("spawn", world, play_whole, str(tmp_path), block, seconds=240)
 
 
-# ---- What is refused ----
+# ---- Refusals ----
 
 
 def play_refusals(rank, world, folder):
@@ -214,7 +215,7 @@ def test_wrappers_that_are_not_for_shares(tmp_path):
 
 
 def test_norms_and_scalers_see_all_ranks(ranks):
-    """clip_grad_norm_ of every order, with and without foreach, and what GradScaler does with an infinity of one rank."""
+    """clip_grad_norm_ of every order, with and without foreach, and GradScaler with an infinity on one rank."""
     def rank(group):
         model, whole = Model(), Model()
         sy.parallelize_moe(model, group, max_tokens=TOKENS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes with tensors of torch, and of functions that need torch or a GPU: as package/test_mistakes.py."""
+"""Usage mistakes with tensors of torch, and of functions that need torch or a GPU, in the form of package/test_mistakes.py."""
 import ctypes
 import types
 
@@ -77,7 +77,7 @@ ROWS, EXPERTS, HIDDEN, WIDE = 12, 4, 512, 512
 
 @pytest.fixture
 def product(monkeypatch):
-    """A product of fp8 weights on tensors of the CPU, whose library only notes the calls, and the handle of a dispatch of 12 rows."""
+    """A product of fp8 weights on CPU tensors, whose library only records the calls, and the handle of a dispatch of 12 rows."""
     calls = []
 
     def output(config, columns, dtype):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch example of the README runs on the CPU, and its gradients are those of the formula."""
+"""The torch example of the README runs on the CPU, and its gradients match the formula."""
 import re
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are like one before take a shorter way. They compute what the long way does, and what is not like the one before, or wrong,
-takes the long way."""
+"""Repeated calls take a fast path. They compute the same as the full path, and any call that differs from the previous one, or
+is wrong, takes the full path."""
 import random
 import types
 
@@ -20,7 +20,7 @@ KINDS = (_repeated.Dispatch, _repeated.Combine, _repeated.NormalCombine, _repeat
 
 @pytest.fixture
 def taken(monkeypatch):
-    """How many calls of each kind took the short way."""
+    """Number of calls of each kind that took the fast path."""
     counts = dict.fromkeys(KINDS, 0)
 
     def count(kind):
@@ -44,13 +44,13 @@ def inputs_of(seed, tokens):
 
 
 def sums_of(given, factor):
-    """What combine per route makes of rows that are multiplied by `factor`, without weights."""
+    """Returns the combine per route of rows that are multiplied by `factor`, without weights."""
     valid = ((given.ids >= 0) & (given.ids < SHAPE["experts"])).sum(1, keepdims=True)
     return given.x * np.float32(factor) * valid.astype(np.float32)
 
 
 def _variants(seed):
-    """One-token calls in most ways that are right: types of ids, strides, a subclass, with weights and without."""
+    """One-token calls in most valid forms: types of ids, strides, a subclass, with weights and without."""
     rng = random.Random(seed)
     for number in range(60):
         x, ids, weights, given = inputs_of(number, rng.choice([5, 5, 5, 9, 0]))
@@ -193,7 +193,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_found(ranks, what):
-    """After calls that were right."""
+    """After successful calls."""
     change, text = WRONG[what]
 
     def rank(group):
@@ -265,11 +265,11 @@ def test_errors_of_the_library(ranks):
     ranks(rank, 1)
 
 
-# ---- Where tensors are, on GPUs, without one ----
+# ---- Location of tensors on GPUs, tested without one ----
 
 
 class Tensor:
-    """As much of one on a GPU as these calls look at."""
+    """The part of a GPU tensor that these calls use."""
 
     is_cuda, is_cpu, requires_grad = True, False, False
 
@@ -283,12 +283,13 @@ class Tensor:
         return True
 
     def data_ptr(self):
-        return 4096 + id(self) * 64 if self.shape[0] else 0  # none lies in another
+        return 4096 + id(self) * 64 if self.shape[0] else 0  # none overlaps another
 
 
 @pytest.fixture
 def told(monkeypatch):
-    """Calls of the library as (known_memory, stream). It refuses what is not on GPU 1 as long as it has to ask."""
+    """Calls of the library as (known_memory, stream). It refuses tensors that are not on GPU 1 whenever it
+    has to query their location."""
     calls = []
     options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3}
     here = types.SimpleNamespace(right=True)
@@ -320,7 +321,7 @@ def an_exchange():
 
 
 def ways():
-    """A call of each kind, with tensors on these GPUs; the second says of how many tokens."""
+    """A call of each kind, with tensors on these GPUs; the second sets the number of tokens."""
     handle = types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
     received = types.SimpleNamespace(_at=1, tokens=3)
 
@@ -344,10 +345,10 @@ def ways():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_known_memory(kind, told):
-    """It is told of tensors on the GPU on which the library found memory itself, and of no others."""
+    """It is set for tensors on the GPU on which the library located memory itself, and for no others."""
     calls, here = told
     call, it = ways()[kind], kind(an_exchange())
-    call(it, 1, 1, 0)  # no memory, from which nothing is learnt
+    call(it, 1, 1, 0)  # no memory, from which nothing is learned
     here.right = False
     with pytest.raises(sy.InvalidArgument):
         call(it, 0, 0, 3)  # nor from a call that fails
@@ -367,5 +368,5 @@ def test_known_memory(kind, told):
     if kind is _repeated.NormalDispatch:
         calls.clear()
         x, handle = Tensor(1, (3, 8)), types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
-        assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # whoever looks at all of it refuses it
+        assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # the full path refuses it
         assert it(x, handle, 0, None, Tensor(1, (3, 8))) is not None and calls == [(1, 101)]

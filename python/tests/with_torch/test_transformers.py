@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers, from random configurations, against the same models unconverted."""
+"""Models of transformers, with random configurations, against the same models unconverted."""
 import copy
 import importlib.util
 import subprocess
@@ -23,7 +23,7 @@ LENGTH, BATCH = 5, 2
 
 
 def tokens_of(rank):
-    """Different texts, and on the last rank a shorter one."""
+    """Different texts, and on one rank a shorter one."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, WORDS, (BATCH, LENGTH if rank != 1 else 3), generator=generator)
 
@@ -35,7 +35,7 @@ def loss_of(model, ids):
 @pytest.mark.parametrize("world", [1, 2, 4, 8])  # of 8 ranks two have no experts
 @pytest.mark.parametrize("make, layers", [(mixtral, 2), (qwen3, 2), (deepseek, 1)], ids=lambda value: getattr(value, "__name__", ""))
 def test_logits_and_gradients(make, layers, world):
-    """Of every rank's tokens; experts' gradients are those of all ranks' tokens together."""
+    """For every rank's tokens; experts' gradients are those of all ranks' tokens together."""
     torch.manual_seed(0)
     whole = make().float().eval()
     heap = sy.moe_heap_bytes(whole, world, max_tokens=BATCH * LENGTH)
@@ -97,7 +97,8 @@ def _needs_the_layer():
 @pytest.mark.parametrize("world", [2, 4, 8])  # of 8 ranks two have no experts
 @pytest.mark.parametrize("name", list(MODELS))
 def test_layers(name, world):
-    """experts="layer" in passes without gradients, by the layer alone; weights that changed in place or moved; passes with gradients."""
+    """experts="layer" in passes without gradients, by the layer only; weights that changed in place or moved; passes with
+    gradients."""
     _needs_the_layer()
     made = in_bf16(name)
     heap = sy.moe_heap_bytes(made, world, max_tokens=BATCH * LENGTH, experts="layer")
@@ -113,7 +114,7 @@ def test_layers(name, world):
 
 
 class _Products:
-    """Stands for GroupedGemm, which is for GPUs: the same calls on the CPU by torch, and no rows but those of experts."""
+    """Replaces GroupedGemm, which is for GPUs: the same calls on the CPU by torch, with only the rows of experts."""
 
     made = 0
 
@@ -135,7 +136,7 @@ class _Products:
 
 
 def test_the_calls_of_grouped_products(monkeypatch):
-    """What "grouped" makes of the products, and that they are made anew when weights have moved, and only then."""
+    """Results of "grouped" products, and that they are made anew only when weights have moved."""
     monkeypatch.setattr(share_room, "GroupedGemm", _Products)
     monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
     monkeypatch.setattr(_Products, "made", 0)
@@ -146,7 +147,7 @@ def test_the_calls_of_grouped_products(monkeypatch):
         names = sy.parallelize_moe(model, group, max_tokens=BATCH * LENGTH)
         own = [model.get_submodule(each).forward.__self__ for each in names]
         for share in own:
-            share._by_module = None  # a pass that came to the module would fail
+            share._by_module = None  # a pass through the module would fail
         errors = [distance(model, whole, ids), distance(model, whole, ids)]
         assert _Products.made == 2 * len(names)
         change_experts(model, whole, names, group.experts_of(EXPERTS), 1.5)
@@ -160,7 +161,7 @@ def test_the_calls_of_grouped_products(monkeypatch):
 
 
 def test_an_optimizer_step_is_seen():
-    """The layer gives what the module's own forward gives with the weights after the step."""
+    """The layer gives the result of the module's own forward with the weights after the step."""
     _needs_the_layer()
     models = [in_bf16("mixtral") for _ in range(2)]
 
@@ -187,7 +188,7 @@ def _of_gelu():
 
 
 def _limited():
-    """The same parameters and activation as Mixtral's, and a limit."""
+    """Mixtral's parameters and activation, with a limit."""
     model = mixtral()
     for module in list(model.modules()):
         if type(module).__name__ == "MixtralExperts":
@@ -220,13 +221,13 @@ def test_what_a_layer_refuses(make, kind, text):
             sy.parallelize_moe(model, group, max_tokens=4, experts="grouped")
         with pytest.raises(sy.InvalidArgument, match="experts = 'all': must be 'automatic', 'module', 'grouped', 'layer'"):
             sy.parallelize_moe(model, group, max_tokens=4, experts="all")
-        assert len(sy.parallelize_moe(model, group, max_tokens=4)) == 2  # automatic takes the module
+        assert len(sy.parallelize_moe(model, group, max_tokens=4)) == 2  # automatic uses the module
 
     sy.run_ranks(rank, 1)
 
 
 def test_the_example_of_recording(environment, tmp_path):
-    """The program itself reads back what it recorded."""
+    """The program itself reads back its recording."""
     program, to = EXAMPLES / "07_record_routing.py", tmp_path / "routing.safetensors"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
@@ -237,7 +238,7 @@ def test_the_example_of_recording(environment, tmp_path):
 
 
 def test_recorded_choices_are_those_of_the_model():
-    """softmax_topk among equal logits, of which bf16 has many, is torch.topk of the float32 softmax."""
+    """softmax_topk among equal logits, of which bf16 has many, equals torch.topk of the float32 softmax."""
     script = ROOT / "scripts/record_routing.py"
     if not script.is_file():
         pytest.skip("the tests are not in a clone")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd may rely on, a test for each row of the table in docs/python.md: masked weights, memory that the library overwrites, ranks
-without rows, double backward, graphs that are kept, checkpoints, autocast, and what is refused. torch.compile is in test_compile.py."""
+"""Guarantees for autograd, a test for each row of the table in docs/python.md: masked weights, memory that the library
+overwrites, ranks without rows, double backward, kept graphs, checkpoints, autocast, and refusals. torch.compile is in
+test_compile.py."""
 import copy
 
 import pytest
@@ -35,7 +36,7 @@ def plain_layer(x, ids, weights, scale=2.0):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_masked_places_of_weights_have_no_gradient(ranks, world):
-    """Rank-major: what arrives for a route of another rank is the constant 0, whatever the loss makes of it."""
+    """Rank-major: the value delivered for a route of another rank is the constant 0, for any loss."""
     def rank(group):
         exchange = sy.Exchange(group, layout="rank_major", **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -52,7 +53,8 @@ def test_masked_places_of_weights_have_no_gradient(ranks, world):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_ranks_without_rows_take_part_in_backward(ranks, frozen):
-    """All tokens go to the first expert; of three ranks with two experts one has no experts at all. Gradients are zeros, not None."""
+    """All tokens go to the first expert; of three ranks with two experts one has no experts at all. Gradients are zeros, not
+    None."""
     class OfTwo(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -81,7 +83,7 @@ def test_ranks_without_rows_take_part_in_backward(ranks, frozen):
 
 
 def overwritten(tensor, write):
-    """Whether a graph that saved `tensor` refuses its backward pass once `write` has run."""
+    """Checks that a graph that saved `tensor` refuses its backward pass once `write` has run."""
     p = torch.ones((), requires_grad=True)
     loss = (tensor * p).sum()
     write()
@@ -96,7 +98,7 @@ def test_memory_of_the_caller_raises_its_version(ranks):
         with torch.no_grad():
             rows, handle = exchange.dispatch(x, ids)
             sums, room = torch.ones(4, 16), torch.ones(len(rows), 16)
-        for _ in range(3):  # the second and the third call take the short way
+        for _ in range(3):  # the second and the third call take the fast path
             overwritten(sums, lambda: exchange.combine(rows, handle, out=sums))
             overwritten(room, lambda: exchange.dispatch(x.detach(), handle=handle, out=room))
 
@@ -115,14 +117,14 @@ def test_rows_of_low_latency_raise_their_version(ranks):
     ranks(rank, 1)
 
 
-# ---- What is refused ----
+# ---- Refusals ----
 
 
 def test_low_latency_refuses_gradients(ranks):
     def rank(group):
         ll = sy.LowLatency(group, **SHAPE)
         x, ids, weights = inputs()
-        for _ in range(2):  # also where a call like one before takes the short way
+        for _ in range(2):  # also on the fast path of repeated calls
             for call, name in ((lambda: ll.dispatch(x, ids), "x"), (lambda: ll.dispatch(x.detach(), ids, weights), "weights"),
                                (lambda: ll.dispatch_async(x, ids), "x"), (lambda: ll.all_to_all(x, ids), "x")):
                 with pytest.raises(sy.Unsupported, match=f"{name} requires a gradient.*use an Exchange"):
@@ -174,11 +176,11 @@ def test_transforms_of_functions_are_refused(ranks):
     ranks(rank, 1)
 
 
-# ---- What holds ----
+# ---- Guarantees ----
 
 
 def run_layer(ranks, body):
-    """`body(layer of x and weights, x, weights, the same in plain torch)` on two ranks."""
+    """Runs `body(layer of x and weights, x, weights, the same in plain torch)` on two ranks."""
     def rank(group):
         exchange = sy.Exchange(group, layout="expert_major", routing_gradients=True, **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -224,7 +226,7 @@ def test_checkpoints(ranks, way):
 
 
 def test_autocast(ranks):
-    """Rows travel in the type that they have; what experts make of them in bf16 is combined in bf16, and gradients have the inputs' type."""
+    """Rows are sent in their own type; expert outputs in bf16 are combined in bf16, and gradients have the inputs' type."""
     def rank(group):
         exchange = sy.Exchange(group, layout="expert_major", routing_gradients=True, **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -243,7 +245,7 @@ def test_autocast(ranks):
 
 
 def test_copies_of_a_divided_model(ranks):
-    """deepcopy has parameters of its own and computes the same; pickle says what to do instead."""
+    """deepcopy has parameters of its own and computes the same; pickle names the alternative."""
     import pickle
 
     def rank(group):

@@ -31,7 +31,7 @@ static int experts_work(void) {
   return ok && result == 0x3F3B;  // 0.7311
 }
 
-// Gradients are there, and refuse before they look for a GPU.
+// Gradient functions are linked, and refuse before they look for a GPU.
 static int gradients_are_linked(void) {
   const sy_weight_gradient_config config = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
   sy_weight_gradient* gradient = NULL;

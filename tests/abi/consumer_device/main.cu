@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a row function of its own for the current GPU; without one the library's exception says so.
+// Makes a row function of its own for the current GPU; without a GPU, the library's exception reports that.
 #include <switchyard/cuda/row_function.cuh>
 #include <switchyard/low_latency.hpp>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA archs under the conformance suite: bulk copies with every number of stages, copies by the lanes, and those of whole
-// rows in line.
+// The CUDA archs under the conformance suite: bulk copies with every number of stages, copies by the lanes, and inline copies
+// of whole rows.
 #include <gtest/gtest.h>
 
-#include "gpu/arch/cuda_driver.cuh"  // before the suite, which needs it
+#include "gpu/arch/cuda_driver.cuh"  // must precede the suite
 
 #include "conformance/arch_conformance.hpp"
 

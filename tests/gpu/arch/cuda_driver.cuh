@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance driver of the CUDA archs: every op is a launch of one warp, which settles before it ends. Rows lie in an
-// arena that exists twice, in host and in device memory; what is in use of it travels to the device and back with each op, so
-// that the ops work on device memory and the suite on host memory.
+// The conformance driver of the CUDA archs: every op is a launch of one warp, which settles before it ends. Rows are in an
+// arena that exists twice, in host and in device memory; its used part is copied to the device and back with each op, so that
+// the ops work on device memory and the suite on host memory.
 #pragma once
 
 #include <cstdio>
@@ -62,7 +62,7 @@ enum class Op {
   pause,
 };
 
-/// Arguments of an op, in device pointers; unused ones are left out.
+/// Arguments of an op, in device pointers; unused ones are omitted.
 struct OpRequest {
   Op op;
   void* dst = nullptr;
@@ -83,7 +83,7 @@ struct OpRequest {
   size_t scratch_bytes = 0;
 };
 
-/// An op of one warp. What lies in the arena's scratch is in the warp's scratch while the op runs.
+/// An op of one warp. The arena's scratch is copied to the warp's scratch while the op runs.
 template <class A>
 __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   using detail::Scope;
@@ -205,7 +205,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   if (lane == 0) r.result[0] = first, r.result[1] = second;
 }
 
-/// See Driver::block_sums; one block. The words lie in global memory.
+/// See Driver::block_sums; one block. The words are in global memory.
 template <class A>
 __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, detail::CudaShape shape) {
   extern __shared__ __align__(128) std::byte conformance_shared[];
@@ -221,7 +221,7 @@ __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, d
   }
 }
 
-/// Memory in two places at equal offsets. A block's room is used again once those behind it have been given back.
+/// Memory in two locations at equal offsets. A block's memory is reused once all later blocks have been released.
 class TwinArena {
  public:
   static TwinArena& instance() {
@@ -256,14 +256,14 @@ class TwinArena {
 
  private:
   struct Block {
-    std::byte* at;  ///< null: given back
+    std::byte* at;  ///< null: released
     size_t end;
   };
   static constexpr size_t kBytes = size_t{64} << 20;
   TwinArena() {
     must(cudaMallocHost(reinterpret_cast<void**>(&host_), kBytes), "cudaMallocHost");
     must(cudaMalloc(reinterpret_cast<void**>(&device_), kBytes), "cudaMalloc");
-    allocate(kScratchBytes);  // for good
+    allocate(kScratchBytes);  // permanently
   }
   std::byte *host_ = nullptr, *device_ = nullptr;
   size_t used_ = 0;  ///< end of the last block
@@ -452,8 +452,8 @@ struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
     return spec;
   }
 
-  /// Executes `r`, whose dst and src are host addresses, with `list` and `weights` as its arrays. What it left in the list is
-  /// in list_ afterwards.
+  /// Executes `r`, whose dst and src are host addresses, with `list` and `weights` as its arrays. Afterwards list_ contains the
+  /// content of the list.
   std::pair<uint64_t, uint64_t> run(OpRequest r, Pointers list = {}, const std::vector<float>& weights = {}) {
     static uint64_t* const words = [] {
       uint64_t* p = nullptr;

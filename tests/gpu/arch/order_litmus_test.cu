@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message passing between two blocks of one GPU, and of two GPUs where there are two, by the orders that kernels of the library
-// use: what ThreadSanitizer cannot see, because copies of the copy engine go through another proxy than loads and stores.
+// Message passing between two blocks of one GPU, and of two GPUs if available, with the orders that kernels of the library use.
+// ThreadSanitizer cannot check these, because copies of the copy engine go through a proxy other than that of loads and stores.
 //
 // A writer fills a payload and sets a flag to the number of the round; a reader waits for the flag, judges every word of the
-// payload, poisons it and gives it back. Either of them uses copies (bulk, of the copy engine) or its threads (ordinary loads
-// and stores). With the order kept no word may be wrong. The same without it is run as well, and how often it was seen to fail
-// is printed, not asserted: hardware may do more than it promises.
+// payload, poisons it and returns it. Either of them uses copies (bulk, of the copy engine) or its threads (ordinary loads and
+// stores). With the order, no word may be wrong. The same is also run without the order, and the number of observed failures is
+// printed, not asserted: hardware may order more than it guarantees.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -30,13 +30,13 @@ constexpr int kFlagStride = 32;  // words
 constexpr uint64_t kLimitNs = 5'000'000'000;
 constexpr uint32_t kPoison = 0xdeadbeef;
 
-/// Memory of all pairs. A pair is a block of the writer's kernel and the same one of the reader's.
+/// Memory of all pairs. A pair is a block of the writer's kernel and the same block of the reader's.
 struct Litmus {
-  uint64_t* told;   ///< [kPairs * kFlagStride], of the reader: the round that the payload is of
-  uint64_t* taken;  ///< the same, of the writer: the last round that the reader is done with
+  uint64_t* told;   ///< [kPairs * kFlagStride], at the reader: the round of the payload
+  uint64_t* taken;  ///< [kPairs * kFlagStride], at the writer: the last round that the reader has completed
   uint4* payload;   ///< [kPairs, kVectors]
-  uint64_t* wrong;  ///< [kPairs], of the reader: rounds with a wrong word
-  uint64_t* done;   ///< [kPairs], of the reader: rounds that have ended
+  uint64_t* wrong;  ///< [kPairs], at the reader: rounds with a wrong word
+  uint64_t* done;   ///< [kPairs], at the reader: completed rounds
 };
 
 __device__ int lane() { return static_cast<int>(threadIdx.x); }
@@ -47,7 +47,7 @@ __device__ uint4 word_of(uint64_t round, int vector) {
 }
 __device__ bool equal(const uint4& a, const uint4& b) { return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w; }
 
-/// All lanes: until `flag` says `round`, as lane 0 sees it. False at the deadline.
+/// All lanes: wait until `flag` is `round`, as read by lane 0. False at the deadline.
 template <Scope S, bool kAcquires>
 __device__ bool await(const uint64_t* flag, uint64_t round) {
   bool there = true;
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Lit
       else
         ptx::store_relaxed<S>(told, round);
     }
-    ptx::bulk_wait();  // without order: before the shared memory is used again
+    ptx::bulk_wait();  // without order: before the shared memory is reused
     __syncwarp();
   }
 }
 
-/// All lanes: the payload to shared memory, a piece for each lane. False at the deadline.
+/// All lanes: load the payload to shared memory, a piece for each lane. False at the deadline.
 __device__ bool load_payload(uint4* shared, const uint4* payload, uint32_t bar, uint64_t round) {
   if (lane() == 0) ptx::mbarrier_expect(bar, kBytes);
   __syncwarp();
@@ -145,7 +145,7 @@ void must(cudaError_t status, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-/// Memory of a GPU, all zero, and a stream of it.
+/// Memory of a GPU, initially zero, and a stream.
 class Side {
  public:
   explicit Side(int device) : device_(device) {
@@ -187,7 +187,7 @@ struct Counted {
   uint64_t wrong = 0, done = 0;
 };
 
-/// On GPU 0 and GPU `reader`. What is pulled lies at the writer, everything else at the reader.
+/// Runs on GPU 0 and GPU `reader`. Pulled memory is at the writer, everything else at the reader.
 template <By kWriter, By kReader, Scope S, bool kOrdered>
 Counted run_on(int reader_device) {
   const Side writer(0), reader(reader_device);
@@ -213,7 +213,7 @@ Counted run_on(int reader_device) {
   return sum;
 }
 
-/// Whether GPUs 0 and 1 are there and reach each other's memory, as they do from then on.
+/// Whether GPUs 0 and 1 exist and can access each other's memory, which is enabled from then on.
 bool have_two() {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -251,13 +251,13 @@ void judge_everywhere() {
   if (have_two()) judge<kWriter, kReader, Scope::system>(1);
 }
 
-// Outputs that return by the mover, and their sum.
+// Outputs that the mover returns, and their sum.
 TEST(OrderLitmus, CopiesToThreads) { judge_everywhere<By::copies, By::threads>(); }
 // Tokens that are staged by threads, and the mover that pulls them.
 TEST(OrderLitmus, ThreadsToCopies) { judge_everywhere<By::threads, By::copies>(); }
 // Rows that have been pulled, and the loader of their tile.
 TEST(OrderLitmus, CopiesToCopies) { judge_everywhere<By::copies, By::copies>(); }
-// Outputs that return by warps without a tile, and their sum.
+// Outputs that are returned by warps without a tile, and their sum.
 TEST(OrderLitmus, ThreadsToThreads) { judge_everywhere<By::threads, By::threads>(); }
 
 }  // namespace

@@ -14,13 +14,13 @@ extern __shared__ __align__(128) std::byte dynamic_shared[];
 
 namespace {
 
-constexpr size_t kRowBytes = 4096;  // one stage: what waits for its load is settle, or drain_sources
+constexpr size_t kRowBytes = 4096;  // one stage: settle or drain_sources waits for its load
 constexpr int64_t kHidden = 4096;   // of 16 bits
 
-/// Two stages, so that a copy refills one while another is under way; a scratch of a row.
+/// Two stages, so that a copy refills one while another is in flight; a scratch of a row.
 __device__ constexpr CudaShape shape() { return CudaShape{1, 2, kRowBytes, 16384}; }
 
-/// What stands before it in a kernel's text is not the op's: the warp's construction.
+/// Marks the end of the warp's construction: earlier text of a kernel does not belong to the op.
 __device__ void op_begins() { asm volatile("// op begins" ::: "memory"); }
 
 }  // namespace
@@ -76,7 +76,7 @@ SWITCHYARD_KERNELS(post, (uint64_t * flag), A::post(w, flag, 1);)
 SWITCHYARD_KERNELS(peek, (const uint64_t* flag, uint64_t* out), *out = A::peek(flag);)
 SWITCHYARD_KERNELS(count, (uint64_t * statistic), A::count(w, statistic, 5);)
 SWITCHYARD_KERNELS(count_max, (uint64_t * statistic), A::count_max(w, statistic, 5);)
-// The fence of publish_entry is the frame's, as in every kernel of low latency.
+// The frame provides the fence of publish_entry, as in every low-latency kernel.
 SWITCHYARD_KERNELS(publish_entry, (uint64_t* const* flags, int n), fence_entry(w); __syncthreads();
                    if (is_announcer(w)) A::publish_entry(
                        w, n,
@@ -85,7 +85,7 @@ SWITCHYARD_KERNELS(publish_entry, (uint64_t* const* flags, int n), fence_entry(w
                        },
                        Site::none);)
 
-// --- Rows that move, and the release that covers them
+// --- Moving rows, and the release that covers them
 
 SWITCHYARD_KERNELS(copy_released, (void* dst, const void* src, uint64_t* flag), A::copy(w, dst, src, kRowBytes); A::settle(w);
                    A::store_release<Scope::system>(w, flag, 1, Site::none);)
@@ -124,18 +124,18 @@ SWITCHYARD_KERNELS(quantize_to_released, (uint8_t* const* q, void* const* scales
                        },
                        src, DType::bf16, kHidden, ScaleKind::f32, 128);
                    A::settle(w); A::store_release<Scope::system>(w, flag, 1, Site::none);)
-// A row is quantised into the warp's scratch and leaves from there.
+// A row is quantized into the warp's scratch and copied from there.
 SWITCHYARD_KERNELS(quantize_row_copied, (void* dst, const void* src, uint64_t* flag),
                    A::quantize_row(w, reinterpret_cast<uint8_t*>(w.scratch()), w.scratch() + kHidden, src, DType::bf16, kHidden,
                                    ScaleKind::f32);
                    A::copy(w, dst, w.scratch(), kHidden); A::settle(w);
                    A::store_release<Scope::system>(w, flag, 1, Site::none);)
-// Scratch is written again once drained.
+// Scratch is overwritten once drained.
 SWITCHYARD_KERNELS(copy_drained, (void* dst, std::byte value), A::copy(w, dst, w.scratch(), kRowBytes); A::drain_sources(w);
                    w.scratch()[threadIdx.x] = value;)
 SWITCHYARD_KERNELS(source_drained, (void* dst, std::byte* src, std::byte value), A::copy(w, dst, src, kRowBytes);
                    A::drain_sources(w); src[threadIdx.x] = value;)
-// The last piece's stage was fed to stores by the first.
+// The stage of the last piece was first used by the first piece.
 SWITCHYARD_KERNELS(stage_refilled, (void* dst, const void* src), A::copy(w, dst, src, 3 * kRowBytes); A::settle(w);)
 SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const void* src),
                    (void)A::load_acquire<Scope::system>(flag, Site::none);
@@ -144,7 +144,7 @@ SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const
 SWITCHYARD_KERNELS(written_then_copied, (int* src, void* dst), A::for_lanes(w, 1024, [&](int i) { src[i] = i; }); A::settle(w);
                    A::copy(w, dst, src, kRowBytes); A::settle(w);)
 
-// --- Sentinel rows: no order but of what is read of the row itself
+// --- Sentinel rows: no order except for the words read of the row itself
 
 SWITCHYARD_KERNELS(multicast_sentinel, (void* const* dsts, const void* src, int n),
                    A::multicast_sentinel(
@@ -167,7 +167,7 @@ SWITCHYARD_KERNELS(reduce_if_arrived, (void* out, const void* const* rows, int* 
                    *result = A::reduce_if_arrived(
                        w, spec, 8, false, [&](int i) { return rows[i]; }, AnyWeight{}, 4, sentinel_sums());)
 
-// --- A warp's barriers are ready before the copy engine sees them
+// --- A warp's barriers are ready before the copy engine uses them
 
 extern "C" __global__ void construction() {
   op_begins();

@@ -10,11 +10,11 @@
 
 namespace harness {
 
-/// A layer in bf16 on some ranks, of which every rank knows the arguments.
+/// A layer in bf16 on several ranks, whose arguments every rank can compute.
 struct BackwardCase {
   std::string name;
   std::vector<int64_t> tokens;  ///< of each rank
-  int64_t capacity = 0;         ///< rows that a rank takes; 0: all
+  int64_t capacity = 0;         ///< maximum rows of a rank; 0: all
   int experts = 64, topk = 8;
   int64_t hidden = 1536, intermediate = 480;
 
@@ -23,7 +23,8 @@ struct BackwardCase {
 
 using Doubles = std::vector<double>;
 
-/// Number `index` of an array of multiples of `scale` / 128 in [-scale, scale), which bf16 has. `scale` is a power of two.
+/// Number `index` of an array of multiples of `scale` / 128 in [-scale, scale), which are exact in bf16. `scale` is a power of
+/// two.
 inline uint64_t mixed(uint64_t array, uint64_t index) {
   uint64_t key = index * 2 + 1 + (array << 40);
   key = (key ^ key >> 33) * 0xff51afd7ed558ccdULL;
@@ -35,7 +36,7 @@ inline Doubles numbers_of(uint64_t array, int64_t count, double scale) {
   for (size_t i = 0; i < to.size(); ++i) to[i] = (static_cast<double>(mixed(array, i) & 255) - 128) * (scale / 128);
   return to;
 }
-/// Of numbers that bf16 has.
+/// Converts numbers that are exact in bf16.
 inline std::vector<uint16_t> bf16_bits(const Doubles& numbers) {
   std::vector<uint16_t> to;
   to.reserve(numbers.size());
@@ -54,7 +55,7 @@ inline double number_of_bf16(uint16_t bits) {
   return static_cast<double>(f);
 }
 
-/// Of one rank. One id in sixteen is no expert: -1, or E.
+/// Inputs of one rank. One id in sixteen is no expert: -1, or E.
 struct BackwardInput {
   Doubles x, dout;
   std::vector<int32_t> ids;
@@ -74,7 +75,7 @@ struct BackwardInput {
   }
 };
 
-/// Of one expert: w13 [2 I, H], w2 [H, I].
+/// Weights of one expert: w13 [2 I, H], w2 [H, I].
 struct BackwardWeights {
   Doubles w13, w2;
   BackwardWeights(const BackwardCase& c, int expert)
@@ -82,7 +83,7 @@ struct BackwardWeights {
         w2(numbers_of(2 * static_cast<uint64_t>(expert) + 1, c.hidden * c.intermediate, 1. / 8)) {}
 };
 
-/// |got - exact| of |exact|, over many elements.
+/// |got - exact| relative to |exact|, over many elements.
 struct Distance {
   double error = 0, norm = 0;
   void add(double got, double exact) {
@@ -90,7 +91,7 @@ struct Distance {
     error += d * d;
     norm += exact * exact;
   }
-  /// Without elements that are not 0, only zeros are near. A NaN is far.
+  /// If all elements are 0, only zeros are within. A NaN never is.
   bool within(double tolerance) const { return norm > 0 ? std::sqrt(error / norm) <= tolerance : error == 0; }
   std::string text() const {
     return "off by " + std::to_string(std::sqrt(error)) + ", the reference has a norm of " + std::to_string(std::sqrt(norm));
@@ -113,10 +114,10 @@ inline void add(double* to, double factor, const double* v, size_t n) {
 
 }  // namespace backward
 
-/// All ranks' arguments, and what comes of every route. Each expert's rank fills its part of `routes` in.
+/// All ranks' arguments, and the results of every route. Each expert's rank fills in its part of `routes`.
 class BackwardReference {
  public:
-  /// Of route f of a rank's tokens.
+  /// Results of route f of a rank's tokens.
   struct Route {
     Doubles y, dx;  ///< w * y; empty: the route leads nowhere
     double dweight = 0;
@@ -129,8 +130,8 @@ class BackwardReference {
     }
   }
 
-  /// `visit(first element, row)` gets every row of the gradients of w13, then of w2. Experts may be worked at by several
-  /// threads. `dropped` is complete.
+  /// `visit(first element, row)` is called with every row of the gradients of w13, then of w2. Several threads may process
+  /// experts. `dropped` must be complete.
   template <class Visit13, class Visit2>
   void expert(int e, const Visit13& visit_w13, const Visit2& visit_w2) {
     const std::vector<Work> work = work_of(e);
@@ -166,7 +167,7 @@ class BackwardReference {
     }
   }
 
-  /// [T, H]: the sum of a token's routes. All experts have been worked at.
+  /// [T, H]: the sum of a token's routes. All experts must have been processed.
   Doubles sum(int rank, Doubles Route::*of) const {
     const auto h = static_cast<size_t>(c.hidden);
     Doubles to(inputs[static_cast<size_t>(rank)].x.size());
@@ -180,7 +181,7 @@ class BackwardReference {
   const BackwardCase c;
   std::vector<BackwardInput> inputs;
   std::vector<std::vector<Route>> routes;
-  std::vector<std::vector<uint8_t>> dropped;  ///< of each rank, [T, K]; set by it
+  std::vector<std::vector<uint8_t>> dropped;  ///< of each rank, [T, K]; set by that rank
 
  private:
   struct Work {
@@ -200,7 +201,7 @@ class BackwardReference {
     }
     return work;
   }
-  /// The gradient of the sums before SwiGLU, from that of its outputs, in their place.
+  /// The gradient of the sums before SwiGLU, from that of its outputs, in place.
   static void to_sums(Doubles& sums, const Doubles& da) {
     for (size_t i = 0; i < da.size(); ++i) {
       const double gate = sums[i], up = sums[da.size() + i], s = 1 / (1 + std::exp(-gate));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward and backward pass of a whole layer in calls of the library, as docs/layer.md has them, on two ranks that may
-// share a GPU, against float64: gradients of tokens, of routing weights, and of the weights of all experts.
+// The forward and backward pass of a whole layer in calls of the library, as in docs/layer.md, on two ranks that may share a
+// GPU, against float64: gradients of tokens, of routing weights, and of the weights of all experts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,9 +36,9 @@ using switchyard::SwigluGradient;
 using switchyard::WeightGradient;
 using switchyard::WeightOrder;
 
-constexpr double kTolerance = 2e-2;  // some roundings to bf16, one after the other
+constexpr double kTolerance = 2e-2;  // several roundings to bf16 in sequence
 
-/// Memory of a rank's GPU that the test's arena has no room for. Made and freed while all ranks are idle.
+/// Memory of a rank's GPU that does not fit the test's arena. Allocated and freed while all ranks are idle.
 class OwnMemory {
  public:
   explicit OwnMemory(size_t bytes) { must(cudaMalloc(&p_, bytes), "cudaMalloc"); }
@@ -71,7 +71,7 @@ NormalConfig exchange_config(const BackwardCase& c) {
   config.pool_bytes = 2 * NormalExchange::memory_required(config, c.world(), Backend::cuda).pool_bytes;
   return config;
 }
-/// Rows of as many float32 as a token has routes, in whole 16 bytes.
+/// Rows of as many float32 values as a token has routes, in whole 16 bytes.
 NormalConfig routing_config(const BackwardCase& c) {
   NormalConfig config = exchange_config(c);
   config.hidden = (c.topk + 3) / 4 * 4;
@@ -94,7 +94,7 @@ GroupedGemmConfig product(int experts, int64_t n, int64_t k, WeightOrder order, 
   return config;
 }
 
-/// One rank of a layer that is trained: its weights, objects, memory, and the calls of both passes. Construction is collective.
+/// One rank of a layer in training: its weights, objects, memory, and the calls of both passes. Construction is collective.
 class TrainedLayer {
  public:
   TrainedLayer(Station& me, const BackwardCase& c)
@@ -154,7 +154,7 @@ class TrainedLayer {
     exchange_.combine(y_.rows(), d_.handle, out, back());
   }
 
-  /// As docs/layer.md lists it.
+  /// The calls listed in docs/layer.md.
   void backward() {
     const Dispatched e = exchange_.dispatch(dout_, d_.handle, {.stream = me_.stream()});  // dz: the rows of x, cached
     const ExpertRows rows = ExpertRows::of(d_);
@@ -168,18 +168,18 @@ class TrainedLayer {
     const RowBuffer dx_rows = exchange_.allocate_rows(d_.handle, DType::bf16, me_.stream());
     up_back_.run(of_rows(h_), rows, dx_rows.rows(), experts_);  // W13^T dh
     CombineOptions plain = back();
-    plain.apply_weights = false;  // they are in dy
+    plain.apply_weights = false;  // they are contained in dy
     exchange_.combine(dx_rows.rows(), d_.handle, dx, plain);
     place_in_columns(static_cast<float*>(placed_.data), d_.x.rows, columns(), dweight_, d_.row_source.data(), me_.stream());
     to_owners_.combine(of_rows(placed_), d_.handle, dweights, plain);
   }
 
-  /// What nobody has written is a NaN.
+  /// Sets memory to NaN, so that unwritten elements show.
   void forget() {
     must(cudaMemsetAsync(dw13_.as<void>(), 0xff, size_of(8 * elements_), me_.stream()), "cudaMemset");
     must(cudaMemsetAsync(dw2_.as<void>(), 0xff, size_of(4 * elements_), me_.stream()), "cudaMemset");
   }
-  /// Idle. Of this rank's routes, [T, K]; empty if nothing is dropped ever.
+  /// Call while idle. This rank's routes, [T, K]; empty if nothing can be dropped.
   std::vector<uint8_t> dropped() {
     std::vector<uint8_t> to(d_.dropped.size());
     if (to.empty()) return to;
@@ -188,7 +188,7 @@ class TrainedLayer {
     me_.read(to.data(), copy, to.size());
     return to;
   }
-  /// Before the objects go.
+  /// Call before the objects are destroyed.
   void release() {
     d_ = {};
     y_ = {};
@@ -202,7 +202,7 @@ class TrainedLayer {
   float* dweights = nullptr;           ///< [T, columns()], of which the first K count
 
  private:
-  /// Rows of private memory, as many as were delivered room for.
+  /// Rows of private memory, as many as the dispatch allocated.
   Rows of_rows(const Rows& all) const { return {all.data, d_.x.rows, all.cols, all.dtype}; }
   CombineOptions back() const {
     CombineOptions options;
@@ -244,7 +244,7 @@ class TrainedLayer {
   RowBuffer y_;
 };
 
-/// Works at this rank's experts with some threads: their gradients are compared, and what comes of their routes is filled in.
+/// Processes this rank's experts with several threads: compares their gradients, and fills in the results of their routes.
 void judge_experts(Station& me, const TrainedLayer& layer, BackwardReference& exact) {
   const BackwardCase& c = exact.c;
   const int first = switchyard::first_expert(c.experts, c.world(), me.rank()), here = experts_of(c, me.rank());
@@ -282,7 +282,7 @@ void judge_rows(Station& me, const void* device, const Doubles& exact, const std
   me.f.check(d.within(kTolerance), what + ": " + d.text());
 }
 
-/// Gradients of routing weights; 0 where a route leads nowhere. \returns the number of those routes
+/// Checks gradients of routing weights; 0 if a route leads nowhere. \returns the number of those routes
 int64_t judge_weights(Station& me, const TrainedLayer& layer, const BackwardReference& exact) {
   const std::vector<BackwardReference::Route>& routes = exact.routes[size_of(me.rank())];
   const auto topk = size_of(exact.c.topk), columns = size_of(layer.columns());

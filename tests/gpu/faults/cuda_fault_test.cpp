@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults on GPUs: ranks that never call, are late by more than the deadline, abort or are killed; what the others report, what
-// it costs them, and that the GPU can be used afterwards. A soak without faults: cuda_soak_test.cpp.
+// Faults on GPUs: ranks that never call, are late by more than the deadline, abort or are killed; the errors and the delay of
+// the others, and that the GPU is usable afterwards. A soak without faults: cuda_soak_test.cpp.
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   });
 }
 
-/// Rank r lives on GPU r modulo their number.
+/// Rank r uses GPU r modulo their number.
 bool shares_its_gpu(const Station& me) {
   int gpus = 0;
   must(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
@@ -99,8 +99,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
 
 class LateGpuRank : public testing::TestWithParam<std::tuple<bool, Width>> {};
 
-/// 100 calls are queued on every rank when time runs out: together they cost about one deadline. The late rank finds them all
-/// failed, and its host hears of it although no other host has looked yet.
+/// 100 calls are queued on every rank when the deadline passes: together they cost about one deadline. The late rank finds them
+/// all failed, and its host gets the error although no other host has checked yet.
 TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
   const auto [in_graph, width] = GetParam();
   constexpr int kWorld = 3, kLate = 2, kCalls = 100;
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateGpuRank, testing::Combine(testing::Bool(), tes
                            return std::string(std::get<0>(p.param) ? "in_a_graph" : "calls") + suffix_of(std::get<1>(p.param));
                          });
 
-/// Late, but within the deadline: no fault, and the statistics name it.
+/// Late, but within the deadline: no fault, and the statistics name the rank.
 TEST(WaitStatisticsOnGpus, NameTheSlowRank) {
   const auto c = make_case(gpu_scenario("slow rank", 3, Layout::rank_major, 10));
   const NormalConfig config = make_config(*c);
@@ -202,7 +202,7 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
       const Inputs in = me.upload(*c, data);
       me.meet();
       if (me.rank() == 0) {
-        std::this_thread::sleep_for(100ms);  // the others' kernels wait by then, most likely; either way they must end
+        std::this_thread::sleep_for(100ms);  // the others' kernels probably wait by then; in any case they must end
         me.group.abort(static_cast<int32_t>(ErrorCode::io));
         me.group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first counts
       } else {
@@ -253,8 +253,8 @@ TEST(MismatchOnGpus, IsFoundByAllRanks) {
 
 // --- Killed processes
 
-/// Who waits for whom in the call in which rank 1 is killed: the others for it, which has not entered the call; it for the
-/// others, which have not; it and rank 0 for rank 2.
+/// The waits in the call in which rank 1 is killed: the others for it, which has not entered the call; it for the others, which
+/// have not entered; it and rank 0 for rank 2.
 enum class Killed { others_wait_for_it, it_waits_for_others, they_wait_for_a_third };
 const char* name_of(Killed kind) {
   switch (kind) {
@@ -273,7 +273,7 @@ struct KilledCase {
   NormalConfig config = roomy_config(*what, kCalls + 4);
   std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
-  /// Has all its calls queued when the victim is killed.
+  /// Whether all its calls are queued when the victim is killed.
   bool queues_before(int rank) const {
     if (kind == Killed::they_wait_for_a_third) return true;
     return (rank == kVictim) == (kind == Killed::it_waits_for_others);
@@ -312,7 +312,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
 
 class KilledGpuProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, behind which 100 are queued on every rank that has entered it.
+/// A process is killed in the middle of a call, after which 100 more are queued on every rank that has entered it.
 TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) { kill_one(KilledCase{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess,

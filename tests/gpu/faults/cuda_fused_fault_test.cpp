@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of the fused layer on GPUs: a rank that never calls, is late by more than the deadline, is stuck between its plan and
-// its rows, or is killed; what the others report, and that the GPU can be used afterwards, by a new group too.
+// its rows, or is killed; the errors of the others, and that the GPU is usable afterwards, also by a new group.
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void call_of_new_group() {
   });
 }
 
-/// A call of this rank ends as all do after a fault.
+/// Makes a call of this rank after a fault, which must fail like every later call.
 void expect_refused(Station& me, MoeGpuRank& rank) {
   const Outcome later = outcome_of([&] {
     rank.forward();
@@ -57,7 +57,7 @@ void expect_refused(Station& me, MoeGpuRank& rank) {
 
 class SilentFusedRank : public testing::TestWithParam<bool> {};
 
-/// In its first call, or after one that went well.
+/// In its first call, or after a successful one.
 TEST_P(SilentFusedRank, TheOtherReportsIt) {
   const bool after_a_call = GetParam();
   constexpr int kSilent = 1;
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentFusedRank, testing::Bool(),
 
 class LateFusedRank : public testing::TestWithParam<bool> {};
 
-/// Calls that are queued on every rank when time runs out cost about one deadline together, and the late rank finds them
+/// Calls that are queued on every rank when the deadline passes cost about one deadline together, and the late rank finds them
 /// failed.
 TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
   const bool in_graph = GetParam();
@@ -133,10 +133,10 @@ TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
 INSTANTIATE_TEST_SUITE_P(Gpu, LateFusedRank, testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "in_a_graph" : "calls"); });
 
-// ---- a rank whose plan has ended and whose rows do not come
+// ---- a rank whose plan has ended and whose rows do not arrive
 
-/// A call of the layer whose plan runs, and whose rest waits behind the station's gate: what the call enqueues, captured, with
-/// the gate's kernel between its two kernels. For one launch.
+/// A call of the layer whose plan runs, and whose rest waits at the station's gate: the call's captured work, with the gate's
+/// kernel between its two kernels. For one launch.
 class StuckCall {
  public:
   StuckCall(Station& me, MoeGpuRank& rank) : me_(me) {
@@ -157,7 +157,7 @@ class StuckCall {
   }
   StuckCall(const StuckCall&) = delete;
   void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
-  /// The rest runs.
+  /// Lets the rest run.
   void go_on() { me_.gate().open(); }
   bool stuck() const { return *static_cast<volatile uint32_t*>(me_.gate().timed_out) == 0; }
   void destroy() {
@@ -185,10 +185,10 @@ class StuckCall {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// What happens to the rank that is stuck.
+/// End of the stuck rank.
 enum class Stuck { until_the_deadline, until_it_aborts };
 
-/// The other rank, which waits for rows that nobody has told of.
+/// Checks the other rank, which waits for rows that were never announced.
 void expect_told_of(Station& me, Stuck how, int stuck) {
   me.f.check(idle_within(me.stream(), 10s), "the call does not end");
   const Outcome o = outcome_of([&] { me.group.check(); });
@@ -199,7 +199,7 @@ void expect_told_of(Station& me, Stuck how, int stuck) {
   me.f.equal(code_name(ErrorCode::io), code_name(o.reason), "reason, " + shown(o));
 }
 
-/// The rank that was stuck, when its kernel may run: it finds its group failed, and leaves.
+/// Checks the rank that was stuck, when its kernel may run: it finds its group failed, and leaves.
 void expect_that_it_leaves(Station& me, Stuck how) {
   me.synchronize();
   const Outcome o = outcome_of([&] { me.group.check(); });
@@ -228,7 +228,7 @@ TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
       else
         rank.forward();
       if (call && how == Stuck::until_it_aborts) {
-        std::this_thread::sleep_for(300ms);  // the other one waits for rows by then, most likely; either way it must end
+        std::this_thread::sleep_for(300ms);  // the other one probably waits for rows by then; in any case it must end
         me.group.abort(static_cast<int32_t>(ErrorCode::io));
       }
       if (!call) expect_told_of(me, how, kStuck);
@@ -289,7 +289,7 @@ TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
 
 // ---- a rank that refuses its call
 
-/// A rank whose arguments are wrong throws at once, and its peer, which waits for it in the kernel, hears of it.
+/// A rank whose arguments are wrong throws at once, and its peer, which waits for it in the kernel, gets the error.
 TEST(RefusedFusedCall, EndsThePeersCall) {
   const MoeCase m = two_ranks();
   isolated([&] {
@@ -319,7 +319,7 @@ TEST(RefusedFusedCall, EndsThePeersCall) {
 
 // ---- killed processes
 
-/// Who waits for whom when rank 1 is killed: the other for its plan; it for the other's plan; the other for its rows, because
+/// The waits when rank 1 is killed: the other rank for its plan; it for the other's plan; the other rank for its rows, because
 /// it is stuck between its plan and them.
 enum class Killed { other_waits_for_it, it_waits_for_the_other, between_its_plan_and_its_rows };
 const char* name_of(Killed kind) {
@@ -339,7 +339,7 @@ struct KilledFused {
   MoeCase what = two_ranks();
   std::string store = "unix:@switchyard-killed-fused-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
-  /// Has all its calls queued when the victim is killed.
+  /// Whether all its calls are queued when the victim is killed.
   bool queues_before(int rank) const {
     if (kind == Killed::between_its_plan_and_its_rows) return true;
     return (rank == kVictim) == (kind == Killed::it_waits_for_the_other);
@@ -380,7 +380,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledFused& k) {
 
 class KilledFusedProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, behind which more are queued on every rank that has entered it.
+/// A process is killed in the middle of a call, after which more are queued on every rank that has entered it.
 TEST_P(KilledFusedProcess, TheOtherEndsWithinTheDeadline) { kill_one(KilledFused{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledFusedProcess,

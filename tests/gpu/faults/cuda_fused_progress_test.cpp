@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer comes to its end with the same bits on one multiprocessor, beside kernels that hold half of the GPU, with
-// rows beyond 32 bits, and in thousands of calls of all kinds one behind the other.
+// The fused layer completes with the same bits on one multiprocessor, alongside kernels that hold half of the GPU, with rows
+// beyond 32 bits, and in thousands of consecutive calls of all kinds.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -32,7 +32,7 @@ int gpus() {
 
 class FusedOnFewMultiprocessors : public testing::TestWithParam<MoeCase> {};
 
-/// One block plays all roles for all tiles of its rank; ranks may have different numbers.
+/// One block performs all roles for all tiles of its rank; ranks may have different numbers.
 TEST_P(FusedOnFewMultiprocessors, GivesTheSameBits) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -59,12 +59,12 @@ TEST(FusedOnOneMultiprocessor, WithoutAnotherRank) {
   });
 }
 
-// ---- beside another kernel
+// ---- alongside another kernel
 
 class FusedBesideAKernel : public testing::TestWithParam<int> {};
 
-/// A kernel of somebody else holds half of each GPU's multiprocessors until the layer has ended. A rank that has its GPU alone
-/// is launched with more blocks than there is room for; ranks that share one take a quarter each, so that all find room.
+/// A foreign kernel holds half of each GPU's multiprocessors until the layer has ended. A rank that has its GPU alone launches
+/// more blocks than fit; ranks that share one take a quarter each, so that all fit.
 TEST_P(FusedBesideAKernel, ThatHoldsHalfOfTheGpu) {
   const int world = GetParam();
   MoeCase m{.c = {.name = "beside a kernel", .experts = 9, .topk = 4, .hidden = 512, .tokens = {300}}, .form = MoeForm::fused};
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, FusedBesideAKernel, testing::Values(1, 2),
 
 // ---- many rows
 
-/// Device memory of a test that a station has no room for; while no rank waits for another.
+/// Device memory of a test that does not fit a station; allocate only while no rank waits for another.
 class BigMemory {
  public:
   template <class T>
@@ -128,7 +128,7 @@ class BigMemory {
   std::vector<void*> all_;
 };
 
-/// 300 000 rows of 14 336 bytes: places, tiles and outputs beyond what 32 bits number. Every word is compared with the separate
+/// 300 000 rows of 14 336 bytes: places, tiles and outputs beyond 32-bit numbers. Every word is compared with the separate
 /// form's.
 TEST(FusedWithManyRows, OffsetsBeyond32Bits) {
   constexpr int64_t kTokens = 37500, kHidden = 7168, kIntermediate = 128;
@@ -192,10 +192,10 @@ TEST(FusedWithManyRows, OffsetsBeyond32Bits) {
 
 // ---- thousands of calls
 
-/// What the next call is, the same on all ranks: only how many tokens and multiprocessors it has may differ.
+/// Kind of the next call, equal on all ranks: only the numbers of tokens and multiprocessors may differ.
 enum class Kind { plain, varying, adding };
 
-/// Calls of one shape: each directly or as one of three graphs.
+/// Calls of one shape, each made directly or as one of three graphs.
 class ManyCalls {
  public:
   ManyCalls(Station& me, MoeGpuRank& rank, uint32_t seed)
@@ -207,8 +207,7 @@ class ManyCalls {
     for (const auto& graph : graphs_) graph->destroy();
   }
 
-  /// Several calls one behind the other, of which the last writes all rows; or a single call of another kind. Returns their
-  /// number.
+  /// Several consecutive calls, of which the last writes all rows; or a single call of another kind. Returns their number.
   int round(uint32_t number) {
     rank_.write(number);
     me_.meet();

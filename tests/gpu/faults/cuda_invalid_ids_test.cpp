@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids on a GPU that are neither -1 nor an expert: calls drop their routes and count them, replays too, and Group::check()
-// raises the number of objects that shall. The suites of tests/modes compare the counts of each call with the oracle.
+// Ids on a GPU that are neither -1 nor an expert: calls drop their routes and count them, in replays too, and Group::check()
+// raises an error with the number for objects with InvalidIds::raise. The suites of tests/modes compare the counts of each call
+// with the oracle.
 #include <functional>
 #include <string>
 #include <vector>
@@ -30,7 +31,7 @@ struct OnGpu : SmallArguments {
     out_ = me.room(rows.size() * 2);
   }
   switchyard::ConstRows x() const { return {x_, kTokens, kHidden, switchyard::DType::bf16}; }
-  /// The rank's ids, of which the first `invalid` are none, and one is -1.
+  /// The rank's ids, of which the first `invalid` are invalid, and one is -1.
   template <class Id>
   ExpertIds ids_with(int invalid) {
     std::vector<Id> all(ids.begin(), ids.end());
@@ -55,7 +56,7 @@ Config counting(Config config, InvalidIds policy) {
 
 struct Mode {
   const char* name;
-  const char* object;  ///< as errors name it
+  const char* object;  ///< name of the object in errors
   std::function<Counted(OnGpu&, InvalidIds)> make;
 };
 
@@ -131,7 +132,7 @@ void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
 
 class GpuInvalidIds : public testing::TestWithParam<Mode> {};
 
-/// `fresh`: since the last check.
+/// `fresh`: number since the last check.
 void expect_check(Station& me, const Mode& mode, int64_t fresh) {
   const Outcome o = outcome_of([&] { me.group.check(); });
   if (fresh == 0) {

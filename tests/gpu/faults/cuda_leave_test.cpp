@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group that ends beside kernels of others which do not: a collective of another library whose peer has gone, for instance.
+// A group that ends alongside foreign kernels that do not end, for example a collective of another library whose peer has died.
 #include <sys/wait.h>
 #include <unistd.h>
 

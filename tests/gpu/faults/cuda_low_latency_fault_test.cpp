@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of low-latency calls on GPUs: ranks that never come, are late or are killed, other calls than the others', what the
-// rest reports, and that the GPU works afterwards.
+// Faults of low-latency calls on GPUs: ranks that never call, are late, are killed, or make other calls; the errors of the
+// others, and that the GPU works afterwards.
 #include <unistd.h>
 
 #include <chrono>
@@ -53,7 +53,7 @@ struct Silence {
   const char* operation;
   uint64_t call;
   void (*before)(Calls&);  ///< on all ranks
-  void (*last)(Calls&);    ///< on all but the silent one
+  void (*last)(Calls&);    ///< on all except the silent one
 };
 std::ostream& operator<<(std::ostream& out, const Silence& s) { return out << s.name; }
 
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentLowLatencyRank, testing::Combine(testing::Va
 
 class LateLowLatencyRank : public testing::TestWithParam<int> {};
 
-/// 100 calls are queued when time runs out: together they cost about one deadline.
+/// 100 calls are queued when the deadline passes: together they cost about one deadline.
 TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   constexpr int kCalls = 100;
   constexpr auto kDeadline = 1s;
@@ -146,7 +146,7 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   });
 }
 
-/// Late, but within the deadline: no fault, and the statistics name it.
+/// Late, but within the deadline: no fault, and the statistics name the rank.
 TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
   const int world = GetParam();
   const StreamedCase c = small_case(world, ScaleKind::f32);
@@ -210,8 +210,7 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
   });
 }
 
-/// Two outputs are filled; then rank 1 sums the rows of another one than the others do. T is in device memory in the calls
-/// that are made whole.
+/// Two outputs are filled; then rank 1 sums the rows of the other one. T is in device memory in the calls that are made whole.
 struct OtherOutput {
   const char* name;
   Calls::Choices dispatches, combine;
@@ -253,7 +252,7 @@ void other_output_on_rank_1(Station& me, Calls& streamed, StationRig& rig, const
     mixed.launch();
     me.meet();
   } else {
-    end = outcome_of([&] {  // the hook may hear of it
+    end = outcome_of([&] {  // the hook may raise it
       fill_both(streamed, o);
       streamed.combine({3}, lane, other, o.combine);
     });
@@ -288,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OtherOutputOnGpus, testing::Combine(testing::Value
 
 // --- Killed processes
 
-/// Rank 1 is killed in a call behind which others are queued: while it waits for the others, which have not called, or while
+/// Rank 1 is killed in a call after which others are queued: while it waits for the others, which have not called, or while
 /// they wait for it.
 struct KilledLowLatency {
   static constexpr int kWorld = 3, kVictim = 1;
@@ -297,7 +296,7 @@ struct KilledLowLatency {
   bool it_waits;
   std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + (it_waits ? "-it-waits" : "-others-wait");
 
-  /// Has all its calls queued when the victim is killed.
+  /// Whether all its calls are queued when the victim is killed.
   bool queues_before(int rank) const { return (rank == kVictim) == it_waits; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bad arguments on one rank of a CUDA group: a typed error there that names the argument, PeerFailed elsewhere long before any
-// deadline (which would be a PeerTimeout), and a context that the next group can use.
+// Invalid arguments on one rank of a CUDA group: a typed error there that names the argument, PeerFailed elsewhere long before
+// any deadline (which would be a PeerTimeout), and a context that the next group can use.
 #include <algorithm>
 #include <tuple>
 
@@ -10,16 +10,16 @@
 namespace harness {
 namespace {
 
-/// A valid call and what spoils it.
+/// A valid call, and how it is spoiled.
 struct Call {
   Station& me;
   NormalExchange& exchange;
-  NormalExchange& other_shape;  ///< one expert more
+  NormalExchange& other_shape;  ///< one more expert
   const Case& c;
   Inputs in;
   bool bad;
   std::byte* spare;           ///< device memory, 8192 bytes
-  std::byte* foreign;         ///< of another GPU, or null
+  std::byte* foreign;         ///< memory of another GPU, or null
   std::vector<float> host{};  ///< host memory
 
   DispatchOptions dispatch_options() const { return me.dispatch_options(c, me.stream()); }
@@ -48,7 +48,7 @@ struct CombineArguments {
   CombineOptions options;
   float* out_weights = nullptr;
 };
-/// A dispatch, and a combine of its rows with what set(arguments) makes of valid ones.
+/// A dispatch, and a combine of its rows with arguments modified by set(arguments).
 template <class Set>
 void combine_with(Call& call, Set&& set) {
   const Dispatched d = call.dispatch();
@@ -65,7 +65,7 @@ GpuMisuse of_combine(const char* name, const char* in_text, std::function<void(C
           }};
 }
 
-/// Memory of the GPU after this rank's, or null if there is only one; freed when the process ends. While nobody waits.
+/// Memory of the GPU after this rank's, or null if there is only one; freed when the process ends. Call while no rank waits.
 std::byte* memory_of_another_gpu(const Station& me) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -106,7 +106,7 @@ std::vector<GpuMisuse> other_misuses() {
   };
 }
 
-/// A tensor argument: what its address must be a multiple of, and a call that gives `at` for it. Null: a valid address.
+/// A tensor argument: the required alignment of its address, and a call that passes `at` for it. Null: a valid address.
 struct Tensor {
   const char* name;
   size_t alignment;
@@ -115,7 +115,7 @@ struct Tensor {
 };
 
 void make_fp8(switchyard::ConstRows& x, std::byte* scales) {
-  x.dtype = DType::fp8_e4m3;  // the bytes of bf16 rows will do
+  x.dtype = DType::fp8_e4m3;  // the bytes of bf16 rows suffice
   x.scale_kind = ScaleKind::f32;
   x.scales = scales;
 }
@@ -138,7 +138,7 @@ Tensor in_combine(const char* name, size_t alignment, std::function<void(Call&, 
 std::byte* given(std::byte* at, std::byte* valid) { return at ? at : valid; }
 float* floats(std::byte* p) { return reinterpret_cast<float*>(p); }
 
-/// All of a combine of rank-major rows.
+/// All tensors of a combine of rank-major rows.
 std::vector<Tensor> tensors_of_combine() {
   return {
       in_combine("y.data", 16,
@@ -169,7 +169,7 @@ std::vector<Tensor> tensors_of_combine() {
   };
 }
 
-/// All of a dispatch, and of a cached one.
+/// All tensors of a dispatch, and of a cached one.
 std::vector<Tensor> tensors_of_dispatch() {
   return {
       {"x.data", 16,
@@ -215,7 +215,7 @@ const char* name_of(Wrong wrong) {
   }
 }
 
-/// Every tensor argument at such an address, or what else can be wrong.
+/// Every tensor argument at a wrong address of this kind, or other mistakes.
 std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
   if (wrong == Wrong::other) return other_misuses();
   std::vector<GpuMisuse> all;
@@ -235,7 +235,7 @@ std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
 
 class GpuMisuses : public testing::TestWithParam<std::tuple<int, Wrong>> {};
 
-/// All in one process: each leaves a context in which the next one's group, and at last a whole round, must work.
+/// All in one process: each leaves a context in which the next one's group, and finally a whole round, must work.
 TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   const auto [world, wrong] = GetParam();
   const int bad = world - 1;
@@ -265,7 +265,7 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
       me.f.equal(static_cast<int>(m.code), static_cast<int>(o.code), "code, " + o.text);
       me.f.check(o.text.find(m.in_text) != std::string::npos, "text: " + o.text);
     }
-    me.meet();  // their kernels end although nobody calls
+    me.meet();  // their kernels end although no rank calls
     if (me.rank() != bad) {
       if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
       me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at a peer, " + o.text);
@@ -295,7 +295,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses,
                            return "W" + std::to_string(std::get<0>(p.param)) + "_" + name_of(std::get<1>(p.param));
                          });
 
-/// T in device memory beyond what the ids have room for, or less than none: as many as there are, or none.
+/// T in device memory above the capacity of the ids, or below zero: all ids, or none.
 TEST(GpuDeviceTokens, AreClamped) {
   constexpr int kWorld = 3;
   constexpr int64_t kMost = 12;
@@ -342,7 +342,7 @@ TEST(GpuDeviceTokens, AreClamped) {
   }
 }
 
-/// A pool too small for anything: an error that says so, no kernel without memory.
+/// A pool that is too small for any call: an error that says so, and no kernel without memory.
 TEST(GpuPool, TooSmallIsATypedError) {
   Scenario s = gpu_scenario("small pool", 2, Layout::rank_major, 400);
   const auto c = make_case(s);
@@ -364,7 +364,7 @@ TEST(GpuPool, TooSmallIsATypedError) {
   });
 }
 
-/// Rank 1 has no room for a dispatch: all ranks hear of it once, and nobody waits for a deadline.
+/// Rank 1 has no room for a dispatch: all ranks get the error once, and none waits for a deadline.
 void dispatch_without_room(ExchangeRig& rig) {
   Station& me = rig.me;
   const Dispatched d = rig.dispatch();
@@ -382,7 +382,7 @@ void dispatch_without_room(ExchangeRig& rig) {
   me.meet();
 }
 
-/// The object goes on.
+/// The object stays usable.
 TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   Scenario s = gpu_scenario("pool", 3, Layout::rank_major, 12);
   const auto c = make_case(s);
@@ -397,7 +397,7 @@ TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   });
 }
 
-/// The same under drop_and_report, where a kernel of its own counts what was kept.
+/// The same under drop_and_report, where a separate kernel counts the kept routes.
 TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
   Scenario s = gpu_scenario("pool and drops", 2, Layout::rank_major, 40);
   s.problem.overflow = switchyard::Overflow::drop_and_report;

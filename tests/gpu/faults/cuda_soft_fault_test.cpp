@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that leave a CUDA group usable: what is enqueued behind a dispatch that moved nothing, on ranks that know of it and on
-// those that do not; errors that are not this library's; halves of calls that would be torn apart by a capture; the budget of
-// multiprocessors.
+// Faults that leave a CUDA group usable: calls that are enqueued after a dispatch that moved nothing, on ranks that have
+// detected this and on those that have not; errors of other libraries; halves of calls that a capture would separate; the
+// budget of multiprocessors.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -56,13 +56,13 @@ struct Calls {
   Dispatched dispatch(const DispatchOptions& o) { return exchange.dispatch(in.x, in.ids, in.weights, o); }
   Dispatched cached(const Handle& handle) { return exchange.dispatch(in.x, handle, options); }
   void combine(const Dispatched& d, const Handle& handle) { exchange.combine(d.x, handle, in.out, sum); }
-  /// All that uses a dispatch of these options, without a host in between.
+  /// All calls that use a dispatch of these options, without the host in between.
   void layer(const DispatchOptions& o) {
     const Dispatched d = dispatch(o);
     combine(d, d.handle);
     combine(cached(d.handle), d.handle);
   }
-  /// The memory that the next dispatch takes holds what an earlier call may have left.
+  /// Fills the memory that the next dispatch takes with leftovers of an earlier call.
   void leave(int junk) {
     const Dispatched d = dispatch(options);
     const RowBuffer all = exchange.allocate_rows(d.handle, DType::bf16, me.stream());
@@ -108,7 +108,8 @@ struct Calls {
   CombineOptions sum;
 };
 
-/// A dispatch that is too large for a rank's capacity, and behind it, before any host can know, all that uses its handle.
+/// A dispatch that is too large for a rank's capacity, followed, before any host can detect it, by all calls that use its
+/// handle.
 TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   Scenario s = scenario_of(GetParam());
   s.capacity_percent = 100;
@@ -142,7 +143,7 @@ TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   });
 }
 
-/// `enqueued`: what a rank's calls ended with, of which rank `poor` had no room for one.
+/// `enqueued`: outcome of a rank's calls, one of which had no room on rank `poor`.
 void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   const ErrorCode at_once = me.rank() == poor ? ErrorCode::pool_exhausted : ErrorCode::ok;
   me.f.equal(static_cast<int>(at_once), static_cast<int>(enqueued.code), "enqueued: " + enqueued.text);
@@ -156,8 +157,8 @@ void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   me.gather();
 }
 
-/// One rank has no room and throws at once; it makes none of the calls that the others enqueue behind, of that layer and the
-/// next ones. They learn of it by check(), and nothing is sticky.
+/// One rank has no room and throws at once; it makes none of the calls that the others enqueue afterwards, of that layer and
+/// the next ones. The others get the error from check(), and nothing is sticky.
 TEST_P(GpuSoftFaults, OneRankWithoutRoom) {
   const auto c = make_case(scenario_of(GetParam()));
   const int world = GetParam().world, poor = world - 1;
@@ -219,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuSoftFaults,
                                          Variant{"wide_per_route", 2, Layout::expert_major, kRoute, kDirect, kWide}),
                          [](const auto& variant) { return std::string(variant.param.name); });
 
-/// An error of the application's own, which nobody has taken, is neither a failure of a call nor forgotten.
+/// A pending error of the application itself is neither a failure of a call nor lost.
 TEST(GpuForeignErrors, AreLeftAlone) {
   const auto c = make_case(gpu_scenario("foreign", 2, Layout::rank_major, 20));
   const NormalConfig config = roomy_config(*c, 3);
@@ -246,7 +247,7 @@ TEST(GpuForeignErrors, AreLeftAlone) {
   });
 }
 
-/// A stream that is none, or of another GPU: an error that says so, and the peers hear of it.
+/// An invalid stream, or one of another GPU: an error that says so, which the peers get too.
 TEST(GpuForeignErrors, StreamsOfOtherGpusReachThePeers) {
   if (switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto c = make_case(gpu_scenario("streams", 2, Layout::rank_major, 20));
@@ -306,7 +307,7 @@ struct LowLatencyBuffers {
   std::byte* out;
 };
 
-/// A half that is captured and a half that is not: replays would send one call again and again.
+/// A captured half and a half that is not captured: replays would send one call repeatedly.
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();
@@ -358,7 +359,7 @@ TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
       must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
       must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
     }
-    std::vector<switchyard::LowLatencyOutput> others;  // would take the memory of what was let go
+    std::vector<switchyard::LowLatencyOutput> others;  // would take the released memory
     std::vector<switchyard::LowLatencyRows> more;
     for (int i = 0; i < 3; ++i) {
       others.push_back(exchange.make_output());
@@ -384,7 +385,7 @@ TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
   });
 }
 
-/// Grids of what `call` enqueues on the station's first stream. Nothing runs.
+/// Grids of the kernels that `call` enqueues on the station's first stream. Nothing runs.
 template <class Call>
 std::vector<unsigned> grids_of(Station& me, Call&& call) {
   cudaGraph_t graph = nullptr;
@@ -405,7 +406,7 @@ std::vector<unsigned> grids_of(Station& me, Call&& call) {
   return grids;
 }
 
-/// No call takes more multiprocessors than the group's budget: defaults obey it, and who asks for more is told.
+/// No call takes more multiprocessors than the group's budget: defaults obey it, and larger requests are errors.
 TEST(GpuBudget, HoldsInEveryMode) {
   isolated([] {
     ::setenv("SWITCHYARD_NUM_SMS", "6", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every story of a fault on GPUs finds at its end, in all modes. Each is checked on all ranks when the calls are done.
+// Final checks of every test of a fault on GPUs, in all modes. Each runs on all ranks when the calls are done.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace harness {
 
-/// The GPU can be used afterwards, and no error was left behind.
+/// The GPU is usable afterwards, and no error was left pending.
 inline void expect_context_works(Station& me) {
   me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
 }
 
-/// The rank for which this one waited longest since it began.
+/// The rank for which this one waited longest since its start.
 inline int slowest(const Group& group) {
   const auto waits = group.wait_statistics();
   const auto longest =
@@ -22,7 +22,7 @@ inline int slowest(const Group& group) {
   return static_cast<int>(longest - waits.begin());
 }
 
-/// What a call says in which `awaited` was missing, by a deadline of 1000 ms.
+/// Expected report of a call in which `awaited` was missing, with a deadline of 1000 ms.
 struct MissingRank {
   std::string operation;
   std::string site;  ///< empty: any
@@ -42,12 +42,13 @@ inline void expect_report(Station& me, const Outcome& o, const MissingRank& expe
   me.f.check(o.text.find("rank " + std::to_string(awaited)) != std::string::npos, o.text);
 }
 
-/// Every later call ends with it, too.
+/// Every later call ends with the error, too.
 inline void expect_sticky(Station& me, const Outcome& later) {
   me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
 }
 
-/// `late` came after the others' deadline, in their first call. Its host hears of it although no other host has looked yet.
+/// `late` arrived after the others' deadline, in their first call. Its host gets the error although no other host has checked
+/// yet.
 inline void expect_that_it_came_late(Station& me, int late) {
   me.gather();
   if (me.rank() == late) {

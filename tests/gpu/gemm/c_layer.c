@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layer library's C ABI on a GPU, from C11 through the shared library. Matrices are of small integers and scales are powers
-// of two, so that float32 sums are exact and an output has one right value; expected ones come from the loops in this file.
+// The layer library's C ABI on a GPU, from C11 through the shared library. Matrices consist of small integers and scales are
+// powers of two, so that float32 sums are exact and an output has one correct value; expected values are computed by the loops
+// in this file.
 #include <stdlib.h>
 
 #include "gpu/gemm/c_layer_rows.h"
@@ -42,7 +43,7 @@ static float product(sy_weight_order order, int e, int64_t row, int column) {
   return (float)sum;
 }
 
-// Rows of no expert keep what they held.
+// Rows of no expert keep their content.
 static void check_products(const void* device, sy_weight_order order, int relu, const int64_t* first, const int64_t* counts) {
   static uint16_t out[kRows * kN];
   CHECK(cudaMemcpy(out, device, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
@@ -194,7 +195,7 @@ static sy_expert_mlp* gpu_experts(const void* w13, const void* w2) {
   return mlp;
 }
 
-// The MLP is two products: bit for bit those that are made one by one.
+// The MLP is two products: bitwise equal to separate products.
 static void experts(cudaStream_t stream) {
   void* const memory[] = {bf16_on_gpu(5, kExperts * 2 * kWidth * kHidden),
                           bf16_on_gpu(6, kExperts * kHidden * kWidth),

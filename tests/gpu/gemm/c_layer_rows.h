@@ -9,22 +9,22 @@
 
 enum { kExperts = 3, kRows = 48 };
 
-/* Rows of each expert, with gaps, and an expert without rows. In c_layer.c, as what follows. */
+/* Rows of each expert, with gaps, and an expert without rows. Defined in c_layer.c, like the following ones. */
 extern const int64_t kFirstRow[kExperts], kNumRows[kExperts];
 /* Rows in places of 16. */
 extern const int32_t kMasked[kExperts];
 extern const int64_t kMaskedFirst[kExperts], kMaskedRows[kExperts];
-/* Of numbers of one seed (see number). */
+/* Numbers of one seed (see number). */
 void* bf16_on_gpu(int seed, int64_t elements);
 
-/* Which expert a row is of, or -1. */
+/* Returns the expert of a row, or -1. */
 static inline int expert_of(int64_t row, const int64_t* first_row, const int64_t* num_rows) {
   for (int e = 0; e < kExperts; ++e)
     if (row >= first_row[e] && row < first_row[e] + num_rows[e]) return e;
   return -1;
 }
 
-/* -1, 0 or 1: as good as random, and independent of those of other seeds. */
+/* -1, 0 or 1: pseudorandom, and independent of those of other seeds. */
 static inline int number(int seed, int64_t i) {
   uint64_t bits = ((uint64_t)seed << 32) + (uint64_t)i + 1;
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
@@ -32,7 +32,7 @@ static inline int number(int seed, int64_t i) {
   return (int)((bits >> 33) % 3) - 1;
 }
 
-/* The nearest bf16, ties to even. No NaN is given. */
+/* The nearest bf16, ties to even. No NaN may be passed. */
 static inline uint16_t bf16_of(float value) {
   uint32_t bits = 0;
   memcpy(&bits, &value, sizeof bits);
@@ -47,5 +47,5 @@ static inline float float_of(uint16_t bf16) {
 
 /* In c_gradients.c: the calls of switchyard/c/gemm_gradients.h. */
 void run_gradient_tests(cudaStream_t stream);
-/* In c_moe_layer.c: those of switchyard/c/layer.h. */
+/* In c_moe_layer.c: the calls of switchyard/c/layer.h. */
 void run_moe_layer_on_gpu(cudaStream_t stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer of one rank on a GPU through the C ABI: both exchanges give the same bits, and those of ExpertMlp's rows for a
-// token with one expert.
+// A whole layer of one rank on a GPU through the C ABI: both exchanges give the same bits, and for a token with one expert
+// those of ExpertMlp's rows.
 #include "gpu/gemm/c_layer_rows.h"
 
 enum { kHidden = 64, kWidth = 48, kTokens = 6, kTopk = 2 };
@@ -47,7 +47,7 @@ static void run_layer(sy_moe_exchange exchange, const Arrays* a, int add, cudaSt
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// What expert 2 makes of token 2, which goes to no other.
+// Output of expert 2 for token 2, which has no other expert.
 static void run_expert(const Arrays* a, cudaStream_t stream, uint16_t* row) {
   sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;

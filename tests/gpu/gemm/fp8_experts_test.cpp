@@ -39,7 +39,7 @@ void give_scales(const DeviceBytes& to, const std::vector<float>& scales, ScaleK
   to.set(bytes);
 }
 
-/// Inputs, and room for what comes out.
+/// Inputs, and memory for the outputs.
 struct Layer {
   static constexpr int64_t kBetweenScales = 16;  // bytes of a row: four float32
 
@@ -67,7 +67,7 @@ struct Layer {
       w2{kExperts * kHidden * kIntermediate}, s13{4096}, s2{4096}, counts{kExperts * 8}, first{kExperts * 8};
 };
 
-/// What `call` writes to y; what it leaves alone is 0xcdcd.
+/// Content of y after `call`; unwritten elements are 0xcdcd.
 template <class Call>
 std::vector<uint16_t> outputs_of(Call&& call) {
   const DeviceBytes y(kRows * kHidden * 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of fp8 rows and weights. Integers whose scales are powers of two, so that every bit of every output is known;
-// normal data against float64 of the dequantised operands; every form of the scales; outputs that are quantised again.
+// Grouped GEMM of fp8 rows and weights. Integers with power-of-two scales, so that every bit of every output is known; normal
+// data against float64 of the dequantized operands; every form of the scales; requantized outputs.
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Shape {
   int64_t n, k;
   Epilogue epilogue = Epilogue::none;
   ScaleKind x_scales = ScaleKind::f32, w_scales = ScaleKind::f32;
-  bool by_columns = false;  ///< scales of rows as low latency has them, ScaleOrder::column_major
+  bool by_columns = false;  ///< scales of rows in low latency's form, ScaleOrder::column_major
   ScaleKind quantize = ScaleKind::none;
 
   bool gated() const { return epilogue == Epilogue::swiglu; }
@@ -61,7 +61,7 @@ __global__ void fill_scales(float* p, int64_t count, bool powers, uint64_t seed)
   }
 }
 
-/// Where scale (row, block) of expert `expert` lies in what the GEMM is given: its own formulas, from docs/concepts.
+/// Location of scale (row, block) of expert `expert` in the GEMM's input, by formulas of its own, from docs/concepts.
 struct ScalePlace {
   int64_t room, groups, columns_apart;
   bool by_columns, bytes;
@@ -78,7 +78,7 @@ struct ScalePlace {
     return by_columns ? experts * columns * columns_apart * 4 : experts * room * ((groups * 4 + 15) / 16 * 16);
   }
 };
-/// From a table [rows, groups].
+/// Copies scales from a table [rows, groups].
 __global__ void place_scales(const float* table, uint8_t* to, ScalePlace place, int64_t experts) {
   const int64_t count = experts * place.room * place.groups;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
@@ -140,7 +140,7 @@ switchyard::GroupedGemmConfig config_of(const Shape& s) {
   return c;
 }
 
-/// Experts with equal room for rows, as low latency has them.
+/// Experts with equal room for rows, as in low latency.
 class Fp8Rig {
  public:
   Fp8Rig(const Shape& s, bool exact)
@@ -213,7 +213,7 @@ class Fp8Rig {
     ok(cudaMemcpy(bytes.data(), from.as(), bytes.size(), cudaMemcpyDeviceToHost));
     return bytes;
   }
-  /// Dense: no padding behind a row of scales.
+  /// Dense: no padding after a row of scales.
   void place_weights(const ScalePlace& place) {
     const auto count = static_cast<size_t>(s_.experts() * s_.weight_rows() * s_.groups());
     std::vector<float> table(count);
@@ -270,7 +270,7 @@ TEST(Fp8Gemm, NormOfNormalShapes) {
   }
 }
 
-/// The bytes and scales of a quantisation, on the host, of what the same product gives in bf16.
+/// The bytes and scales equal those of a host quantization of the same product's bf16 result.
 TEST(Fp8Gemm, QuantisedOutputsAreThoseOfBf16) {
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
     for (const int64_t n : {int64_t{512}, int64_t{960}, int64_t{3072}}) {
@@ -306,7 +306,7 @@ TEST(Fp8Gemm, BitsDependOnTheRowAlone) {
     rig.run();
     const std::vector<uint8_t> all = rig.outputs();
     const size_t row_bytes = static_cast<size_t>(s.columns() * (quantize == ScaleKind::none ? 2 : 1));
-    int sms = 0;  // 1: also many rows go the way of few; an odd number: one is left over
+    int sms = 0;  // 1: many rows also take the path of few; an odd number: one is left over
     for (const std::vector<int64_t>& counts : {std::vector<int64_t>{1, 17, 76}, {299, 0, 5}, {0, 128, 0}, {150, 100, 50}}) {
       rig.forget();
       rig.set_counts(counts);

@@ -45,7 +45,7 @@ class HalvesRank {
     tokens_ = static_cast<int32_t*>(rig_.room(4));
   }
 
-  /// Idle.
+  /// Call while idle.
   void write(uint32_t call, int32_t t) {
     const LayerInput input(m_.c, call, me_.rank());
     rig_.write(x_, input.x.data(), input.x.size());
@@ -58,7 +58,7 @@ class HalvesRank {
   void whole(bool add) { layer_.forward(x_, ids(), weights_, whole_, settings(true, add)); }
   void up() { layer_.dispatch_up(x_, ids(), settings(true, false)); }
   void down(bool add) { layer_.down_combine(weights_, halves_, settings(false, add)); }
-  /// Idle. Rows of an expert, of all of this rank.
+  /// Call while idle. Rows of an expert, of all of this rank.
   int64_t rows_between() {
     const int here = switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank() + 1) -
                      switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank());

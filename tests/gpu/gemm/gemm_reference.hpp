@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle of the grouped GEMM: every output in float64, one thread an output, and the comparison, all in memory of the GPU.
-// Shares no code with the library.
+// The oracle of the grouped GEMM: every output in float64, one thread per output, and the comparison, all in GPU memory. Shares
+// no code with the library.
 #pragma once
 
 #include <cstdint>
 
 namespace gemm_test {
 
-/// Shapes and options, told once more in plain numbers.
+/// Shapes and options, repeated in plain numbers.
 struct Problem {
   int num_experts = 1;
   int64_t n = 0, k = 0;
@@ -21,17 +21,17 @@ struct Problem {
 
 enum class Fill : int {
   integers,  ///< -2 ... 2: sums are exact in float32
-  normal,    ///< of the given scale
+  normal,    ///< normally distributed, with the given scale
 };
-/// Elements of the problem's type at `p`, a closed form of (seed, place).
+/// Elements of the problem's type at `p`, a closed form of (seed, index).
 void fill(void* p, int64_t count, bool f16, Fill kind, uint64_t seed, float scale);
 
 struct Difference {
-  int64_t elements = 0;  ///< compared
+  int64_t elements = 0;  ///< number compared
   int64_t unequal = 0;   ///< bits that differ from the reference, rounded once to the type
   double norm = 0;       ///< |out - reference| / |reference|
 };
-/// Rows [first, first + rows) of `x` and `out` against expert `expert`'s weights. Adds up over calls by the caller.
+/// Compares rows [first, first + rows) of `x` and `out` with expert `expert`'s weights. The caller sums over calls.
 Difference compare(const Problem& p, const void* x, const void* weights, const void* out, int expert, int64_t first,
                    int64_t rows);
 /// A gradient of one expert's weights, [n, k]: float32 if `wide`, else of the type of the rows.
@@ -39,13 +39,13 @@ struct GradientProblem {
   int64_t n = 0, k = 0;
   bool f16 = false, wide = true;
 };
-/// `dw` of one expert against the sum over rows [first, first + rows) of `dy` and `x`, which is rounded to the gradients' type
-/// and then added to `before`, if there is such memory.
+/// Compares `dw` of one expert with the sum over rows [first, first + rows) of `dy` and `x`, rounded to the gradients' type and
+/// then added to `before`, if not null.
 Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
                             int64_t first, int64_t rows);
-/// Elements in [0, count) of `p` that are not `bits`.
+/// Number of elements in [0, count) of `p` that are not `bits`.
 int64_t count_other(const void* p, int64_t count, uint16_t bits);
-/// Elements in which a and b differ.
+/// Number of elements in which a and b differ.
 int64_t count_unequal(const void* a, const void* b, int64_t count);
 
 }  // namespace gemm_test

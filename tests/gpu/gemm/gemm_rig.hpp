@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grouped GEMM and its memory, made of a list of row counts.
+// A grouped GEMM and its memory, made from a list of row counts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -53,7 +53,7 @@ inline switchyard::GroupedGemmConfig config_of(const Problem& p) {
   return c;
 }
 
-/// Rows of all experts one after the other, each expert's `gap` rows behind the one before, and `gap` rows behind the last.
+/// Rows of all experts one after the other, with `gap` rows between experts and `gap` rows after the last.
 class GemmRig {
  public:
   GemmRig(const Problem& problem, const std::vector<int64_t>& rows, Fill kind, int64_t gap = 0)
@@ -100,7 +100,7 @@ class GemmRig {
   }
   void run(const switchyard::GroupedGemmOptions& options = {}) { gemm_.run(x(), ranges(), out(), options); }
 
-  /// Every expert's rows, or with `every` > 1 only the first, the last and each `every`-th of them.
+  /// Compares every expert's rows, or with `every` > 1 only the first, the last and each `every`-th of them.
   Difference difference(int64_t every = 1) const {
     Difference sum;
     const auto add = [&](int e, int64_t first, int64_t rows) {
@@ -121,7 +121,7 @@ class GemmRig {
     }
     return sum;
   }
-  /// Rows of no expert that something was written to, counted in elements.
+  /// Number of written elements in rows of no expert.
   int64_t touched_outside() const {
     int64_t at = 0, found = 0;
     const auto look = [&](int64_t end) {
@@ -141,7 +141,7 @@ class GemmRig {
   const DeviceBytes& memory_of_out() const { return out_; }
   const std::vector<int64_t>& first() const { return first_; }
   int64_t total() const { return total_; }
-  /// The counts that difference() and touched_outside() go by, and the kernel.
+  /// Sets the counts that difference(), touched_outside() and the kernel use.
   void set_counts(const std::vector<int64_t>& counts) {
     counts_ = counts;
     num_rows_.set(counts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), also in a graph, against float64 on the host; and what
-// their object refuses.
+// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), also in a graph, against float64 on the host; and the
+// refusals of their object.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -37,7 +37,7 @@ std::vector<LayerCase> gpu_cases() {
   return all;
 }
 
-/// Call `call` as it is, or by a launch of `graph`; all ranks are idle before and after.
+/// Makes call `call` directly, or by a launch of `graph`; all ranks are idle before and after.
 void run_call(Station& me, ExpertLayer<GpuRig>& layer, uint32_t call, cudaGraphExec_t graph = nullptr) {
   layer.write(call);
   me.meet();
@@ -63,7 +63,7 @@ TEST_P(GpuExpertLayers, OfSeparateCalls) {
   });
 }
 
-// Captured once, replayed with other rows, routing and weights: nothing asks the host for a count.
+// Captured once, replayed with other rows, routing and weights: no count is read on the host.
 TEST_P(GpuExpertLayers, InAGraph) {
   const LayerCase& c = GetParam();
   on_gpus(c.world(), c.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -87,7 +87,7 @@ TEST_P(GpuExpertLayers, InAGraph) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuExpertLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.name; });
 
-/// Finds out whether `call` throws an Error with this code and text.
+/// Checks that `call` throws an Error with this code and text.
 template <class Call>
 void expect_refused(Station& me, ErrorCode code, const std::string& part, Call&& call) {
   const Outcome found = outcome_of(call);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on GPUs (unit/layer/moe_rank.hpp): the bits of the same calls made by hand, against float64, in graphs, with T on
+// MoeLayer on GPUs (unit/layer/moe_rank.hpp): the bits of the same calls made separately, against float64, in graphs, with T on
 // the device, beyond capacity; two ranks, which may share a GPU.
 #include <cuda_runtime_api.h>
 
@@ -49,7 +49,7 @@ TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
   });
 }
 
-// As on the CPU (unit/layer/moe_layer_test.cpp), the second layer also in a graph that outlives the first one.
+// As on the CPU (unit/layer/moe_layer_test.cpp); the second layer also in a graph that outlives the first one.
 TEST_P(GpuMoeLayers, ShareAllButTheirWeights) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda, 2), [&](Station& me) {
@@ -137,7 +137,7 @@ TEST_P(GpuMoeLayers, InGraphs) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.c.name; });
 
-// The bits depend on neither the exchange nor on capacity.
+// The bits depend neither on the exchange nor on the capacity.
 TEST(GpuMoeLayer, IsOneKernelByItselfOnOneHostOnly) {
   MoeCase m{.c = {.name = "automatic", .tokens = {61, 40}}};
   const size_t separate = m.heap_bytes(Backend::cuda);
@@ -192,7 +192,7 @@ MoeCase with_capacity(Overflow overflow, const FormCase& f) {
           .form = f.form};
 }
 
-// The kernels find it, all ranks hear of it from their group, nothing is written, and the layer goes on.
+// The kernels detect it, all ranks get the error from their group, nothing is written, and the layer stays usable.
 class GpuMoeForms : public testing::TestWithParam<FormCase> {};
 
 TEST_P(GpuMoeForms, FailBeyondCapacity) {
@@ -210,7 +210,7 @@ TEST_P(GpuMoeForms, FailBeyondCapacity) {
       me.f.equal(static_cast<int>(ErrorCode::capacity_exceeded), static_cast<int>(found.code), found.text);
       me.f.check(rank.result() == rank.base_of(0), "out was written");
       me.meet();
-      const auto few = int32_t{20};  // 60 routes of each rank at most
+      const auto few = int32_t{20};  // at most 60 routes of each rank
       must(cudaMemcpyAsync(rank.device_tokens(), &few, 4, cudaMemcpyHostToDevice, me.stream()), "T");
       me.meet();
       rank.forward({.device_tokens = rank.device_tokens()});
@@ -241,7 +241,7 @@ TEST_P(GpuMoeForms, DropBeyondCapacity) {
       judge_drops();
       me.meet();
     }
-    Graph graph(me, [&] { rank.forward(); });  // dropped() is of its last launch from here on
+    Graph graph(me, [&] { rank.forward(); });  // from here on, dropped() belongs to its last launch
     for (uint32_t call = 2; call < 4; ++call) {
       run_call(me, rank, call, false, [&] { graph.launch(); });
       judge_drops();
@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms,
                                          FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true}),
                          [](const auto& form) { return std::string(form.param.name); });
 
-/// Enqueues while another GPU is current, where there is one; the layer does not mind.
+/// Enqueues while another GPU is current, if there is one; the layer must not depend on it.
 template <class Enqueue>
 void elsewhere(Station& me, const Enqueue& enqueue) {
   int devices = 0, after = -1;
@@ -271,7 +271,7 @@ void elsewhere(Station& me, const Enqueue& enqueue) {
   must(cudaSetDevice(me.device()), "cudaSetDevice");
 }
 
-// What a layer takes of the heap is what it says, no more; so does one that is captured never.
+// A layer takes exactly the reported heap memory, also if it is never captured.
 TEST(GpuMoeLayer, FitsIntoItsMemory) {
   for (const bool masked : {false, true}) {
     MoeCase m{.c = {.name = masked ? "masked" : "normal", .masked = masked, .tokens = {60, 60}}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What unit/expert/expert_layer.hpp asks of a backend, of GPUs.
+// Implements the backend interface of unit/expert/expert_layer.hpp for GPUs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,7 @@ class GpuRig {
     if (bytes > 0) must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, station_.stream()), "copy to the device");
     must(cudaStreamSynchronize(station_.stream()), "copy to the device");
   }
-  /// Also of an object's pool, which a kernel copies.
+  /// Also for memory of an object's pool, which a kernel copies.
   void read(void* to, const void* from, size_t bytes) {
     const std::byte* const copy = station_.keep(from, bytes, station_.stream());
     must(cudaStreamSynchronize(station_.stream()), "copy on the device");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight gradient and its memory, made of a list of row counts.
+// A weight gradient and its memory, made from a list of row counts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,8 +40,8 @@ struct GradientCase {
   switchyard::DType type() const { return f16 ? switchyard::DType::f16 : switchyard::DType::bf16; }
 };
 
-/// Rows of all experts one after the other, each expert's `gap` rows of NaN behind the one before, and `gap` rows behind the
-/// last. Gradients are NaN before a call that overwrites, and numbers before one that adds.
+/// Rows of all experts one after the other, with `gap` rows of NaN between experts and `gap` rows after the last. Gradients are
+/// NaN before a call that overwrites, and numbers before one that adds.
 class GradientRig {
  public:
   GradientRig(const GradientCase& given, const std::vector<int64_t>& rows, Fill kind, int64_t gap = 0)
@@ -81,12 +81,12 @@ class GradientRig {
     c.add = case_.add;
     return c;
   }
-  /// Rows [first, first + rows) of both operands are NaN from now on.
+  /// Sets rows [first, first + rows) of both operands to NaN.
   void spoil(int64_t first, int64_t rows) const {
     ok(cudaMemset(dy_.as<uint16_t>() + first * case_.n, 0xff, static_cast<size_t>(rows * case_.n * 2)));
     ok(cudaMemset(x_.as<uint16_t>() + first * case_.k, 0xff, static_cast<size_t>(rows * case_.k * 2)));
   }
-  /// Gradients are again what they were before the first call.
+  /// Restores the gradients' content from before the first call.
   void forget() const {
     if (case_.add)
       ok(cudaMemcpy(dw_.as(), before_.as(), static_cast<size_t>(bytes()), cudaMemcpyDeviceToDevice));
@@ -119,14 +119,14 @@ class GradientRig {
   }
   void run(const switchyard::GroupedGemmOptions& options = {}) { gradient_.run(dy(), x(), ranges(), dw(), options); }
 
-  /// Of one expert's gradients.
+  /// Compares one expert's gradients.
   Difference difference(int expert) const {
     const size_t e = static_cast<size_t>(expert);
     return compare_gradient(case_.problem(), dy_.as(), x_.as(), dw_of(expert),
                             case_.add ? before_.as<char>() + expert * expert_bytes() : nullptr, first_[e], counts_[e]);
   }
-  /// Of all: the sum of unequal elements, the largest norm. What lies behind the gradients counts as unequal where it was
-  /// written.
+  /// Compares all gradients: the sum of unequal elements, the largest norm. Written elements after the gradients count as
+  /// unequal.
   Difference difference() const {
     Difference sum;
     for (int e = 0; e < static_cast<int>(counts_.size()); ++e) {
@@ -142,12 +142,12 @@ class GradientRig {
   switchyard::WeightGradient& gradient() { return gradient_; }
   const std::vector<int64_t>& first() const { return first_; }
   const DeviceBytes& num_rows() const { return num_rows_; }
-  /// The counts that difference() goes by, and the kernel.
+  /// Sets the counts that difference() and the kernel use.
   void set_counts(const std::vector<int64_t>& counts) {
     counts_ = counts;
     num_rows_.set(counts);
   }
-  /// The first rows that difference() goes by; the kernel's are others if the caller says so.
+  /// Sets the first rows that difference() uses; the kernel's may differ if the caller wants that.
   void set_first(const std::vector<int64_t>& first) { first_ = first; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM against float64: shapes, orders of weights, types, epilogues, what is not written, bits that depend on nothing
-// else.
+// Grouped GEMM against float64: shapes, orders of weights, types, epilogues, memory that must not be written, bits that depend
+// on nothing else.
 #include <functional>
 #include <string>
 #include <utility>
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(GroupedGemm, Variants, testing::Range(0, 4), [](const t
   return std::string(i.param & 1 ? "f16" : "bf16") + (i.param & 2 ? "_kn" : "_nk");
 });
 
-// Sums of integers are exact in float32, so that every bit of every output is known.
+// Sums of integers are exact in float32, so every bit of every output is known.
 TEST_P(Variants, IntegersAreExact) {
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{256, 64}, {512, 320}, {264, 8}, {8, 200}, {960, 480}, {1000, 1000}}) {
     for (const int epilogue : {0, 1}) {
@@ -91,7 +91,7 @@ TEST_P(Variants, ShapesOfModels) {
   }
 }
 
-// A row's bits: not its place in a tile, not its neighbours, not the multiprocessors.
+// The bits of a row depend neither on its place in a tile, nor on its neighbors, nor on the multiprocessors.
 TEST_P(Variants, BitsOfARowDependOnNothingElse) {
   for (const int epilogue : {0, 3}) {
     Problem p = problem(1, 512, 1024, GetParam());
@@ -135,14 +135,14 @@ TEST(GroupedGemmRows, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.touched_outside(), 0);
 }
 
-// Whatever a failed dispatch leaves in the counts, nothing outside the rows is touched.
+// For any counts left by a failed dispatch, nothing outside the rows is touched.
 TEST(GroupedGemmRows, CountsThatCannotBe) {
   Problem p = problem(4, 256, 128, 0);
   GemmRig rig(p, {20, 20, 20, 20}, Fill::integers);
   rig.num_rows().set(std::vector<int64_t>{-5, std::numeric_limits<int64_t>::min(), 0, std::numeric_limits<int64_t>::max()});
   rig.run();
   ok(cudaDeviceSynchronize());
-  rig.set_counts({0, 0, 0, 20});  // as far as the rows reach
+  rig.set_counts({0, 0, 0, 20});  // up to the end of the rows
   EXPECT_EQ(rig.difference().unequal, 0);
   EXPECT_EQ(rig.touched_outside(), 0);
   rig.forget();

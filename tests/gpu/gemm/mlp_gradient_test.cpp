@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward pass of an expert MLP, composed of the library's calls, against finite differences of a float64 MLP of which
-// nothing but the forward pass is written down. Every element of every gradient.
+// only the forward pass is implemented. Every element of every gradient.
 #include <string>
 #include <utility>
 
@@ -49,7 +49,7 @@ struct Mlp {
       for (const int64_t end = r + counts[e]; r < end; ++r) sum += loss_of_row(r, e);
     return sum;
   }
-  /// Of the loss, by every element of one of the members.
+  /// Gradient of the loss with respect to every element of one of the members.
   Numbers differences(Numbers Mlp::*member) {
     constexpr double kStep = 1e-4;
     Numbers found;
@@ -65,7 +65,7 @@ struct Mlp {
   }
 };
 
-/// The same on a GPU, every array as the library's calls have it.
+/// The same MLP on a GPU, with every array in the form of the library's calls.
 class GpuMlp {
  public:
   GpuMlp(Mlp& mlp, bool f16) : mlp_(mlp), f16_(f16), rows_(mlp.rows()) {
@@ -90,7 +90,7 @@ class GpuMlp {
     multiply(Epilogue::none, WeightOrder::nk, w2, kHidden, kIntermediate, a, y);
   }
   void backward() {
-    // dy = w * dz is what combine's backward pass delivers.
+    // dy = w * dz is the result of combine's backward pass.
     std::vector<uint16_t> bits;
     for (size_t i = 0; i < mlp_.dz.size(); ++i) bits.push_back(bits_of(mlp_.dz[i] * mlp_.w[i / kHidden], f16_));
     dy.set(bits);
@@ -117,7 +117,7 @@ class GpuMlp {
   int experts() const { return static_cast<int>(mlp_.counts.size()); }
   DType type() const { return f16_ ? DType::f16 : DType::bf16; }
   Rows view(const DeviceBytes& bytes, int64_t columns) const { return {bytes.as(), rows_, columns, type()}; }
-  /// The host's numbers are those that the type has.
+  /// Rounds the host's numbers to those of the type.
   void fill_all(Numbers& host, const DeviceBytes& device, uint64_t seed, float scale) const {
     fill(device.as(), static_cast<int64_t>(host.size()), f16_, Fill::normal, seed, scale);
     host = read_numbers(device.as(), static_cast<int64_t>(host.size()), f16_);
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(MlpGradients, MlpGradients, testing::Bool(),
 
 TEST_P(MlpGradients, AreFiniteDifferences) {
   const bool f16 = GetParam();
-  const double tolerance = f16 ? 2e-3 : 1.2e-2;  // some roundings to the type, one after the other
+  const double tolerance = f16 ? 2e-3 : 1.2e-2;  // several roundings to the type in sequence
   for (const SwigluNumbers& swiglu : {SwigluNumbers{}, SwigluNumbers{INFINITY, 1.702, 1}}) {
     Mlp mlp;
     mlp.counts = {5, 0, 9};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of MoeLayer on GPUs beside the same calls made by hand, for tests of them.
+// Test helpers for calls of MoeLayer on GPUs, compared with the same calls made separately.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ namespace harness {
 
 using MoeGpuRank = switchyard::testing::MoeRank<GpuRig>;
 
-/// Those of both backends that the fused form takes, in that form.
+/// The cases of both backends that the fused form supports, in that form.
 inline std::vector<switchyard::testing::MoeCase> fused_cases() {
   std::vector<switchyard::testing::MoeCase> all;
   for (switchyard::testing::MoeCase m : switchyard::testing::moe_cases()) {
@@ -27,8 +27,8 @@ inline std::vector<switchyard::testing::MoeCase> fused_cases() {
   return all;
 }
 
-/// Widths are multiples of 128: one row tile and several, of one unit of 64 rows to three; tokens that travel in one piece and
-/// in two; sums as short as a stage and longer than all of them; half a column tile.
+/// Widths are multiples of 128: one row tile and several, of one to three units of 64 rows; tokens that are sent in one piece
+/// and in two; sums as short as a stage and longer than all of them; half a column tile.
 inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
   std::vector<switchyard::testing::MoeCase> all{
       {.c = {.name = "fused_fp8", .intermediate = 256, .tokens = {44, 61}}},
@@ -46,7 +46,7 @@ inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
   return all;
 }
 
-/// A call of a test: `enqueue()` is one of the layer. All ranks are idle before and after. `rows`: as Rank::judge() has it.
+/// A call of a test: `enqueue()` makes one call of the layer. All ranks are idle before and after. `rows`: as in Rank::judge().
 template <class Enqueue>
 void run_call(Station& me, MoeGpuRank& rank, uint32_t call, bool add, const Enqueue& enqueue, int64_t rows = -1) {
   rank.write(call);

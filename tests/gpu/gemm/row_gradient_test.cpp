@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients that are computed row by row, of SwiGLU and of routing weights, against float64.
+// Gradients of SwiGLU and of routing weights, which are computed row by row, against float64.
 #include <limits>
 #include <string>
 #include <utility>
@@ -18,7 +18,7 @@ using switchyard::RoutingGradient;
 using switchyard::Rows;
 using switchyard::SwigluGradient;
 
-/// Ranges of experts in memory of the GPU: `gap` rows between them.
+/// Ranges of experts in GPU memory, with `gap` rows between them.
 struct Ranges {
   Ranges(const std::vector<int64_t>& counts, int64_t gap) : num_rows(16 * 8), first_row(16 * 8) {
     for (const int64_t c : counts) {
@@ -36,7 +36,7 @@ struct Ranges {
 
   DeviceBytes num_rows, first_row;
   std::vector<int64_t> first;
-  std::vector<int64_t> of_experts;  ///< rows that some expert has
+  std::vector<int64_t> of_experts;  ///< rows that belong to an expert
   int64_t total = 0;
   ExpertRows rows;
 };
@@ -51,7 +51,7 @@ class RowTypes : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(RowGradients, RowTypes, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& i) { return std::string(i.param ? "f16" : "bf16"); });
 
-/// Rows of numbers in memory of the GPU.
+/// Rows of numbers in GPU memory.
 struct Memory {
   Memory(int64_t rows_in, int64_t columns_in, bool f16, uint64_t seed, float scale)
       : bytes(rows_in * columns_in * 2), rows(rows_in), columns(columns_in), type(f16 ? DType::f16 : DType::bf16) {
@@ -93,7 +93,7 @@ TEST_P(RowTypes, SwigluAgainstFloat64) {
     SwigluGradient gradient(config_of(c, type()));
     gradient.run(h.view(), da.view(), ranges.rows, dh.view(), a.view());
     const Numbers hs = h.numbers(), das = da.numbers();
-    Numbers want_dh = dh_before, want_a = a_before;  // what no expert has stays
+    Numbers want_dh = dh_before, want_a = a_before;  // rows of no expert stay unchanged
     for (const int64_t r : ranges.of_experts) {
       for (int64_t i = 0; i < c.columns; ++i) {
         const size_t gate = static_cast<size_t>(r * 2 * c.columns + i), up = gate + static_cast<size_t>(c.columns);
@@ -119,7 +119,7 @@ TEST_P(RowTypes, SwigluInPlaceAndWithoutOutputs) {
   const Memory h(ranges.total, 2 * c.columns, f16(), 1, 1.5F), da(ranges.total, c.columns, f16(), 2, 1.F);
   const Memory dh(ranges.total, 2 * c.columns, f16(), 1, 1.5F), a(ranges.total, c.columns, f16(), 2, 1.F);
   SwigluGradient gradient(config_of(c, type()));
-  gradient.run(h.view(), da.view(), ranges.rows, dh.view());  // `a` has what `da` has, and keeps it
+  gradient.run(h.view(), da.view(), ranges.rows, dh.view());  // `a` has the content of `da`, and keeps it
   EXPECT_EQ(count_unequal(a.bytes.as(), da.bytes.as(), ranges.total * c.columns), 0);
   gradient.run(h.view(), da.view(), ranges.rows, dh.view(), a.view());
   gradient.run(h.view(), da.view(), ranges.rows, h.view(), da.view());
@@ -127,7 +127,7 @@ TEST_P(RowTypes, SwigluInPlaceAndWithoutOutputs) {
   EXPECT_EQ(count_unequal(da.bytes.as(), a.bytes.as(), ranges.total * c.columns), 0);
 }
 
-// Where the clamp cuts, the gradient is 0 whatever comes from behind; at the limit it passes.
+// Clamped elements have the gradient 0, for any incoming gradient; at the limit it passes.
 TEST_P(RowTypes, ClampedElementsHaveNoGradient) {
   SwigluCase c{{2, 1, 0}, 8};
   const double gates[] = {-5, 1, 2, 2.5, 1, 1, 1, 1}, ups[] = {1, 1, 1, 1, 2, 2.5, -2, -2.5};
@@ -178,7 +178,7 @@ TEST_P(RowTypes, RoutingAgainstFloat64) {
   }
 }
 
-// Counts are read when the kernels run; what cannot be is no rows; masked rows.
+// Counts are read when the kernels run; impossible counts mean no rows; masked rows.
 TEST_P(RowTypes, RowsOfNobodyAreNotTouched) {
   constexpr int64_t kEach = 10, kColumns = 40;
   DeviceBytes counts(3 * 4);

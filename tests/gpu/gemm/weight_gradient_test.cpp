@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of experts' weights against float64: shapes, types, what is added to, what has no influence.
+// Gradients of experts' weights against float64: shapes, types, adding to existing gradients, independence from other data.
 #include <limits>
 #include <string>
 #include <utility>
@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(WeightGradient, GradientVariants, testing::Range(0, 8),
   return std::string(i.param & 1 ? "f16" : "bf16") + (i.param & 2 ? "_narrow" : "_wide") + (i.param & 4 ? "_add" : "");
 });
 
-// Sums of integers are exact in float32, so that every bit of every gradient is known.
+// Sums of integers are exact in float32, so every bit of every gradient is known.
 TEST_P(GradientVariants, IntegersAreExact) {
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{256, 192},
                              {256, 64},
@@ -57,7 +57,7 @@ TEST_P(GradientVariants, ShapesOfModels) {
   }
 }
 
-// Rows of other experts lie in the last stage's memory. Those that are NaN stay with their expert.
+// Rows of other experts are in the last stage's memory. Their NaNs must not affect other experts.
 TEST_P(GradientVariants, NeighboursHaveNoInfluence) {
   for (const int64_t rows : {1, 15, 17, 31, 33, 47, 63, 65, 95, 97, 150}) {
     GradientRig rig(case_of(320, 264, GetParam()), {rows, 40, rows, 1, 0}, Fill::integers);
@@ -69,7 +69,7 @@ TEST_P(GradientVariants, NeighboursHaveNoInfluence) {
   }
 }
 
-// The bits of an expert's gradients: not its neighbours, not the place of its rows, not the multiprocessors.
+// The bits of an expert's gradients depend neither on its neighbors, nor on the place of its rows, nor on the multiprocessors.
 TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   GradientRig rig(case_of(520, 456, GetParam()), {300, 111, 77, 400, 0}, Fill::normal);
   rig.run();
@@ -88,7 +88,7 @@ TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   rig.set_counts({0, 111, 5, 1, 0});
   rig.run();
   expect_same("other neighbours");
-  // The same rows, copied to where another expert's were: at another distance from the end of a stage.
+  // The same rows, copied to another expert's place, at another distance from the end of a stage.
   const switchyard::ConstRows dy = rig.dy(), x = rig.x();
   const int64_t to = rig.first()[3] + 13, from = rig.first()[1];
   for (const switchyard::ConstRows& r : {dy, x}) {
@@ -119,14 +119,14 @@ TEST_P(GradientVariants, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.difference().unequal, 0);
 }
 
-// Whatever a failed dispatch leaves in the counts: such experts have no rows.
+// For any counts left by a failed dispatch, these experts have no rows.
 TEST_P(GradientVariants, CountsThatCannotBe) {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
   GradientRig rig(case_of(256, 128, GetParam()), {20, 20, 20, 20}, Fill::integers);
   rig.num_rows().set(std::vector<int64_t>{-5, kLeast, 0, kMost});
   rig.run();
   ok(cudaDeviceSynchronize());
-  rig.set_counts({0, 0, 0, 20});  // as far as the rows reach
+  rig.set_counts({0, 0, 0, 20});  // up to the end of the rows
   EXPECT_EQ(rig.difference().unequal, 0);
   rig.forget();
   DeviceBytes first(32);

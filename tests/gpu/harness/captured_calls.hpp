@@ -12,7 +12,7 @@ namespace harness {
 /// Calls of a rank as a graph that counts its replays.
 class CapturedCalls {
  public:
-  /// `enqueue(replays)`: the calls, on the station's first stream.
+  /// `enqueue(replays)` enqueues the calls on the station's first stream.
   template <class Enqueue>
   CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : rig_(rig), stream_(me.stream()) {
     auto* const replays = static_cast<uint64_t*>(rig.room(8));
@@ -33,7 +33,7 @@ class CapturedCalls {
     cudaGraphDestroy(graph_);
   }
 
-  /// Paced by the rig: every node is a launch.
+  /// Paced by the rig: every node counts as a launch.
   void launch() const {
     must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
     rig_.pace(stream_, nodes_);
@@ -48,7 +48,7 @@ class CapturedCalls {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// Edges of a captured graph over which a kernel begins while the one before ends.
+/// Number of edges of a captured graph over which a kernel begins before the previous one ends.
 inline size_t dependent_launches(cudaGraph_t graph) {
   size_t count = 0;
 #if CUDART_VERSION >= 13000

@@ -26,7 +26,7 @@ class CudaMemory final : public RankMemory {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), kArenaBytes), "cudaMalloc");
     check(cudaMalloc(reinterpret_cast<void**>(&kept_), kKeptBytes), "cudaMalloc");
-    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels: not in a call
+    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels, so it must not be in a call
     check(cudaStreamSynchronize(stream_), "cudaMemset");
   }
   ~CudaMemory() override {
@@ -58,7 +58,7 @@ class CudaMemory final : public RankMemory {
     check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
     check(cudaStreamSynchronize(stream_), "copy to the device");
   }
-  /// Waits for the stream first: a copy to ordinary memory behind a kernel that waits for a rank of this process may keep that
+  /// Waits for the stream first: a copy to ordinary memory after a kernel that waits for a rank of this process may keep that
   /// rank from launching.
   void read(void* host, const void* device, size_t bytes) override {
     check(cudaStreamSynchronize(stream_), "copy from the device");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on GPUs, as processes or as threads, for tests. The test program itself never touches a GPU: after that, processes that
-// it forks could not. Threads therefore live in a forked process too.
+// Ranks on GPUs, as processes or as threads, for tests. The test program itself never uses a GPU, because afterwards the
+// processes that it forks could not. Threads therefore run in a forked process too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,7 +39,7 @@ inline void cuda(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Visible GPUs, counted by a process of its own.
+/// Number of visible GPUs, counted in a separate process.
 inline int count_gpus() {
   const auto ends = run_ranks(1, [](ChildRank& me) {
     int count = 0;
@@ -54,7 +54,7 @@ inline const char* name_of(As as) { return as == As::processes ? "processes" : "
 
 struct GpuRank {
   Bootstrap& link;
-  int device;  ///< current when the body starts; ranks go round the visible GPUs
+  int device;  ///< current when the body starts; ranks are distributed over the visible GPUs
   int rank() const { return link.rank(); }
   int world() const { return link.world(); }
   void meet() const { link.barrier(kLong); }
@@ -91,7 +91,7 @@ inline void run_threads(int world, const RankBody& body) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const PeerFailed&) {
-      consequence = error;  // another rank's error says more
+      consequence = error;  // another rank's error is more specific
     }
   }
   if (consequence) std::rethrow_exception(consequence);
@@ -122,7 +122,7 @@ inline void run_gpu_ranks(As as, int world, const char* heap_kind, const RankBod
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << name_of(as) << ", " << end;
 }
 
-/// The text of the Error that `body` throws, which must have `code`.
+/// Returns the text of the Error that `body` throws, which must have `code`.
 template <class Body>
 std::string text_of_error(ErrorCode code, const Body& body) {
   try {

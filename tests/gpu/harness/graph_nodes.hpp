@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call enqueues, as a capture of it says.
+// The work that a call enqueues, as recorded by a capture.
 #pragma once
 
 #include <string>

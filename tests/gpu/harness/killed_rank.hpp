@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of several is killed in the middle of a call.
+// Kills one of several processes in the middle of a call.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 
 namespace harness {
 
-/// Runs run_rank(child, k) in k.kWorld processes. Each says "<n> calls queued", k.kCalls of them if k.queues_before(rank); then
-/// k.kVictim is killed and the others are told "killed". They must say "done" and end well.
+/// Runs run_rank(child, k) in k.kWorld processes. Each prints "<n> calls queued", k.kCalls of them if k.queues_before(rank);
+/// then k.kVictim is killed and the others receive "killed". They must print "done" and exit normally.
 template <class Case>
 void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, const Case&)) {
   using namespace std::chrono_literals;
@@ -44,9 +44,9 @@ Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_
   return Group::connect(child.rank(), k.kWorld, k.store, "token", options);
 }
 
-/// One of the processes, from its queued calls on. The victim does not return. On the others all calls have failed when this
-/// does, which took less than two deadlines together. `queue()` makes calls until k.kCalls are queued, `queued()` says how many
-/// are; `let_go()` frees what holds the calls back.
+/// Runs one of the processes, from its queued calls on. Does not return on the victim. On the others, all calls have failed
+/// when this returns, in less than two deadlines together. `queue()` makes calls until k.kCalls are queued, `queued()` returns
+/// the number queued; `let_go()` releases whatever holds the calls back.
 template <class Case, class Queue, class Queued>
 void be_killed_or_survive(
     switchyard::test::ChildRank& child, const Case& k, Station& me, const Queue& queue, const Queued& queued,
@@ -63,7 +63,7 @@ void be_killed_or_survive(
   let_go();
   if (!k.queues_before(child.rank())) {
     start = Clock::now();
-    (void)outcome_of(queue);  // may hear of it at once
+    (void)outcome_of(queue);  // may raise the error at once
   }
   me.synchronize();
   child.require(Clock::now() - start < 2 * k.kDeadline, "the calls end within two deadlines");

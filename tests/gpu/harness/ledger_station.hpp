@@ -28,7 +28,7 @@ inline size_t heap_of(const LedgerCase& c, int objects = 1) {
   return static_cast<size_t>(objects) * switchyard::LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend);
 }
 
-/// One rank's object, inputs of one repetition in device memory, and what came out.
+/// One rank's object, inputs of one repetition in device memory, and the results.
 struct LedgerStation {
   LedgerStation(Station& s, const LedgerCase& c, int repetition = 0)
       : me(s), data(c, s.rank(), repetition), y(data.y()), bytes(data.out().size()) {
@@ -40,7 +40,7 @@ struct LedgerStation {
   void combine(switchyard::LedgerCombine& ledger, const switchyard::PreparedLedger& prepared, int stream = 0) {
     ledger.combine(y, probs, prepared, out, options(stream));
   }
-  /// After all ranks are idle.
+  /// Call after all ranks are idle.
   void check() {
     if (bytes > 0) me.read(data.out().data(), out, bytes);
     data.check_out(me.f);

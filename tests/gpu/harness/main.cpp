@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. Never touches CUDA in this process when
-// ranks are processes, because a forked child of a process with a context has none. Suites whose ranks are processes run in
-// teams.
+// main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. Never uses CUDA in this process if ranks
+// are processes, because a forked child of a process with a context has none. Suites whose ranks are processes run in teams.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -225,7 +225,7 @@ void Station::check_combined(RankData& data, const Inputs& in, const void* out) 
 DispatchOptions Station::dispatch_options(const Case& c, cudaStream_t stream) const {
   DispatchOptions o = make_dispatch_options(c, rank());
   if (kBackend == switchyard::Backend::cuda && o.size == SizePolicy::worst_case)
-    o.size = SizePolicy::automatic;  // the default, which means just that
+    o.size = SizePolicy::automatic;  // the default, with the same meaning
   o.stream = stream;
   return o;
 }
@@ -310,7 +310,7 @@ size_t heap_for(const NormalConfig& config, int world, int objects) {
 
 namespace {
 
-/// Inside isolated(): what went wrong so far.
+/// Failures so far, inside isolated().
 std::vector<std::string>* g_found = nullptr;
 
 }  // namespace

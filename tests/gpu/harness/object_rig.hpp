@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of exchange objects on GPUs: what happens around the calls (streams, graphs, faults), with the harness' scenarios and
-// oracle as the judge of every element.
+// Tests of exchange objects on GPUs: conditions around the calls (streams, graphs, faults), with every element checked by the
+// harness' scenarios and oracle.
 //
-// Every test body runs in a forked process, so that a fault that spoils a CUDA context, or a hang, fails that test only. Its
-// ranks are threads. Nothing is copied from or to the heap by the host or a copy engine: kernels copy to ordinary device
-// memory, in stream order, and that is read when all ranks are idle.
+// Every test body runs in a forked process, so that a fault that corrupts a CUDA context, or a hang, fails only that test. Its
+// ranks are threads. The host and copy engines copy nothing from or to the heap: kernels copy to ordinary device memory, in
+// stream order, and that is read when all ranks are idle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,7 +40,7 @@ using switchyard::SizePolicy;
 /// Throws std::runtime_error naming the call; leaves no error pending.
 void must(cudaError_t status, const char* what);
 
-/// Ranks that are threads meet here. Nobody waits for one that has left, nor longer than a minute.
+/// Meeting point of ranks that are threads. No rank waits for one that has left, or longer than a minute.
 class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
@@ -64,7 +64,7 @@ struct Inputs {
   size_t x_bytes = 0, ids_bytes = 0, weights_bytes = 0, out_bytes = 0;
 };
 
-/// What a dispatch delivered at one point of a stream, copied aside. Shape and pointers as given, contents at `base`.
+/// Copy of a dispatch's output at one point of a stream. Shape and pointers are those of the dispatch, contents are at `base`.
 struct Shot {
   Dispatched d;
   std::byte* base = nullptr;
@@ -77,7 +77,7 @@ struct Gate {
   void open() const { *static_cast<volatile uint32_t*>(opened) = 1; }
 };
 
-/// One rank of a test: its GPU, streams and memory, all made before anyone waits for anyone.
+/// One rank of a test: its GPU, streams and memory, all made before any rank waits for another.
 class Station {
  public:
   Station(Group& group, Failures& failures, Meeting& meeting);
@@ -100,23 +100,24 @@ class Station {
   Inputs upload(const Case& c, RankData& data);
   void read(void* host, const void* device, size_t bytes);
 
-  /// Waits until all streams are idle, and until all ranks came here.
+  /// Waits until all streams are idle, and until all ranks have arrived.
   void meet();
-  /// Only the latter.
+  /// Only waits for the ranks.
   void gather() { meeting_.arrive(); }
   void synchronize();
 
   /// Enqueues the copies.
   Shot shoot(const Dispatched& d, cudaStream_t stream);
   std::byte* keep(const void* device, size_t bytes, cudaStream_t stream);
-  /// Compare with the oracle. `handle` is of a dispatch with this routing. After meet(), and meet() again before the next call.
+  /// Compare with the oracle. `handle` must be of a dispatch with this routing. Call after meet(), and meet() again before the
+  /// next call.
   void check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle);
   void check_combined(RankData& data, const Inputs& in, const void* out);
   void check_combined(RankData& data, const Inputs& in) { check_combined(data, in, in.out); }
 
   DispatchOptions dispatch_options(const Case& c, cudaStream_t stream) const;
   CombineOptions combine_options(const Case& c, cudaStream_t stream) const;
-  /// One dispatch and one combine of its rows, compared. Collective.
+  /// Makes one dispatch and one combine of its rows and compares the results. Collective.
   void round(NormalExchange& exchange, const Case& c, int repetition = 0);
 
  private:
@@ -133,7 +134,7 @@ struct ExchangeRig {
   ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
   Dispatched dispatch(int stream = 0);
   void combine(const switchyard::ConstRows& rows, const Handle& handle, int stream = 0);
-  /// Row buffers that fill the pool but for `left`.
+  /// Row buffers that fill the pool except for `left`.
   std::vector<switchyard::RowBuffer> fill_pool(const Handle& handle, size_t left = 0);
 
   Station& me;
@@ -146,14 +147,14 @@ struct ExchangeRig {
 /// Random values, experts that return their rows, in place; worst-case sizes.
 Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
 
-/// What a test's calls move, and on how many multiprocessors. narrow: gpu_scenario's, rows that lanes copy, kernels whose
-/// blocks all do the same. wide: rows that are copied in bulk, and so many multiprocessors that expert-major calls divide their
-/// blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU of 132 together with their
-/// plans.
+/// Row width and number of multiprocessors of a test's calls. narrow: those of gpu_scenario, rows that lanes copy, kernels
+/// whose blocks all do the same. wide: rows that are copied in bulk, and enough multiprocessors that expert-major calls divide
+/// their blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU of 132 together with
+/// their plans.
 enum class Width { narrow, wide };
 const char* suffix_of(Width width);  ///< of a test's name
 Scenario with_width(Scenario s, Width width);
-/// Of a row of x.
+/// Bytes of a row of x.
 size_t row_bytes_of(const Case& c);
 
 /// Rows that a dispatch of worst-case size allocates.
@@ -162,13 +163,13 @@ int64_t worst_rows(const Case& c);
 NormalConfig roomy_config(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
-/// Multiprocessors of each of two calls that a rank may have at the same time. Inside on_gpus().
+/// Multiprocessors of each of two calls that a rank may have at the same time. Call inside on_gpus().
 int half_of_a_rank(int world);
 
 using StationBody = std::function<void(Station&)>;
-/// Runs `body` in a process of its own and expects that none of its on_gpus() found anything.
+/// Runs `body` in a separate process and expects no failure in any of its on_gpus().
 void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
-/// Runs `body` as all ranks of one group; inside isolated(), or else in a process of its own.
+/// Runs `body` as all ranks of one group; inside isolated(), or else in a separate process.
 void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
 inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where streamed_calls.hpp runs on GPUs: a rank of object_rig.hpp.
+// Rig of streamed_calls.hpp for GPUs: a rank of object_rig.hpp.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ class StationRig {
     launch_job(job, static_cast<cudaStream_t>(stream));
   }
   void pause(uint64_t ns, void* stream) const { launch_busy(1, 32, ns, sink_, static_cast<cudaStream_t>(stream)); }
-  /// Behind `launches` launches: the host runs ahead by 96 to 128 of them, because a launch into a full queue keeps other ranks
-  /// of the process from launching. A call with its inputs and its judge is about four.
+  /// Call after `launches` launches: the host runs ahead by 96 to 128 of them, because a launch into a full queue keeps other
+  /// ranks of the process from launching. A call with its inputs and its judge is about four launches.
   void pace(void* stream, size_t launches = 4) {
     launched_ += launches;
     if (launched_ < kLaunches) return;
@@ -52,7 +52,7 @@ class StationRig {
 
 using Calls = StreamedCalls<StationRig>;
 
-/// The verdict so far, of so many judged calls; when no rank's kernels wait for anything.
+/// Expects the verdict so far, after `judged` judged calls; call when no rank's kernels wait.
 inline void expect_verdict(Station& me, const Calls& calls, uint64_t judged, bool any_rows) {
   me.meet();
   Verdict verdict{};

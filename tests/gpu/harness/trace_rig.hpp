@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording on GPUs, and what every trace of them must show.
+// Recording on GPUs, and properties required of every trace.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using switchyard::detail::Event;
 using switchyard::detail::Tracer;
 using switchyard::detail::TraceRecord;
 
-/// Room for every warp that a GPU may run, however many ranks share it.
+/// Capacity for every warp that a GPU may run, for any number of ranks sharing it.
 inline switchyard::TraceOptions roomy() {
   switchyard::TraceOptions o;
   o.num_blocks = 160;
@@ -26,14 +26,14 @@ inline switchyard::TraceOptions roomy() {
   return o;
 }
 
-/// Host times between which something was recorded.
+/// Host times of a recording.
 struct Interval {
   uint64_t begin, end;
 };
 
 inline std::string name_of(const TraceRecord& r) { return switchyard::detail::event_info(static_cast<Event>(r.event)).name; }
 
-/// Spans of the calls, as kernels' begins and ends give them.
+/// Spans of the calls, from kernels' begins and ends.
 inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   std::vector<TraceRecord> calls;
   for (size_t i = 0; i < tracer.size(switchyard::detail::kHostTrack); ++i) {
@@ -43,16 +43,16 @@ inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   return calls;
 }
 
-/// Of a kernel's clocks against each other: its warps do not begin in the same cycle, and a timer may tick every microsecond.
+/// Tolerance between a kernel's clocks: its warps do not begin in the same cycle, and a timer may tick every microsecond.
 inline constexpr uint64_t kCallTolerance = 2'000;
 
-/// Of a time in the trace against this host's clock: what the trace says of the clocks, a call's own, and 10 ppm that a clock
-/// may have changed its rate by meanwhile.
+/// Tolerance of a time in the trace relative to this host's clock: the trace's clock error, the tolerance within a call, and 10
+/// ppm by which a clock's rate may have changed meanwhile.
 inline uint64_t clock_tolerance(const switchyard::Trace& trace, const Interval& when) {
   return trace.clock_error_ns() + kCallTolerance + (when.end - when.begin) / 100'000;
 }
 
-/// Spans are in order, within the interval, and wait for ranks that exist; per phase: how many there are.
+/// Checks that spans are in order, within the interval, and wait for existing ranks; returns their number per phase.
 inline std::map<std::string, int> judge_spans(Station& me, const switchyard::Trace& trace, const Interval& when) {
   const uint64_t tolerance = clock_tolerance(trace, when);
   const Tracer& tracer = *trace.tracer(me.rank());
@@ -79,7 +79,7 @@ inline std::map<std::string, int> judge_spans(Station& me, const switchyard::Tra
   return spans;
 }
 
-/// `wanted` calls of this kind, each of `arg` tokens or routes.
+/// Expects `wanted` calls of this kind, each of `arg` tokens or routes.
 inline void expect_calls(Station& me, const switchyard::Trace& trace, Event kind, int wanted, int64_t arg) {
   int found = 0;
   for (const TraceRecord& call : calls_of(*trace.tracer(me.rank()))) {
@@ -97,7 +97,7 @@ inline void expect_phases(Station& me, const std::map<std::string, int>& spans, 
   for (const char* name : wanted) me.f.check(spans.count(name) > 0, std::string("no ") + name + " among: " + all);
 }
 
-/// f(record) for all that the rank's workers recorded.
+/// Calls f(record) for every record of the rank's workers.
 template <class F>
 void for_each_span(const switchyard::Trace& trace, int rank, F&& f) {
   const Tracer& tracer = *trace.tracer(rank);
@@ -105,7 +105,7 @@ void for_each_span(const switchyard::Trace& trace, int rank, F&& f) {
     for (size_t i = 0; i < tracer.size(track); ++i) f(tracer.record(track, i));
 }
 
-/// Nobody leaves a call that some rank has not begun, and no wait for rows of a rank ends before that rank has begun to send
+/// No rank leaves a call that some rank has not begun, and no wait for rows of a rank ends before that rank has begun to send
 /// any. For calls that every rank makes, in the same order.
 inline void judge_order(Station& me, const switchyard::Trace& trace, const Interval& when) {
   const uint64_t tolerance = 2 * clock_tolerance(trace, when);
@@ -141,7 +141,7 @@ inline void judge_order(Station& me, const switchyard::Trace& trace, const Inter
 }
 
 /// Waits of this rank that name `late`, by phase, and as "long" those of more than `most_ns`. `directly`: no other rank is
-/// waited for that long, as it is where ranks wait for others that wait for it. After recording.
+/// awaited that long; not true if ranks wait for others that wait for it. Call after recording.
 inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace& trace, int late, uint64_t most_ns,
                                             bool directly = true) {
   std::map<std::string, int> named;
@@ -158,7 +158,7 @@ inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace
   return named;
 }
 
-/// Nanoseconds of this rank's longest span of `event` that names rank `late`; 0: none. After recording.
+/// Nanoseconds of this rank's longest span of `event` that names rank `late`; 0: none. Call after recording.
 inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event event, int late) {
   uint64_t longest = 0;
   for_each_span(trace, me.rank(), [&](const TraceRecord& r) {
@@ -167,14 +167,14 @@ inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event 
   return longest;
 }
 
-/// Bytes that the spans of all ranks carried. After recording.
+/// Bytes in the spans of all ranks. Call after recording.
 inline uint64_t traced_bytes(const switchyard::Trace& trace) {
   uint64_t bytes = 0;
   for (const auto& phase : trace.summary()) bytes += phase.bytes;
   return bytes;
 }
 
-/// Runs `body` while recording; what it enqueued has ended on all ranks afterwards.
+/// Runs `body` while recording; all work that it enqueued has ended on all ranks afterwards.
 template <class Body>
 Interval record(Station& me, switchyard::Trace& trace, Body&& body) {
   me.meet();

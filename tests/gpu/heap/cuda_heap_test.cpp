@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap in GPU memory: the same bytes through every mapping, errors on all ranks alike, nothing left behind.
+// Symmetric heap in GPU memory: the same bytes through every mapping, equal errors on all ranks, no leftovers.
 #include "heap/gpu/cuda_heap.hpp"
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ using namespace detail;
 using namespace test;
 
 constexpr size_t kBytes = 4 * kMiB;
-/// What the driver may keep for itself (page tables, pools) between two looks at the free memory.
+/// Memory that the driver may keep for itself (page tables, pools) between two readings of the free memory.
 constexpr size_t kSlack = 24 * kMiB;
 
 using Heap = std::unique_ptr<CudaHeap>;
@@ -25,7 +25,7 @@ Heap make_heap(const GpuRank& me, size_t bytes = kBytes) { return CudaHeap::crea
 
 uint32_t seed_of(int writer, int owner, int round = 0) { return static_cast<uint32_t>((round * 64 + writer) * 64 + owner); }
 
-/// Slice of the segments that one writer fills: beyond the header, not a multiple of anything.
+/// Slice of the segments that one writer fills: beyond the header, with an odd offset and size.
 struct Slice {
   size_t offset, words;
 };
@@ -98,7 +98,7 @@ TEST_P(CudaHeapShares, NothingIsLeftAfterManyHeaps) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, s.kind, [&](const GpuRank& me) {
     constexpr size_t kLarge = 64 * kMiB;
-    make_heap(me, kLarge).reset();  // what the driver sets up once
+    make_heap(me, kLarge).reset();  // allocates what the driver sets up once
     me.meet();
     const size_t free = free_bytes();
     const int fds = open_descriptors(me);
@@ -215,7 +215,7 @@ TEST(CudaHeapErrors, TheEnvironmentDecidesTheKind) {
   });
 }
 
-/// Only one rank finds no memory: rank 1 on a GPU of its own that is full, or, on a shared one, whichever comes second.
+/// Only one rank runs out of memory: rank 1 on a GPU of its own that is full, or, on a shared one, the second to allocate.
 TEST(CudaHeapErrors, ExhaustionOnOneRank) {
   const bool shared = count_gpus() < 2;
   for (const char* kind : {"vmm", "ipc"}) {
@@ -248,7 +248,7 @@ TEST(CudaHeapErrors, ExhaustionOnOneRank) {
 
 // ---- a peer dies ----
 
-/// With driver memory the segment of a dead process stays usable, and teardown needs nobody.
+/// With driver memory the segment of a dead process stays usable, and teardown needs no other rank.
 TEST(CudaHeapPeerDies, OthersGoOnAndTearDown) {
   for (const char* kind : {"vmm", "ipc"}) {
     const std::string store = "unix:@switchyard-test-" + random_token();
@@ -262,7 +262,7 @@ TEST(CudaHeapPeerDies, OthersGoOnAndTearDown) {
         me.meet();
         child.say("ready");
         child.await("go");
-        if (vmm) check_all(heap->view());  // also the segment of the dead rank
+        if (vmm) check_all(heap->view());  // including the segment of the dead rank
         heap.reset();
         free_bytes();
       });
@@ -334,7 +334,7 @@ TEST_P(CudaHeapSleeps, MemoryGoesAndComesBackAtTheSameAddresses) {
   });
 }
 
-/// On a GPU without room wake fails on all ranks, and succeeds later with what was kept.
+/// On a GPU without room wake fails on all ranks, and succeeds later with the kept content.
 TEST_P(CudaHeapSleeps, WakeCanBeTriedAgain) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, s.kind, [&](const GpuRank& me) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registration of the caller's buffers: every rank reaches every buffer, and what cannot be shared is refused by name on all
-// ranks.
+// Registration of the caller's buffers: every rank reaches every buffer, and memory that cannot be shared is refused on all
+// ranks with the name of its allocator.
 #include "gpu/harness/gpu_ranks.hpp"
 #include "heap/gpu/cuda_heap.hpp"
 #include "heap/gpu/driver.cuh"
@@ -153,7 +153,7 @@ TEST_P(CudaRegister, NothingIsLeft) {
   });
 }
 
-/// The last rank passes something that cannot be shared; all ranks throw the same, and are still in step.
+/// The last rank passes memory that cannot be shared; all ranks throw the same error, and are still in step.
 TEST_P(CudaRegister, RefusalsNameTheAllocator) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, nullptr, [](const GpuRank& me) {

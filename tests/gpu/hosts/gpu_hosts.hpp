@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups on GPUs whose ranks are threads on several hosts by name.
+// Groups on GPUs whose ranks are threads on several named hosts.
 #pragma once
 
 #include <chrono>

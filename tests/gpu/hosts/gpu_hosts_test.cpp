@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups on GPUs whose ranks are threads on several hosts by name: what they map, what they refuse, how an abort travels, and
-// what a rank is told of one that does not come to a round. Rows: the suites of tests/modes/normal.
+// Groups on GPUs whose ranks are threads on several named hosts: mappings, refusals, propagation of an abort, and the report of
+// a rank that does not take part in a round. Rows: the suites of tests/modes/normal.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ TEST(GpuHostsFaults, AnAbortReachesOtherHosts) {
   }
 }
 
-/// All ranks refuse alike, and the group goes on.
+/// All ranks refuse alike, and the group stays usable.
 TEST(GpuHostsRefusals, NameTheHosts) {
   const auto all = outcomes(3, options_on_gpus("a,a,b"), [&](Group& group) {
     switchyard::NormalConfig rings;

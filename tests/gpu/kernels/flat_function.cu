@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As a user's file: sees the public header and what it includes, nothing else.
+// Like a user's file: includes only the public header.
 #include "modes/flat/flat_function.hpp"
 #include "switchyard/cuda/row_function.cuh"
 

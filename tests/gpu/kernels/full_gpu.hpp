@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that needs every multiprocessor of a GPU at the same time, one that holds multiprocessors until it is told to let
-// go, and a stream's end with a deadline.
+// A kernel that needs every multiprocessor of a GPU at the same time, one that holds multiprocessors until it is released, and
+// a wait for a stream's end with a deadline.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,15 +12,15 @@
 
 namespace harness {
 
-/// Waits until `stream` is idle, or `limit` is over. True: it is.
+/// Waits until `stream` is idle, or `limit` is over. Returns whether it is idle.
 bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit);
 
-/// For one station. Constructed while no rank waits for another.
+/// For one station. Construct while no rank waits for another.
 class FullGpu {
  public:
   explicit FullGpu(Station& me);
   /// Runs a block of all shared memory on every multiprocessor. Each ends when all of them have begun, or after two seconds,
-  /// which is a failure: something else held a multiprocessor. While nothing else that runs on this GPU may be waited for.
+  /// which is a failure: something else held a multiprocessor. Call while no other work on this GPU can be awaited.
   void expect_free(const std::string& what);
 
  private:
@@ -30,14 +30,14 @@ class FullGpu {
   uint32_t launches_ = 0;
 };
 
-/// Holds multiprocessors of a station's GPU, whole ones: a block with all of its shared memory on each, on the station's second
-/// stream. Constructed while no rank waits for another.
+/// Holds whole multiprocessors of a station's GPU: a block with all of its shared memory on each, on the station's second
+/// stream. Construct while no rank waits for another.
 class HeldMultiprocessors {
  public:
   HeldMultiprocessors(Station& me, int multiprocessors);
-  /// Returns when all blocks are there. They stay until let_go(), but not longer than `limit`.
+  /// Returns when all blocks have arrived. They stay until let_go(), at most for `limit`.
   void hold(std::chrono::milliseconds limit);
-  /// None has ended by itself since hold().
+  /// Whether no block has timed out since hold().
   bool holding() const { return *static_cast<volatile uint32_t*>(words_.gave_up) == 0; }
   void let_go() { *static_cast<volatile uint32_t*>(words_.opened) = 1; }
 

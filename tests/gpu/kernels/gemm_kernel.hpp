@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix product on tensor cores that takes all multiprocessors of a GPU, to run beside calls, and marks from which to see
-// what was in flight together. All launches enqueue and return; every kernel ends by itself.
+// A matrix product on tensor cores that occupies all multiprocessors of a GPU, to run concurrently with calls, and marks that
+// show the work in flight together. All launches enqueue and return; every kernel ends by itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,36 +11,36 @@
 
 namespace harness {
 
-/// In device memory, zero at the start. Tickets are numbers from 1 on in the order in which they were drawn on this GPU.
+/// In device memory, initially zero. Tickets are numbers from 1 on, in the order in which they were drawn on this GPU.
 struct GemmMarks {
   static constexpr int kMost = 16384;  ///< launches
   uint32_t tickets;                    ///< drawn so far
   uint32_t begun_blocks[kMost], ended_blocks[kMost];
-  uint32_t begun[kMost], ended[kMost];  ///< the ticket of a launch's first block, when it began; of its last, when it ended
+  uint32_t begun[kMost], ended[kMost];  ///< the ticket of a launch's first block when it began; of its last block when it ended
 };
 
 /// C = kRounds * A * B, in kRounds passes: A is blocks * kTile x kDepth, B kDepth x kTile, of bf16; C of float32. All sums are
-/// integers that float32 holds exactly.
+/// integers that are exact in float32.
 struct Gemm {
   static constexpr int kTile = 128, kDepth = 256, kRounds = 64;
-  int blocks = 0;  ///< as many as the GPU holds at once
+  int blocks = 0;  ///< as many as fit the GPU at once
   void *a = nullptr, *b = nullptr;
   float* c = nullptr;
   GemmMarks* marks = nullptr;
-  volatile uint32_t* begun = nullptr;  ///< mapped host memory: launches that have begun, and that have ended
+  volatile uint32_t* begun = nullptr;  ///< mapped host memory: number of launches that have begun, and that have ended
   volatile uint32_t* ended = nullptr;
 
   static SWITCHYARD_FN constexpr int a_value(int64_t row, int k) { return static_cast<int>((3 * row + 5 * k) % 7) - 3; }
   static SWITCHYARD_FN constexpr int b_value(int k, int column) { return (2 * k + 11 * column) % 5 - 2; }
 };
 
-/// Blocks of the current GPU for Gemm::blocks.
+/// Number of blocks of the current GPU for Gemm::blocks.
 int gemm_blocks();
 /// Writes A and B.
 void launch_gemm_inputs(const Gemm& gemm, cudaStream_t stream);
-/// Launch number n, from 0 on, in the order of the stream.
+/// Launches number n, counted from 0 in the order of the stream.
 void launch_gemm(const Gemm& gemm, int n, cudaStream_t stream);
-/// Draws a ticket when the stream comes to it.
+/// Draws a ticket in stream order.
 void launch_ticket(GemmMarks* marks, uint32_t* to, cudaStream_t stream);
 
 }  // namespace harness

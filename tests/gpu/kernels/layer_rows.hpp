@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of layers that are too large to be made on the host, and a comparison of what comes of them.
+// Arguments of layers that are too large to be made on the host, and a comparison of their results.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,12 +11,12 @@ namespace harness {
 /// `count` bf16 values of a row-major array: multiples of `scale` / 128 in [-scale, scale), each from its index and `seed`.
 /// `scale` is a power of two.
 void launch_layer_rows(uint16_t* to, int64_t count, uint32_t seed, float scale, cudaStream_t stream);
-/// [tokens, topk]: experts that differ within a token, all of them about equally often. `experts` is a power of two that
-/// `topk` divides.
+/// [tokens, topk]: experts that differ within a token, all of them about equally often. `experts` is a power of two divisible
+/// by `topk`.
 void launch_layer_ids(int32_t* to, int64_t tokens, int topk, int experts, cudaStream_t stream);
 /// [count]: in [0.25, 1.25).
 void launch_layer_weights(float* to, int64_t count, uint32_t seed, cudaStream_t stream);
-/// Adds the number of words that differ to *differ, and lowers *first to the least of their indices.
+/// Adds the number of words that differ to *differ, and lowers *first to the smallest of their indices.
 void launch_compare(const uint32_t* a, const uint32_t* b, int64_t words, unsigned long long* differ, unsigned long long* first,
                     cudaStream_t stream);
 

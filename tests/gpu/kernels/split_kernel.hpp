@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which messages of a call the warps of a grid receive.
+// Messages of a call that each warp of a grid receives.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,9 @@
 
 namespace harness {
 
-/// Enqueues a grid whose warps go through their shares as in a call. Device memory, zeroed: `seen` [W, `units`, pieces], how
-/// often each message was somebody's; `share` [blocks * warps], how many each warp had. `units`: the most that a rank sends.
+/// Enqueues a grid whose warps iterate over their shares as in a call. Device memory, zeroed: `seen` [W, `units`, pieces],
+/// number of warps that got each message; `share` [blocks * warps], number of messages of each warp. `units`: maximum number
+/// that a rank sends.
 void launch_split(const switchyard::detail::CallContext& call, const switchyard::detail::LowLatencyLayout& layout, int pieces,
                   int units, uint32_t* seen, uint32_t* share, int blocks, int warps, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine around its calls: by the tables of a dispatch, captured in graphs, on several streams, places for prepared
-// ledgers, misuse, ranks with other ledgers, a silent rank. What it computes: tests/modes/ledger/ledger_test.cpp.
+// Ledger combine: by the tables of a dispatch, captured in graphs, on several streams, places for prepared ledgers, misuse,
+// ranks with different ledgers, a silent rank. Its results: tests/modes/ledger/ledger_test.cpp.
 #include <atomic>
 #include <algorithm>
 #include <map>
@@ -51,11 +51,11 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
   });
 }
 
-/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long one names another rank. The spans carry every byte.
+/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long one names another rank. The spans contain every byte.
 TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
   constexpr int kWorld = 3, kLate = 2, kCalls = 6;
   constexpr uint64_t kDelay = 20'000'000;
-  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+  for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto c = gpu_case(kWorld, 3, DType::bf16, hidden);
     switchyard::Trace trace(kWorld, roomy());
     std::atomic<uint64_t> told{0};  // by all ranks
@@ -88,7 +88,7 @@ TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
 }
 
 TEST(GpuLedger, ACallIsOneLaunch) {
-  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+  for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto c = gpu_case(2, 3, DType::bf16, hidden);
     on_gpus(2, heap_of(*c), [&](Station& me) {
       LedgerCombine ledger(me.group, make_config(*c));
@@ -162,7 +162,7 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
   }
 }
 
-/// By packed tables in host memory: what the oracle says, with another ledger of the same object in between. Each rank has its
+/// By packed tables in host memory: the oracle's results, with another ledger of the same object in between. Each rank has its
 /// GPU alone: a call copies to it while peers wait.
 TEST(GpuLedger, ByPackedTables) {
   for (const int world : {1, std::min(3, gpus_of_suite())}) {
@@ -184,7 +184,7 @@ TEST(GpuLedger, ByPackedTables) {
   }
 }
 
-/// Graphs of one, two and three calls, replayed with a call outside between them: nothing per call comes from the host.
+/// Graphs of one, two and three calls, replayed with a call outside between them: the host supplies nothing per call.
 TEST(GpuLedger, GraphsAreReplayed) {
   const auto a = gpu_case(2, 5), b = gpu_case(2, 6);
   on_gpus(2, heap_of(*a), [&](Station& me) {
@@ -218,9 +218,9 @@ TEST(GpuLedger, GraphsAreReplayed) {
   });
 }
 
-/// returned() is of the call that the GPU ran last, whatever was captured or enqueued after it was recorded.
+/// returned() belongs to the call that the GPU ran last, regardless of calls captured or enqueued after it was recorded.
 TEST(GpuLedger, ReturnedRowsAreOfTheCallThatRan) {
-  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+  for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto few = gpu_case(2, 5, DType::bf16, hidden), many = gpu_case(2, 6, DType::bf16, hidden, 40);
     on_gpus(2, heap_of(*many), [&](Station& me) {
       me.f.set_context("hidden " + std::to_string(hidden));
@@ -257,7 +257,7 @@ TEST(GpuLedger, ReturnedRowsAreOfTheCallThatRan) {
   }
 }
 
-/// Rows that tell survive a nap bit by bit: a word of them that became zero would pass for one that has come.
+/// Sentinel rows survive sleep bit by bit: a word of theirs that became zero would look like one that has arrived.
 TEST(GpuLedger, NapsBetweenCalls) {
   const auto c = gpu_case(2);
   on_gpus(2, heap_of(*c), [&](Station& me) {
@@ -279,7 +279,7 @@ TEST(GpuLedger, NapsBetweenCalls) {
   });
 }
 
-/// Rows of whole 16 bytes that begin anywhere: they tell, but go by another kernel.
+/// Rows of whole 16 bytes at any address: sentinel rows, but by another kernel.
 TEST(GpuLedger, RowsThatBeginAnywhere) {
   for (const DType type : {DType::f16, DType::bf16}) {
     const auto c = gpu_case(2, 9, type);
@@ -306,7 +306,7 @@ TEST(GpuLedger, RowsThatBeginAnywhere) {
   }
 }
 
-/// The stream changes from call to call, with the rows of the next call written behind the one before.
+/// The stream changes from call to call, and the rows of the next call are written right after the previous call.
 TEST(GpuLedger, StreamsInTurn) {
   const auto c = gpu_case(2);
   on_gpus(2, heap_of(*c), [&](Station& me) {
@@ -321,8 +321,8 @@ TEST(GpuLedger, StreamsInTurn) {
   });
 }
 
-/// D7, D11: calls right behind each other, with three sets of rows and of tables in turn, by ranks that are late by other
-/// times. No rank waits on its host, and no call's rows are those of the call before.
+/// D7, D11: consecutive calls with three sets of rows and of tables in turn, by ranks that are late by varying times. No rank
+/// waits on its host, and no call uses the rows of the previous call.
 TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
   constexpr int kCalls = 200, kSets = 3;
   for (const int world : {1, 2, 4, 8}) {
@@ -367,7 +367,7 @@ TEST(GpuLedger, PlacesForLedgersAreBounded) {
     const Outcome o = outcome_of([&] { (void)ledger.prepare(mine.data.tables()); });
     me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), o.text);
     me.meet();
-    for (int i = 0; i < 20; ++i) {  // a place is used again only when the calls with its last ledger are over
+    for (int i = 0; i < 20; ++i) {  // a place is reused only when the calls with its last ledger are complete
       mine.combine(ledger, first);
       first = PreparedLedger();
       me.meet();
@@ -403,7 +403,7 @@ TEST(GpuLedger, HostMemoryIsRefused) {
   });
 }
 
-/// Tables and packed tables that are wrong on one rank: it says what, and the others' calls end.
+/// Tables and packed tables that are wrong on one rank: its error describes them, and the others' calls end.
 TEST(GpuLedger, TablesThatAreRefusedEndThePeers) {
   const auto c = gpu_case(2);
   for (const bool packed : {false, true}) {
@@ -415,7 +415,7 @@ TEST(GpuLedger, TablesThatAreRefusedEndThePeers) {
       const PreparedLedger prepared = ledger.prepare(tables);
       me.meet();
       if (me.rank() == 1) {
-        tables.dispatch_offset.back() += 1 << 20;  // rows behind the end of the expert output
+        tables.dispatch_offset.back() += 1 << 20;  // rows after the end of the expert output
         tables.prev_sum_before_rank[0] = 7;
         bytes.pop_back();
       }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency calls queued on GPUs by the thousand, and in graphs: made and judged by kernels between them, in closed form
-// (modes/low_latency/streamed_calls.hpp), so that nothing but streams and the calls' own flags keeps the ranks in step.
+// (modes/low_latency/streamed_calls.hpp), so that only streams and the calls' own flags keep the ranks in step.
 //
-// SWITCHYARD_QUEUED_CALLS: how many calls of each number of ranks (default 4000). SWITCHYARD_SEED: of the first object.
+// SWITCHYARD_QUEUED_CALLS: number of calls for each number of ranks (default 4000). SWITCHYARD_SEED: seed of the first object.
 #include <algorithm>
 #include <thread>
 
@@ -13,7 +13,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// Each case on an object of its own, with `calls` calls.
+/// Runs each case on an object of its own, with `calls` calls.
 void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_t calls, std::chrono::milliseconds limit) {
   size_t heap = 0;
   for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));
@@ -47,7 +47,7 @@ TEST_P(QueuedCalls, OfRandomShapes) {
               GetParam(), static_cast<unsigned long long>(seed));
 }
 
-/// Decode as it is: 7168 columns, 8 of many experts.
+/// Typical decoding: 7168 columns, 8 of many experts.
 StreamedCase usual_case(int world, ScaleKind scales) {
   StreamedCase c;
   Form& f = c.form;
@@ -77,8 +77,8 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
   expect_all_exact(GetParam(), {c}, 400, 60s);
 }
 
-/// C1: 100 dispatches and 100 combines at its own shape, on as many multiprocessors as the library chooses, by ranks that are
-/// late now and then, and that no host keeps in step.
+/// C1: 100 dispatches and 100 combines at its own shape, on the library's choice of multiprocessors, by ranks that are
+/// occasionally late, and that no host keeps in step.
 TEST_P(QueuedCalls, C01_AtItsOwnShape) {
   std::vector<StreamedCase> cases;
   for (const int most : {8, 64, 128}) {
@@ -94,8 +94,8 @@ TEST_P(QueuedCalls, C01_AtItsOwnShape) {
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// Two objects that fit the GPU together, each with calls right behind each other on its own stream, enqueued in opposite
-/// order on every other rank: neither may keep the other from beginning.
+/// Two objects that fit the GPU together, each with consecutive calls on its own stream, enqueued in opposite order on every
+/// other rank: neither may keep the other from beginning.
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   const int world = GetParam();
   StreamedCase c = usual_case(world, ScaleKind::none);
@@ -120,8 +120,8 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   });
 }
 
-/// Handles of streams that are equal although the streams are not.
-/// With the station's streams, two default streams for each of 8 ranks would be more streams than the GPU has queues.
+/// Equal stream handles of different streams. Two default streams for each of 8 ranks, in addition to the station's streams,
+/// would exceed the GPU's queues.
 class CallsOfThreads : public testing::TestWithParam<int> {};
 
 TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
@@ -208,8 +208,8 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
       240s);
 }
 
-/// A dispatch and a combine right behind it, replayed: as dependent launches where the library may (a rank has its GPU alone
-/// and leaves the multiprocessors to the library, or names all), and as ordinary ones.
+/// A dispatch directly followed by a combine, replayed: as dependent launches where the library may use them (a rank has its
+/// GPU alone and leaves the multiprocessors to the library, or names all), and as ordinary launches.
 TEST_P(LowLatencyGraphs, OfDependentLaunches) {
   constexpr uint64_t kReplays = 500;
   const int world = GetParam();
@@ -222,7 +222,7 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
         for (const int sms : {0, alone ? all : 0, half_of_a_rank(world)}) {
           StreamedCase c = usual_case(world, ScaleKind::none);
           c.plan = {.num_sms = sms};
-          const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // behind the inputs, behind the dispatch
+          const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // after the inputs, after the dispatch
           on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
             me.f.set_context(std::to_string(sms) + " multiprocessors");
             LowLatencyExchange exchange = c.make(me.group);
@@ -242,8 +242,8 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
       120s);
 }
 
-/// Three whole exchanges with nothing between them, replayed and then enqueued one by one: each begins while the one before it
-/// ends where the library may let it.
+/// Three consecutive whole exchanges, replayed and then enqueued one by one: each begins before the previous one ends, where
+/// the library may allow it.
 TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
   constexpr uint64_t kReplays = 500, kRounds = 200;
   constexpr int kCalls = 3;
@@ -257,7 +257,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
             StreamedCase c = usual_case(world, ScaleKind::none);
             if (small) c.form.max_tokens = 2, c.form.hidden = 256;
             c.plan = {.lanes = kCalls, .num_sms = sms};
-            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // behind the inputs, behind each other
+            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after the inputs, after each other
             on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
               me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
               LowLatencyExchange exchange = c.make(me.group);
@@ -284,7 +284,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
       240s);
 }
 
-/// What one half has sent is there for the other after a nap, and so is everything else.
+/// Data that one half has sent is available to the other after sleep, and so is everything else.
 TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
   StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
   c.plan = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of decoding inside one CUDA graph (modes/low_latency/masked_layer.hpp): nothing asks the host for a count, and T,
-// routing and rows differ in each replay. And that the delivered rows and scales can be described by tensor maps.
+// A decoding layer inside one CUDA graph (modes/low_latency/masked_layer.hpp): no count is read on the host, and T, routing and
+// rows differ in each replay. Also checks that tensor maps can describe the delivered rows and scales.
 #include <cuda.h>
 
 #include <array>
@@ -13,7 +13,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// What consumers that load by TMA begin with.
+/// The first step of consumers that load by TMA.
 void expect_tensor_maps(Station& me, const Form& f, const switchyard::LowLatencyOutput& o) {
   void* entry = nullptr;
   must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, nullptr), "entry point");

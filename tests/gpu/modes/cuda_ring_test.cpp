@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ring staging on GPUs, beyond the acceptance suites (which run every case with both stagings): streams, graphs, few warps for
-// many streams, the least memory, bounded private memory, and a rank that never calls.
+// many streams, minimum memory, bounded private memory, and a rank that never calls.
 #include <algorithm>
 
 #include "gpu/harness/object_rig.hpp"
@@ -44,7 +44,7 @@ TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   });
 }
 
-/// Every order of the sum, weights and quantised rows, against direct staging: the same bits.
+/// Every order of the sum, weights and quantized rows, compared with direct staging: the same bits.
 TEST_P(GpuRings, SameBitsAsDirectStaging) {
   const int world = GetParam();
   for (const Layout layout : kLayouts) {
@@ -76,7 +76,7 @@ TEST_P(GpuRings, SameBitsAsDirectStaging) {
   }
 }
 
-/// Nothing waits for the host, so a graph can be replayed, also after a nap of the group; other streams, a stale handle.
+/// Nothing waits for the host, so a graph can be replayed, also after the group has slept; other streams, a stale handle.
 TEST_P(GpuRings, StreamsAndGraphs) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("graph", world, Layout::expert_major, 24));
@@ -123,7 +123,7 @@ TEST_P(GpuRings, StreamsAndGraphs) {
   });
 }
 
-/// Outputs lie outside the heap, within what memory_required says; too many at once is an error on all ranks and not sticky.
+/// Outputs are outside the heap, within memory_required; too many at once is an error on all ranks and not sticky.
 TEST_P(GpuRings, OutputsArePrivateAndBounded) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("private", world, Layout::rank_major, 16));

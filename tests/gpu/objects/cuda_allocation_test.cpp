@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Once its objects are made, a group asks the driver for no memory: calls of all kinds and random shapes, captured ones too.
+// Once its objects are made, a group allocates no driver memory: calls of all kinds and random shapes, including captured ones.
 #include <algorithm>
 
 #include "gpu/harness/ledger_station.hpp"
@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kCases = 16, kCalls = 240, kReplays = 50;
 
-/// What the driver has given so far.
+/// Driver memory allocated so far.
 struct Given {
   size_t free_bytes;     ///< of this rank's GPU
-  uint64_t allocations;  ///< that the library has asked for, in this process
+  uint64_t allocations;  ///< requested by the library in this process
 };
 
-/// Collective. While all ranks are idle.
+/// Collective. Call while all ranks are idle.
 Given given_now(Station& me) {
   me.meet();
   Given now{0, switchyard::detail::num_device_allocations()};
@@ -33,8 +33,8 @@ void check_nothing_given(Station& me, const Given& before, const std::string& wh
   me.f.equal(before.free_bytes, now.free_bytes, "free bytes of the GPU, " + what);
 }
 
-/// Shapes and formats that one object takes: bf16, quantised on the way in both ways, fp8 with scales; sizes of the worst case
-/// and of what comes; per rank and per route.
+/// Shapes and formats that one object accepts: bf16, quantized in transport in both ways, fp8 with scales; worst-case and exact
+/// sizes; per rank and per route.
 std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Staging staging) {
   std::vector<std::shared_ptr<const Case>> cases;
   for (uint64_t i = 0; i < kCases; ++i) {
@@ -54,7 +54,7 @@ std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Sta
   return cases;
 }
 
-/// An object, its cases, their inputs and what their experts return.
+/// An object, its cases, their inputs and the outputs of their experts.
 struct Subject {
   void add_inputs(Station& me) {
     for (const auto& c : cases) {
@@ -80,7 +80,7 @@ struct Subject {
   std::unique_ptr<NormalExchange> exchange;
 };
 
-/// Dispatch, a cached dispatch if asked for, combine.
+/// Dispatch, an optional cached dispatch, combine.
 void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t stream) {
   const Case& c = *s.cases[which];
   const Inputs& in = s.in[which];
@@ -99,7 +99,7 @@ void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t strea
   }
 }
 
-/// Captures calls of worst-case size, replays them, and gives the graph back. Only making it executable is the user's.
+/// Captures calls of worst-case size, replays them, and destroys the graph. Only its instantiation is the user's.
 void check_graph(Station& me, Subject& s) {
   constexpr size_t kCaptured = 4;
   cudaGraph_t graph = nullptr;
@@ -149,7 +149,7 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
       s.add_inputs(me);
     }
     uint32_t word = 0;
-    me.read(&word, me.room(4), 4);  // what the driver needs for copies to the host it has by now
+    me.read(&word, me.room(4), 4);  // by now the driver has what it needs for copies to the host
     const Given outside = given_now(me);
     for (Subject& s : subjects) s.exchange = std::make_unique<NormalExchange>(me.group, s.config);
     const Given before = given_now(me);
@@ -194,7 +194,7 @@ std::vector<StreamedCase> low_latency_kinds(int world) {
   return cases;
 }
 
-/// A rank's objects of these modes, with all that their calls need.
+/// A rank's objects of these modes, with everything that their calls need.
 struct OtherModes {
   OtherModes(Station& me, const std::vector<StreamedCase>& cases, const std::shared_ptr<const LedgerCase>& c)
       : rig(me), rows(me, *c), ledger(me.group, make_config(*c)) {
@@ -204,7 +204,8 @@ struct OtherModes {
     }
     prepared = ledger.prepare(rows.data.tables());
   }
-  /// Calls first to first + count - 1 of each object, in turn on one stream: each may take all that the rank has of its GPU.
+  /// Makes calls first to first + count - 1 of each object, in turn on one stream: each may take all of the rank's share of its
+  /// GPU.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; n += 4) {
       for (auto& each : calls) each->run(n, 4);
@@ -220,7 +221,7 @@ struct OtherModes {
   std::vector<std::unique_ptr<Calls>> calls;
 };
 
-/// Two sets of objects: with the first, the driver has made room for all kernels, the test's own too.
+/// Two sets of objects: with the first, the driver has made room for all kernels, including the test's own.
 TEST_P(GpuAllocations, NoneAfterConstructionInOtherModes) {
   constexpr uint64_t kOfEach = 200;
   const int world = GetParam();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of two objects at once, alone and beside matrix products that take all multiprocessors.
+// Calls of two objects at once, alone and concurrently with matrix products that occupy all multiprocessors.
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -13,14 +13,14 @@ namespace {
 
 constexpr int kMostGpus = 16;
 
-/// What the ranks of a test share. One rank of each GPU runs the products.
+/// State shared by the ranks of a test. One rank of each GPU runs the products.
 struct SharedByRanks {
   GemmMarks* marks[kMostGpus] = {};  ///< by GPU
-  int launches[kMostGpus] = {};      ///< in the end
+  int launches[kMostGpus] = {};      ///< total number
   std::atomic<int> done{0};          ///< ranks whose calls have ended, or that have left
 };
 
-/// Counts this rank when its calls have ended, whatever happened.
+/// Counts this rank when its calls have ended, in any way.
 class DoneAtLast {
  public:
   explicit DoneAtLast(std::atomic<int>& done) : done_(done) {}
@@ -39,14 +39,14 @@ class DoneAtLast {
 /// Products one after the other on a stream of their own: several are enqueued at any time.
 class GemmLoad {
  public:
-  /// Runs one. While nobody waits for a call.
+  /// Runs one product. Call while no rank waits for a call.
   GemmLoad(Station& me, cudaStream_t stream) : me_(me), stream_(stream) {
     gemm_.blocks = gemm_blocks();
     gemm_.a = me.room(size_t{2} * static_cast<size_t>(gemm_.blocks) * Gemm::kTile * Gemm::kDepth);
     gemm_.b = me.room(size_t{2} * Gemm::kTile * Gemm::kDepth);
     gemm_.c = reinterpret_cast<float*>(me.room(elements() * 4));
     gemm_.marks = reinterpret_cast<GemmMarks*>(me.room(sizeof(GemmMarks)));
-    uint32_t* words = nullptr;  // freed when the process ends: freeing it waits for all kernels
+    uint32_t* words = nullptr;  // freed when the process ends, because freeing it waits for all kernels
     must(cudaHostAlloc(reinterpret_cast<void**>(&words), 256, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     words[0] = words[32] = 0;
     gemm_.begun = words, gemm_.ended = words + 32;
@@ -73,7 +73,7 @@ class GemmLoad {
       std::this_thread::yield();
     }
   }
-  /// All elements, when all launches have ended. They repeat after 7 rows and 5 columns.
+  /// Checks all elements; call when all launches have ended. The values repeat after 7 rows and 5 columns.
   void check() {
     float want[7][5] = {};
     for (int row = 0; row < 7; ++row)
@@ -103,7 +103,8 @@ struct Tickets {
 };
 
 /// By the order of tickets, not by times: the products were in flight from before the first call until after the last one, and
-/// calls and a product were in flight at once: it had begun when the call ended, and the call had begun when it ended.
+/// calls and a product were in flight at once: the product had begun when the call ended, and the call had begun when the
+/// product ended.
 void check_together(Station& me, const GemmMarks* marks, int launches, const Tickets& t) {
   const auto calls = static_cast<size_t>(t.calls);
   std::vector<uint32_t> before(calls), after(calls), begun(static_cast<size_t>(launches)), ended(begun.size());
@@ -152,11 +153,11 @@ class TwoObjects : public testing::TestWithParam<Beside> {
     }
   }
 
-  /// All rounds of both objects; odd ranks in opposite order. between() after each round.
+  /// Enqueues all rounds of both objects, in opposite order on odd ranks. Calls between() after each round.
   template <class Between>
   void enqueue(Station& me, NormalExchange* objects, const std::vector<Inputs>* in, GemmMarks* marks, const Tickets& t,
                Between&& between) {
-    constexpr int kPlanSms = 16;  // what a plan may take beside num_sms
+    constexpr int kPlanSms = 16;  // a plan may take them in addition to num_sms
     const int half = half_of_a_rank(GetParam().world) - kPlanSms;
     for (int i = 0; i < kRounds; ++i) {
       for (int step = 0; step < 2; ++step) {
@@ -176,8 +177,8 @@ class TwoObjects : public testing::TestWithParam<Beside> {
   }
 };
 
-/// On two streams, enqueued in opposite order on odd ranks, all blocks fitting together; alone and while products of another
-/// stream fill the GPU.
+/// On two streams, enqueued in opposite order on odd ranks, with all blocks fitting together; alone and while products of
+/// another stream fill the GPU.
 TEST_P(TwoObjects, InOppositeOrder) {
   const Beside& beside = GetParam();
   SharedByRanks shared;

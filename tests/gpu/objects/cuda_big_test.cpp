@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large outputs, and as many experts as there may be, on GPUs.
+// Large outputs, and the maximum number of experts, on GPUs.
 #include <cstring>
 
 #include "gpu/harness/object_rig.hpp"
@@ -7,7 +7,7 @@
 namespace harness {
 namespace {
 
-/// Rows whose byte and element offsets do not fit 32 bits, by padding that nobody touches.
+/// Rows whose byte and element offsets do not fit 32 bits, because of untouched padding.
 TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
   Scenario s = gpu_scenario("A09", 1, Layout::expert_major, 12);
   s.problem.experts = 6;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same input on the CPU backend and on GPUs, in one process: every output is the same, bit for bit.
+// The same input on the CPU backend and on GPUs, in one process: every output is equal, bit for bit.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +9,10 @@ namespace harness {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-/// Host copies of memory of the backend.
+/// Returns host copies of memory of the backend.
 using Reader = std::function<Bytes(const void*, size_t)>;
 
-/// Everything that one rank was given, by name.
+/// All results of one rank, by name.
 class Results {
  public:
   void add(const std::string& name, Bytes bytes) { parts_.emplace_back(name, std::move(bytes)); }
@@ -22,7 +22,7 @@ class Results {
     add(name, Bytes(at, at + values.size() * sizeof(T)));
   }
   void add_dispatched(const std::string& call, const Dispatched& d, const Reader& read) {
-    const auto rows = static_cast<size_t>(d.handle.rows());  // others hold anything
+    const auto rows = static_cast<size_t>(d.handle.rows());  // other rows have any content
     const auto array = [&](const char* name, const auto& span) {
       add(call + ", " + name, read(span.data(), span.size_bytes()));
     };
@@ -84,7 +84,7 @@ void run_on_cpu(Group& group, const NormalConfig& config, const Case& c, Results
   results.add_dispatched("cached dispatch", exchange.dispatch(again.x(), d.handle, options), read);
 }
 
-/// The same on a GPU. What is read lies still: all ranks have met.
+/// The same on a GPU. Memory does not change while it is read, because all ranks have met.
 void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results& results) {
   const Reader read = [&me](const void* at, size_t bytes) {
     Bytes to(bytes);
@@ -115,7 +115,7 @@ void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results&
   const bool rank_major = c.problem.layout == Layout::rank_major;
   const size_t given = (rank_major ? static_cast<size_t>(d.handle.rows()) : tokens) * topk;
   float* out_weights = nullptr;
-  if (sum.weights) {  // as many as rows have room
+  if (sum.weights) {  // as many as the rows that are allocated
     std::vector<float> all(std::max(given, rows * topk) + 1);
     std::copy(sum.weights, sum.weights + given, all.begin());
     sum.weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));

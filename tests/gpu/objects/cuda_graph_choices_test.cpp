@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured calls that were given what a model may choose: sums per route, bias, a capacity beyond which routes are dropped,
-// outputs of experts in registered memory. Replayed with other inputs, routings and numbers of tokens, everything compared.
+// Captured calls with a model's options: sums per route, bias, a capacity beyond which routes are dropped, outputs of experts
+// in registered memory. Replayed with other inputs, routings and numbers of tokens, everything compared.
 #include <algorithm>
 #include <array>
 
@@ -47,7 +47,7 @@ Cases make_variants(const Choice& choice) {
   return all;
 }
 
-/// One of the two dispatches of the graph and its combine: inputs of all variants, and the addresses that were captured.
+/// One of the two dispatches of the graph and its combine: inputs of all variants, and the captured addresses.
 struct Side {
   Side(Station& me, const Cases& cases, int repetition) : cases_(cases) {
     const size_t row = row_bytes_of(*cases[0]), all = static_cast<size_t>(kMostTokens) * row;
@@ -62,7 +62,7 @@ struct Side {
         if (bias[b]) bias_.back()[b] = me.upload(o.bias[b], in.back().x_bytes);
     }
   }
-  /// Inputs of variant v; what was there before in `out` is gone.
+  /// Sets the inputs of variant v and poisons `out`.
   void set(size_t v, CopyList& list) const {
     list.add(x, in[v].x.data, in[v].x_bytes);
     list.add(out, poison_, static_cast<size_t>(kMostTokens) * row_bytes_of(*cases_[v]));
@@ -106,7 +106,7 @@ class ChosenGraph {
     capture();
     me.meet();
   }
-  /// Collective, when all replays have ended.
+  /// Collective; call when all replays have ended.
   ~ChosenGraph() {
     if (exec_) cudaGraphExecDestroy(exec_);
     if (graph_) cudaGraphDestroy(graph_);
@@ -131,7 +131,7 @@ class ChosenGraph {
     replayed_.push_back(r);
   }
 
-  /// After meet().
+  /// Call after meet().
   void check() {
     for (size_t i = 0; i < replayed_.size(); ++i) {
       const Replayed& r = replayed_[i];

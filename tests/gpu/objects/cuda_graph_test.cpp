@@ -23,7 +23,7 @@ class Graphs : public testing::TestWithParam<Shape> {};
 
 int64_t most_rows(const Case& c) { return switchyard::most_rows(make_config(c), c.problem.world); }
 
-/// Another routing with another T per rank, from none to the most.
+/// Another routing with another T per rank, from none to the maximum.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
@@ -85,7 +85,7 @@ enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combin
 constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
                                      Captured::dispatch_cached_combine, Captured::dispatch_to_caller};
 
-/// A graph, and where its calls leave their results. The objects that the calls returned are gone.
+/// A graph, and the locations of its calls' results. The objects that the calls returned are destroyed.
 struct Graph {
   Captured kind;
   Dispatched first, second;  ///< addresses only
@@ -138,7 +138,7 @@ Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Cas
   return g;
 }
 
-/// What one replay left.
+/// Results of one replay.
 struct Replay {
   const Graph* graph;
   size_t variant;
@@ -165,7 +165,7 @@ void check_replay(Station& me, const Replay& r, Buffers& b, const std::vector<Ha
   me.check_combined(data, b.in[r.variant], r.out);
 }
 
-/// How many row buffers fit into the pool now.
+/// Number of row buffers that fit into the pool now.
 int room_in_pool(NormalExchange& exchange, const Handle& handle) {
   std::vector<switchyard::RowBuffer> all;
   const Outcome full = outcome_of([&] {
@@ -283,7 +283,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Graphs,
                                   suffix_of(shape.param.width);
                          });
 
-// --- Rows that are fp8, or become it, in a graph
+// --- Rows that are fp8, or are quantized to it, in a graph
 
 struct RowForm {
   const char* name;
@@ -379,7 +379,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GraphsOfFp8,
                                          RowForm{"made_ue8m0", DType::bf16, ScaleKind::none, ScaleKind::ue8m0}),
                          [](const auto& form) { return std::string(form.param.name); });
 
-/// A typed error; the capture goes on, and so does the stream.
+/// A typed error; the capture and the stream stay valid.
 TEST(GraphCapture, ExactSizesAreRefused) {
   const auto c = make_case(gpu_scenario("exact in capture", 2, Layout::rank_major, 9));
   const NormalConfig config = make_config(*c);
@@ -418,7 +418,7 @@ TEST(GraphCapture, ExactSizesAreRefused) {
   });
 }
 
-/// What a captured combine reads is not given to anybody else while the graph lives, though the caller has let go of it.
+/// Memory that a captured combine reads is not reused while the graph lives, although the caller has dropped it.
 TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
   const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMostTokens, 77));
   const NormalConfig config = roomy_config(*c, 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of low latency, flat and ledger on grids of every size (E18): from one multiprocessor to all that a rank has of its
+// Calls of low latency, flat and ledger on grids of every size (E18): from one multiprocessor to all of a rank's share of its
 // GPU; more are refused.
 #include <algorithm>
 #include <set>
@@ -12,11 +12,11 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// Of the GPU, and of a rank.
+/// Multiprocessors of the GPU, and of a rank.
 struct Multiprocessors {
   int all = 0, share = 0;
 };
-/// Inside isolated().
+/// Call inside isolated().
 Multiprocessors multiprocessors(int world) {
   int devices = 0;
   Multiprocessors m;
@@ -41,7 +41,7 @@ StreamedCase small_case(int world, ScaleKind scales) {
 
 class Grids : public testing::TestWithParam<int> {};
 
-/// Without scales, whole exchanges in one call are among them.
+/// Without scales, these include whole exchanges in one call.
 TEST_P(Grids, OfLowLatencyAndFlatCalls) {
   const int world = GetParam();
   isolated([&] {
@@ -91,7 +91,7 @@ TEST_P(Grids, OfTheLedgerCombine) {
   });
 }
 
-/// `call(sms)` names the argument and what is allowed.
+/// `call(sms)` must fail with an error that names the argument and the allowed values.
 void expect_refused(Station& me, const Multiprocessors& m, int sms, const std::function<void(int)>& call) {
   const Outcome o = outcome_of([&] { call(sms); });
   me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(o.code), "code, " + shown(o));
@@ -99,7 +99,7 @@ void expect_refused(Station& me, const Multiprocessors& m, int sms, const std::f
   me.f.check(o.text.find("[0, " + std::to_string(m.share) + "]") != std::string::npos, o.text);
 }
 
-/// Of every kind of call, on a group of its own, because an error ends the group. Rank 0 asks for too many.
+/// For every kind of call, on a group of its own, because an error ends the group. Rank 0 requests too many.
 TEST_P(Grids, OfMoreThanARankHasAreRefused) {
   const int world = GetParam();
   isolated([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles of another group on GPUs: refused if only some ranks give one, usable if all do.
+// Handles of another group on GPUs: refused if only some ranks pass one, usable if all do.
 #include <tuple>
 
 #include "gpu/harness/object_rig.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kWorld = 3, kOther = 1;
 
-/// How a handle comes from one group to the other: as bytes, or as it is while both groups live.
+/// How a handle is transferred from one group to the other: as bytes, or directly while both groups live.
 enum class Comes { as_bytes, alive };
 
 struct Foreign {
@@ -25,7 +25,7 @@ Handle dispatched_by(Group& group, const NormalConfig& config, std::unique_ptr<N
   me.meet();
   Handle handle = exchange->dispatch(in.x, in.ids, in.weights, me.dispatch_options(c, me.stream())).handle;
   me.meet();
-  (void)handle.rows();  // copies it to the host, while nobody waits
+  (void)handle.rows();  // copies it to the host, while no rank waits
   me.meet();
   return handle;
 }

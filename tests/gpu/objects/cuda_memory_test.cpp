@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU group beyond its calls: buffers of the caller that combine reads in place, sleep and wake. With ranks as
-// processes the acceptance case B10 registers buffers too.
+// Memory of a GPU group other than that of its calls: buffers of the caller that combine reads in place, sleep and wake. With
+// ranks as processes the acceptance case B10 registers buffers too.
 #include <algorithm>
 #include <optional>
 
@@ -22,7 +22,7 @@ size_t free_memory() {
   return free;
 }
 
-/// A dispatch of `c` and a combine of its rows out of `y`, compared. Returns the bytes that the combine copied.
+/// A dispatch of `c` and a combine of its rows from `y`, compared. Returns the bytes that the combine copied.
 uint64_t round_from(Station& me, NormalExchange& exchange, const Case& c, std::byte* y, int repetition) {
   RankData data(c, me.rank(), repetition);
   const Inputs in = me.upload(c, data);
@@ -79,7 +79,7 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
   });
 }
 
-/// A rank that has ended its part of a registration cannot read the others' rows: a mismatch, no wild read.
+/// A rank that has ended its registration cannot read the others' rows: it gets a mismatch, not an invalid read.
 TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
   const auto [world, width] = GetParam();
   if (world == 1) return;
@@ -101,7 +101,7 @@ TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
       exchange.combine(rows, d.handle, in.out, me.combine_options(*c, me.stream()));
     });
     me.meet();
-    if (me.rank() != 1) me.gather();  // its host has told the others
+    if (me.rank() != 1) me.gather();  // its host has reported it to the others
     if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
     if (me.rank() == 1) me.gather();
     me.f.equal(static_cast<int>(ErrorCode::mismatch), static_cast<int>(o.code), "code, " + o.text);
@@ -110,7 +110,7 @@ TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
   });
 }
 
-/// While the group sleeps.
+/// Call while the group sleeps.
 void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const Inputs& in, const Dispatched& d) {
   for (const auto& call : std::vector<std::function<void()>>{
            [&] { (void)exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(c, me.stream())); },
@@ -121,7 +121,7 @@ void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const In
   }
 }
 
-/// The GPU's memory grows by the heap while the group sleeps; handles, the object and a graph go on.
+/// The GPU's free memory grows by the heap while the group sleeps; handles, the object and a graph stay usable.
 TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   const auto [world, width] = GetParam();
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -137,7 +137,7 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
       me.meet();
       const auto counts = d.handle.counts();
-      // A graph made before the nap: cached dispatch and combine.
+      // A graph made before the sleep: cached dispatch and combine.
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -172,21 +172,21 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
       me.meet();
-      me.group.sleep();  // objects and group end like this
+      me.group.sleep();  // objects and group end asleep
     });
   }
 }
 
-/// What lies before and behind an object in the heap, of this rank.
+/// Memory before and after an object in this rank's heap.
 class Neighbours {
  public:
   static constexpr size_t kBytes = size_t{256} << 10;
 
   explicit Neighbours(Station& me) : me_(me), heap_(*me.group.impl().heap), before_(fill(heap_.allocate(kBytes, 4096))) {}
-  /// When the object has been made, right behind it.
+  /// Call when the object has been made: allocates directly after it.
   void enclose() { behind_ = fill(heap_.allocate(kBytes, switchyard::detail::OffsetAllocator::kGranule)); }
   size_t between() const { return behind_ - before_ - kBytes; }
-  /// While all ranks are idle.
+  /// Call while all ranks are idle.
   void check() {
     std::vector<std::byte> got(kBytes);
     for (const size_t at : {before_, behind_}) {
@@ -213,7 +213,7 @@ class Neighbours {
   size_t before_, behind_ = 0;
 };
 
-/// An object takes of the heap what memory_required says, and no call takes more or writes elsewhere.
+/// An object takes exactly memory_required from the heap, and no call takes more or writes elsewhere.
 TEST_P(GpuMemory, ObjectsKeepToWhatTheyNeed) {
   const auto [world, width] = GetParam();
   isolated([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange objects on GPUs: order of streams, the host's freedom, the acceptance cases that speak of host memory elsewhere, and
+// Exchange objects on GPUs: stream order, asynchrony of the host, the acceptance cases that elsewhere refer to host memory, and
 // misuse. Graphs: cuda_graph_test.cpp. Faults: cuda_fault_test.cpp.
 #include <algorithm>
 #include <cmath>
@@ -40,7 +40,7 @@ class Objects : public testing::TestWithParam<Worlds> {
   static Scenario scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1) {
     return with_width(gpu_scenario(name, world, layout, tokens, seed), GetParam().width);
   }
-  /// Cases of one object with other routings, tokens in [0, 20] per rank.
+  /// Cases of one object with different routings, tokens in [0, 20] per rank.
   static std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (int i = 0; i < count; ++i) {
@@ -151,7 +151,7 @@ TEST_P(Objects, CommunicationStreamWithUserEvents) {
   });
 }
 
-/// Outputs still read on another stream when they are destroyed: used_by keeps their memory from the calls that follow.
+/// Outputs still read on another stream when they are destroyed: used_by keeps their memory from later calls.
 TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   each_world([&](int world) {
     const auto cases = random_cases("freed while read", world, Layout::rank_major, 8);
@@ -171,7 +171,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
         places.push_back(d.x.data);
         must(cudaEventRecord(rows, me.stream(0)), "cudaEventRecord");
         must(cudaStreamWaitEvent(me.stream(1), rows, 0), "cudaStreamWaitEvent");
-        launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: the next calls would long be there
+        launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: the next calls would be done long before
         kept.push_back(me.keep(d.x.data, static_cast<size_t>(d.x.rows * d.x.cols) * 2, me.stream(1)));
         d.used_by(me.stream(1));
       }
@@ -199,7 +199,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   });
 }
 
-/// All calls with default sizes return while the stream is held by a kernel that only the host ends, after they returned.
+/// All calls with default sizes return while the stream is held by a kernel that the host ends only after they returned.
 TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("host never waits", world, layout, 15);
@@ -246,7 +246,7 @@ TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   });
 }
 
-/// exact waits, and then sizes its outputs to the row.
+/// exact waits, and then sizes its outputs exactly to the rows.
 TEST_P(Objects, ExactSizes) {
   each([&](int world, Layout layout) {
     auto cases = random_cases("exact", world, layout, 5);
@@ -266,7 +266,7 @@ TEST_P(Objects, ExactSizes) {
   });
 }
 
-// --- The acceptance cases that speak of host memory
+// --- The acceptance cases that elsewhere refer to host memory
 
 TEST_P(Objects, A06_TokensTravelOncePerRank) {
   each_world([&](int world) {
@@ -293,7 +293,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
       me.f.check(me.rank() + 1 != world || rows >= 8 * 50 * world, "rows of the one rank");
       me.meet();
       exchange.combine(d.x, d.handle, o.in.out,
-                       me.combine_options(*c, me.stream()));  // per_rank: one partial sum back per token
+                       me.combine_options(*c, me.stream()));  // per_rank: one partial sum returned per token
       me.meet();
       const auto pulled = exchange.last_call();
       me.f.equal(uint64_t{50}, pulled.payload_rows, "partial sums pulled");
@@ -303,7 +303,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
   });
 }
 
-/// Found by kernels, reported to every rank's host, once, and forgotten.
+/// Detected by kernels, reported to every rank's host, once, and not sticky.
 TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   each([&](int world, Layout layout) {
     for (const bool by_counts : {false, true}) {
@@ -342,7 +342,7 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   });
 }
 
-/// Random T, two handles alive, dispatch - dispatch - combine - combine, oldest first; the epoch wraps.
+/// Random T, two live handles, dispatch - dispatch - combine - combine, oldest first; the epoch wraps.
 TEST_P(Objects, A12_ManyCallsOnOneObject) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("A12", world, layout, 24);
@@ -374,7 +374,7 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
   });
 }
 
-/// A stale handle describes the routing that made it, whatever was dispatched since; handles in any order, from bytes too.
+/// A stale handle describes the routing that made it, regardless of later dispatches; handles in any order, also from bytes.
 TEST_P(Objects, A13_B11_HandlesAreReusable) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("handles", world, layout, 15);
@@ -440,7 +440,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
   });
 }
 
-/// identity experts on small integers give exactly (ranks reached) * x: no oracle.
+/// identity experts on small integers give exactly (ranks reached) * x, without an oracle.
 TEST_P(Objects, B02_ClosedForm) {
   each_world([&](int world) {
     Scenario s = scenario("B02", world, Layout::rank_major, 23);
@@ -470,8 +470,8 @@ TEST_P(Objects, B02_ClosedForm) {
   });
 }
 
-/// Eight ranks with eight blocks of a plan and all multiprocessors that they have, so that on one GPU nothing is left: a kernel
-/// that took its place early would keep the plan of another rank from beginning.
+/// Eight ranks with eight blocks of a plan and all multiprocessors of their shares, so that one GPU is fully occupied: a kernel
+/// that took its place early would keep another rank's plan from beginning.
 TEST(RanksOnAllMultiprocessors, LeaveRoomForEachOthersPlans) {
   isolated([] {
     constexpr int kRanks = 8, kRounds = 6;

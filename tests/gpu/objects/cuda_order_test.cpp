@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory is handed out with its order: what was let go is not touched by its next owner before all that used it is done, on
-// whatever streams, by whatever objects, in and outside of graphs. Gates hold streams, so that a taker who does not wait is
-// always too early.
+// Memory is reused in order: the next owner of released memory does not touch it before all work that used it is complete, on
+// any streams, by any objects, in and outside of graphs. Gates hold streams, so that a new owner that does not wait is always
+// too early.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -14,7 +14,7 @@ namespace {
 
 using switchyard::RowBuffer;
 
-/// What the experts make of `d`: its rows.
+/// Expert outputs of `d`: its rows.
 void compute(const ExchangeRig& f, const Dispatched& d, const RowBuffer& y, int stream) {
   launch_copy(y.rows().data, d.x.data, static_cast<size_t>(d.x.rows) * row_bytes_of(*f.c), f.me.stream(stream));
 }
@@ -26,11 +26,11 @@ void spoil(const ExchangeRig& f, const RowBuffer& y, int stream) {
 class GpuOrder : public testing::TestWithParam<int> {
  protected:
   struct Shape {
-    int times;  ///< outputs that a pool has room for
+    int times;  ///< outputs that fit a pool
     Layout layout = Layout::rank_major;
-    int objects = 1;  ///< that the heap has room for
+    int objects = 1;  ///< number that fits the heap
   };
-  /// Runs `body` on as many ranks as the parameter says.
+  /// Runs `body` on as many ranks as the parameter specifies.
   static void on_ranks(const Shape& shape, const std::function<void(Station&, ExchangeRig&)>& body) {
     const auto c = make_case(gpu_scenario("order", GetParam(), shape.layout, 20));
     const NormalConfig config = roomy_config(*c, shape.times);
@@ -41,7 +41,7 @@ class GpuOrder : public testing::TestWithParam<int> {
   }
 };
 
-/// A combine that is enqueued still reads the rows when their owner lets go of them.
+/// An enqueued combine still reads the rows when their owner drops them.
 TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -63,7 +63,7 @@ TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
   });
 }
 
-/// It waits for what was enqueued before they were let go, and for nothing after it.
+/// The memory waits for work enqueued before its release, and for nothing after it.
 TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -90,7 +90,7 @@ TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   });
 }
 
-/// Without a stream: idle memory, though lower addresses are free.
+/// Without a stream: idle memory, although lower addresses are free.
 TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -116,7 +116,7 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   });
 }
 
-/// used_by holds back row buffers, and other streams' calls come after what read the rows on the stream that delivered them.
+/// used_by delays row buffers, and other streams' calls are ordered after the readers of rows on the delivering stream.
 TEST_P(GpuOrder, ReadersOnOtherStreams) {
   on_ranks({5}, [](Station& me, ExchangeRig& f) {
     for (const int reader : {0, 1}) {
@@ -167,8 +167,8 @@ TEST_P(GpuOrder, CallsOfOtherObjects) {
 
 // ---- graphs ----
 
-/// A graph of `layers` dispatches and combines through row buffers, each of which lets go of its memory; layer l reads in[l]
-/// and writes out[l].
+/// A graph of `layers` dispatches and combines through row buffers, each of which releases its memory; layer l reads in[l] and
+/// writes out[l].
 class Layers {
  public:
   Layers(ExchangeRig& rig, int layers, int64_t tokens) : f_(rig), tokens_(tokens) {
@@ -207,7 +207,7 @@ class Layers {
     for (const Inputs& in : in_) must(cudaMemsetAsync(in.out, 0xA5, in.out_bytes, f_.me.stream()), "cudaMemsetAsync");
     must(cudaGraphLaunch(exec_, f_.me.stream()), "cudaGraphLaunch");
   }
-  /// All ranks idle.
+  /// Call while all ranks are idle.
   void check() {
     for (size_t l = 0; l < in_.size(); ++l) {
       f_.me.f.set_context("layer " + std::to_string(l));
@@ -240,7 +240,7 @@ TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) on_ranks({2, layout}, body);
 }
 
-/// Graphs that are never in flight together take the memory of one; others each their own.
+/// Graphs that are never in flight together take the memory of one; other graphs each take their own.
 TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   on_ranks({2}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
@@ -264,7 +264,7 @@ TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   });
 }
 
-/// A stream that read rows is captured when the next call takes their memory: the capture is not spoilt.
+/// A stream that read rows is being captured when the next call takes their memory: the capture stays valid.
 TEST_P(GpuOrder, UsersThatAreCapturedNow) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     f.dispatch().used_by(me.stream(1));
@@ -304,15 +304,15 @@ TEST_P(GpuOrder, UsersThatAreCapturedNow) {
   });
 }
 
-/// Ranks replay graphs of other sizes than their peers, and one rank captures one more than the others: identities of
-/// dispatches are the device's.
+/// Ranks replay graphs of other sizes than their peers, and one rank captures one more than the others: the device assigns the
+/// identities of dispatches.
 TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   on_ranks({8}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
     for (const int64_t tokens : {-1, 3, 9}) {
       graphs.push_back(std::make_unique<Layers>(f, 2, tokens));
       graphs.back()->capture();
-      if (me.rank() == 0) Layers(f, 1, 5).capture();  // and throws it away
+      if (me.rank() == 0) Layers(f, 1, 5).capture();  // and discards it
     }
     for (int i = 0; i < 6; ++i) {
       me.f.set_context("turn " + std::to_string(i));
@@ -340,8 +340,8 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   });
 }
 
-/// An object ends while its calls are enqueued, without a wait, and the next one takes the same block of the heap: not before
-/// the calls of all ranks are done.
+/// An object ends while its calls are enqueued, without a wait, and the next one takes the same block of the heap, but not
+/// before the calls of all ranks are complete.
 TEST_P(GpuOrder, AnObjectEndsBeforeItsCallsRun) {
   const auto c = make_case(gpu_scenario("ends", GetParam(), Layout::rank_major, 20));
   const NormalConfig config = roomy_config(*c, 3);

@@ -11,7 +11,7 @@ namespace harness {
 namespace {
 
 constexpr int kCases = 12, kRepetitions = 3;
-/// One of so many calls is kept aside; after so many, the ranks meet and those are compared.
+/// One of kKeepOneOf calls is saved; after kMeetAfter calls, the ranks meet and the saved ones are compared.
 constexpr int kKeepOneOf = 5, kMeetAfter = 50;
 
 struct Soak {
@@ -39,7 +39,7 @@ std::vector<std::shared_ptr<const Case>> soak_cases(const Soak& soak) {
   return cases;
 }
 
-/// One rank's calls.
+/// Makes one rank's calls.
 class Soaker {
  public:
   Soaker(Station& me, NormalExchange& exchange, const std::vector<std::shared_ptr<const Case>>& cases)
@@ -53,7 +53,7 @@ class Soaker {
     }
   }
 
-  /// Returns how many calls were compared.
+  /// Returns the number of compared calls.
   int run(int calls) {
     int compared = 0;
     me_.meet();
@@ -78,7 +78,7 @@ class Soaker {
     size_t which = 0, repetition = 0;
     Dispatched d;
   };
-  /// What a call left.
+  /// Results of a call.
   struct Kept {
     std::string context;
     size_t which = 0, repetition = 0;
@@ -99,7 +99,7 @@ class Soaker {
     kept.context = "call " + std::to_string(i) + " of kind " + std::to_string(kind);
     me_.f.set_context(kept.context);
     Delivered* what = nullptr;
-    if (kind < 2) {  // dispatch, or cached dispatch of one that is held
+    if (kind < 2) {  // dispatch, or cached dispatch of a held one
       Delivered next;
       next.which = kind == 0 ? bits / 64 % kCases : held_[pick].which;
       next.repetition = bits / 4096 % kRepetitions;
@@ -112,7 +112,7 @@ class Soaker {
     } else {
       what = &held_[pick];
       const Inputs& in = inputs_[what->which][what->repetition].in;
-      void* const out = keep ? me_.room(in.out_bytes) : static_cast<std::byte*>(in.out);  // what is kept goes to fresh memory
+      void* const out = keep ? me_.room(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results go to fresh memory
       exchange_.combine(what->d.x, what->d.handle, out, me_.combine_options(*cases_[what->which], stream));
       if (keep) kept.out = out;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of GPUs: calls that record give the same results, every phase and every call is there for every rank, what workers did
-// lies in a call, times are this host's, and nothing is recorded before and after.
+// Traces of GPUs: recorded calls give the same results, every phase and every call is present for every rank, spans of workers
+// are within a call, times are this host's, and nothing is recorded before and after.
 #include <atomic>
 
 #include "gpu/harness/station_rig.hpp"
@@ -93,7 +93,7 @@ TEST(TracesOnGpus, NormalMode) {
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       Case mine = *c;
-      mine.scenario.num_sms = 2 * half_of_a_rank(kWorld);  // combine per_route pushes rows that lie in the heap from 40 on
+      mine.scenario.num_sms = 2 * half_of_a_rank(kWorld);  // combine per_route pushes rows in the heap from 40 on
       NormalExchange exchange(me.group, config);
       me.round(exchange, mine);
       const Interval when = record(me, trace, [&] {
@@ -149,7 +149,7 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
         const int calls = scales == ScaleKind::none ? 3 * kCalls : 2 * kCalls;
         me.f.check(named["long"] >= calls,
                    std::to_string(named["long"]) + " long waits in " + std::to_string(calls) + " calls");
-        expect_phases(me, named, {"wait_entered", "wait_message"});  // answers may have come when they are looked for
+        expect_phases(me, named, {"wait_entered", "wait_message"});  // answers may have arrived when they are first polled
       }
       expect_verdict(me, streamed, streamed.judged(), true);
     });
@@ -201,8 +201,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, roomy());
-    std::atomic<uint64_t> told{
-        0};  // by all ranks: where rings are, a row is counted by who sends it and carried by who sums it
+    std::atomic<uint64_t> told{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -234,8 +233,7 @@ TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
     const auto c = normal_case(form);
     const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
     Trace trace(kWorld, roomy());
-    std::atomic<uint64_t> told{
-        0};  // by all ranks: where rings are, a row is counted by who sends it and carried by who sums it
+    std::atomic<uint64_t> told{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       me.f.set_context("layout " + std::to_string(static_cast<int>(form.layout)) + ", staging " +
                        std::to_string(static_cast<int>(form.staging)));

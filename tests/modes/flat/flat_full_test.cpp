@@ -18,11 +18,11 @@ TEST_P(ContestInFull, IsExact) {
   EXPECT_EQ(run_scripts(Ranks::threads, {2, 1, false}, {script}), "");
 }
 
-/// On GPUs as users call it: on all multiprocessors that a rank has.
+/// On GPUs as users call it: on all multiprocessors of a rank.
 INSTANTIATE_TEST_SUITE_P(E01toE14, ContestInFull, testing::ValuesIn(contest_runs(0)), contest_run_name);
 
-/// The contest's leaderboard runs its benchmarks again and again, each time with a seed that is 13 greater: other T on every
-/// rank, other routing, rows and weights. Rows of 48 columns; on 8 ranks every 25th time whole ones.
+/// The contest's leaderboard runs its benchmarks repeatedly, each time with a seed that is 13 greater: other T on every rank,
+/// other routing, rows and weights. Rows of 48 columns; on 8 ranks, every 25th run has full rows.
 class ContestSeeds : public testing::TestWithParam<ContestShape> {};
 
 TEST_P(ContestSeeds, E20_EveryThirteenth) {

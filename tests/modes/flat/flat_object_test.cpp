@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange as an object: how evenly its work is split (E19), wrong arguments that only it has, different calls. What
-// goes wrong in every mode: tests/faults/fault_stories_test.cpp.
+// The flat exchange as an object: the balance of its work split (E19), invalid arguments specific to it, different calls.
+// Faults common to all modes: tests/faults/fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,12 +23,12 @@ using namespace std::chrono_literals;
 using switchyard::ErrorCode;
 using switchyard::Sending;
 
-// --- E19: an even split of uneven work
+// --- E19: a balanced split of unbalanced work
 
 using switchyard::detail::Cpu;
 using switchyard::detail::CpuWarp;
 
-/// Messages are numbered through over all sources: every warp gets the same number, whoever sent them.
+/// Messages are numbered across all sources: every warp gets the same number, regardless of their senders.
 TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   namespace detail = switchyard::detail;
   LowLatencyConfig config = FlatRig::config();
@@ -69,7 +69,7 @@ TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   }
 }
 
-/// The tokens of a call whose ranks behind `senders` have none, so that what their warps count are answers.
+/// The tokens of a call in which only the first `senders` ranks have any, so that the other ranks' warps count answers only.
 struct SplitCall {
   int senders, experts, topk;
   std::vector<std::vector<int64_t>> ids;  ///< by rank
@@ -98,7 +98,7 @@ std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
 }
 
 /// Makes the call on 8 ranks of `blocks` blocks of 3 warps, whole or in its two-call form. \returns by warp, ascending:
-/// answered rows, none of ranks that send; of the two-call form the rows that combine returned
+/// answered rows, without ranks that send; in the two-call form the rows that combine returned
 std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int blocks, bool two_calls = false) {
   LowLatencyConfig config = FlatRig::config();
   config.num_experts = call.experts;
@@ -134,7 +134,7 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
   return rows;
 }
 
-/// The same in a call: where every token comes to every rank, the answered rows of the warps differ by one at most.
+/// In a call in which every token goes to every rank, the warps' answered rows differ by at most one.
 TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   const auto rows = answered_rows(nine_tenths(kSplitWorld, kSplitWorld), 2);
   for (size_t r = 2; r < rows.size(); ++r) {
@@ -143,8 +143,8 @@ TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   }
 }
 
-/// Where a token comes to some ranks only, a warp's rows are those of every n-th message, n the number of warps: as even as
-/// the routing makes them, whoever sent them, and never more than its share of messages has. Design 0014 has the spread.
+/// If a token goes to some ranks only, a warp's rows are those of every n-th message, n being the number of warps: as balanced
+/// as the routing, regardless of the senders, and at most the rows of its share of messages. Design 0014 lists the spread.
 TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   struct Shape {
     int experts, topk;
@@ -171,7 +171,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   }
 }
 
-/// In the two-call form combine assigns the rows that are there, and the shares differ by one at most, whatever the routing.
+/// In the two-call form, combine assigns the existing rows, and the shares differ by at most one, for any routing.
 TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
   for (const Routing routing : {Routing::uniform, Routing::round_robin, Routing::one_rank}) {
     const SplitCall call = nine_tenths(64, 2, routing);
@@ -190,8 +190,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
 
 // --- Misuse on one rank
 
-/// The bad rank is told what is wrong, the others that it failed, and with what.
-/// Ids that end where out begins, and weights that begin where it ends, are no overlap.
+/// Ids that end where out begins, and weights that begin where it ends, do not overlap it.
 TEST(FlatMisuse, NotOfWhatLiesBesideOut) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     FlatRig rig(group);
@@ -243,7 +242,7 @@ TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
   expect_misuse(all, 0, ErrorCode::invalid_argument, "call its hook first");
 }
 
-/// Each rank's experts are its own affair: one rank adds 1 to the elements, one multiplies by 3, one gives them back.
+/// Experts may differ by rank: one rank adds 1 to the elements, one multiplies by 3, one returns them unchanged.
 TEST(FlatFunctions, MayDifferByRank) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);
@@ -268,7 +267,7 @@ TEST(FlatFunctions, MayDifferByRank) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// The contest's expert, x * (1 + its rank), as a function: the bits of the same factor as expert_scale.
+/// The contest's expert, x * (1 + its rank), as a function gives the bits of the same factor as expert_scale.
 TEST(FlatFunctions, TheContestsExpert) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);

@@ -29,7 +29,7 @@ struct FlatRig : SmallArguments {
     c.scales = ScaleKind::none;
     return c;
   }
-  /// What a call is given.
+  /// Arguments of a call.
   struct Arguments {
     ConstRows x;
     ExpertIds ids;

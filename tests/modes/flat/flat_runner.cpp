@@ -15,10 +15,11 @@ using switchyard::LowLatencyOutput;
 
 namespace {
 
-/// Results of all repetitions lie side by side on a GPU if they take no more, else over each other.
+/// Results of all repetitions are stored one after the other on a GPU if they take no more than this, otherwise over each
+/// other.
 constexpr size_t kMostOfOuts = size_t{24} << 20;
 
-/// Of one call: its arguments where the backend can read them, and where its results go.
+/// State of one call: its arguments in the backend's memory, and the location of its results.
 struct Prepared {
   std::vector<std::byte> host_out;
   switchyard::ConstRows rows;
@@ -41,7 +42,8 @@ class Rank : LowLatencyRank {
       function_ = flat_function(static_cast<float>(c.script.seed % 4));
   }
 
-  /// On the CPU every call is checked when it returns; on a GPU all are when the last has been enqueued, of every repetition.
+  /// On the CPU every call is checked when it returns; on a GPU the calls of every repetition are checked after the last was
+  /// enqueued.
   void run() {
     const auto repeats = static_cast<size_t>(c_.script.repeats);
     int64_t invalid = 0;
@@ -79,7 +81,7 @@ class Rank : LowLatencyRank {
       set_context(i);
       check(i, prepared[i]);
     }
-    check_moved(c_.calls.size() - 1);  // the object knows its last call only
+    check_moved(c_.calls.size() - 1);  // the object records its last call only
     memory_.release();
     meet();
   }
@@ -145,7 +147,7 @@ class Rank : LowLatencyRank {
     }
   }
 
-  /// What call i moved: rows of both ways, or of the way back where it is a call of its own.
+  /// Checks the traffic of call i: rows in both directions, or only the returned rows if combine is a call of its own.
   void check_moved(size_t i) {
     const FlatExpectation& e = c_.calls[i];
     oracle::Traffic rows = e.returned[rank_];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a script must bring about. The run itself: flat_runner.cpp.
+// Expected results of a script. The run itself: flat_runner.cpp.
 #include "modes/flat/flat_script.hpp"
 
 #include <cmath>
@@ -12,12 +12,12 @@ namespace {
 
 constexpr uint64_t kRows = 1;
 
-/// Everything random of a call, apart from the script's other calls.
+/// Seed for all random values of a call, independent of the script's other calls.
 uint64_t call_seed(const FlatScript& s, size_t call, uint64_t stream) { return oracle::mix(s.seed, stream, call); }
 
 double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1.0p-53; }
 
-/// Normal numbers, two at a time (Box and Muller).
+/// Normally distributed numbers, two at a time (Box and Muller).
 void fill_normal(uint64_t seed, uint64_t rank, uint64_t token, DType type, int64_t hidden, void* row) {
   for (int64_t c = 0; c < hidden; c += 2) {
     const uint64_t bits = oracle::mix(seed, rank, token, static_cast<uint64_t>(c));
@@ -67,7 +67,7 @@ class Expecting {
   }
 
  private:
-  /// round(x * scale), as the expert makes it.
+  /// round(x * scale), the expert's output.
   std::vector<std::byte> scaled(const std::byte* x, float scale) const {
     oracle::SumSpec one;
     one.type = type_;
@@ -78,7 +78,7 @@ class Expecting {
     return row;
   }
 
-  /// FlatCall::function of one row.
+  /// Applies FlatCall::function to one row.
   std::vector<std::byte> made_by_function(const std::byte* x, int64_t expert, int rank, int64_t token, int k) const {
     const int64_t hidden = c_.script.config.hidden;
     std::vector<std::byte> row(idx(c_.row_bytes()));
@@ -95,7 +95,7 @@ class Expecting {
   }
   void combine(int r, int64_t t, const std::byte* x, std::byte* out, float* closed) const {
     const oracle::Problem& p = e_.problem;
-    std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts of the contest share theirs
+    std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts of the contest share it
     std::vector<std::pair<size_t, float>> routes;                // index in `made`, weight
     for (int k = 0; k < p.topk; ++k) {
       const int64_t id = p.ids[idx(r)][idx(t * p.topk + k)];

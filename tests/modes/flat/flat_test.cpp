@@ -58,8 +58,8 @@ class Flat : public testing::TestWithParam<FlatWhere> {
   }
 };
 
-/// Sources with no rows for some ranks, or none at all, back to back by ranks that are late by other times: no flag is lost,
-/// none is seen too late.
+/// Sources with no rows for some ranks, or none at all, in consecutive calls of ranks that are late by varying times: no flag
+/// is lost, and none is read too late.
 TEST_P(Flat, E15_BackToBack) {
   auto s = script("E15", 2 * world(), 2, 5, 48);
   std::vector<int64_t> only_last = all(0);
@@ -69,7 +69,7 @@ TEST_P(Flat, E15_BackToBack) {
   s.call(all(3), Routing::own_rank);
   s.call(tokens(5, 1), Routing::one_rank);
   s.call(all(0));
-  // 1000 calls, but where processes share a GPU and take turns on it.
+  // 1000 calls, except where processes share a GPU and take turns on it.
   const bool slow = kBackend == switchyard::Backend::cuda && ranks_of_suite() == Ranks::processes && world() > 5;
   s.repeats = kSanitizer || slow ? 40 : 200;
   expect_exact({s});
@@ -146,8 +146,8 @@ TEST_P(Flat, DuplicatesAndDrops) {
   expect_exact(scripts);
 }
 
-/// The experts' function is the caller's: every element, whatever its row, type and column, in rows that are cut into pieces
-/// and in rows of odd sizes; in turn with calls without it.
+/// The experts' function is the caller's: covers every element, for any row, type and column, in rows that are cut into pieces
+/// and in rows of odd sizes, alternating with calls without it.
 TEST_P(Flat, RowFunctions) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -171,7 +171,7 @@ TEST_P(Flat, RowFunctions) {
   expect_exact(scripts);
 }
 
-/// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, over the wrap of the epoch.
+/// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, across the wrap of the epoch.
 TEST_P(Flat, InterleavedOverTheWrap) {
   auto s = script("interleaved", world() + 1, 3, 4, 32);
   s.first_epoch = (uint64_t{1} << 40) - 5;
@@ -185,7 +185,7 @@ TEST_P(Flat, InterleavedOverTheWrap) {
 std::string flat_where_name(const testing::TestParamInfo<FlatWhere>& info) {
   return where_name({Where(info.param), info.index});
 }
-/// CUDA: as many multiprocessors as a worker's warps.
+/// CUDA: as many multiprocessors as a worker has warps.
 std::vector<FlatWhere> on_few_multiprocessors() {
   std::vector<FlatWhere> all;
   for (const Where& where : everywhere()) all.push_back({where, where.workers.warps});
@@ -194,8 +194,8 @@ std::vector<FlatWhere> on_few_multiprocessors() {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocessors()), flat_where_name);
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// As users call it: on as many multiprocessors as the library chooses, which are all that a rank has. Of processes few,
-/// because those that share a GPU take turns on it.
+/// As users call it: on the library's choice of multiprocessors, which is all of a rank. Few processes, because those that
+/// share a GPU take turns on it.
 std::vector<FlatWhere> on_all_multiprocessors() {
   std::vector<FlatWhere> all;
   for (const Where& where : everywhere())
@@ -204,7 +204,7 @@ std::vector<FlatWhere> on_all_multiprocessors() {
 }
 INSTANTIATE_TEST_SUITE_P(AllMultiprocessors, Flat, testing::ValuesIn(on_all_multiprocessors()), flat_where_name);
 
-/// No room for ids in shared memory: kernels read them, and count places through them, where the caller or dispatch keeps them.
+/// Shared memory has no room for ids: kernels read them, and count places through them, in memory of the caller or of dispatch.
 TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -264,7 +264,7 @@ TEST(FlatRanks, Many) {
 
 class Contest : public testing::TestWithParam<ContestRun> {};
 
-/// E1 to E14; long rows are cut, so that a shape takes a second at most.
+/// E1 to E14; long rows are cut, so that a shape takes at most a second.
 TEST_P(Contest, IsExact) {
   const auto& [shape, world, num_sms] = GetParam();
   const int64_t elements = shape.max_tokens * shape.topk * shape.hidden;
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), 
 INSTANTIATE_TEST_SUITE_P(E01toE14_AllMultiprocessors, Contest, testing::ValuesIn(contest_runs(0)), contest_run_name);
 #endif
 
-/// The contest's leaderboard runs again and again with another seed. A hundred of each benchmark: flat_full_test.
+/// The contest's leaderboard runs repeatedly with another seed. A hundred seeds of each benchmark: flat_full_test.
 TEST(ContestSeeds, E20_EveryThirteenth) {
   std::vector<FlatScript> scripts;
   ContestShape shape = kContestShapes[0];

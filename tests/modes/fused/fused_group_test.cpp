@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on the CPU, ranks as threads and as processes: every element of every output equals a closed form of integers, in
-// every world with every kind of workers. With real products: unit/layer/moe_fused_test.cpp.
+// FusedMoe on the CPU, ranks as threads and as processes: every element of every output equals an integer closed form, in every
+// world with every kind of workers. With real products: unit/layer/moe_fused_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,13 +37,13 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 struct Scenario {
   FusedMoeConfig config;
   std::vector<int64_t> tokens;  ///< T of each rank
-  bool one_expert = false;      ///< the last one has all routes; else anywhere, and some nowhere
+  bool one_expert = false;      ///< all routes go to the last expert; else to any, and some to none
   bool weighted = true;
   bool add = false;
-  bool in_heap = false;  ///< the caller makes its tokens where others read them
-  bool stated = false;   ///< the ids are of two tokens more, and T is read from memory
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
+  bool stated = false;   ///< the ids have two more tokens, and T is read from memory
   bool halves = false;   ///< dispatch_up and down_combine instead of forward
-  bool doubled = false;  ///< and between them the caller doubles all rows
+  bool doubled = false;  ///< in addition, the caller doubles all rows between them
   int64_t tile = 5;      ///< rows
 
   int world() const { return static_cast<int>(tokens.size()); }
@@ -68,7 +68,7 @@ float token_value(int call, int rank, int64_t t, int64_t c) { return static_cast
 float base_value(int rank, int64_t t, int64_t c) { return static_cast<float>(hash_of(99, rank, t, c) % 100); }
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 
-/// Experts that the tokens of a rank choose.
+/// Experts chosen by the tokens of a rank.
 std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   std::vector<int32_t> ids;
   for (int64_t f = 0; f < s.tokens[idx(rank)] * s.config.topk; ++f) {
@@ -78,7 +78,7 @@ std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   return ids;
 }
 
-/// Which routes of `rank` are beyond a capacity: rows of a rank are in the order of expert, source, token and k.
+/// The routes of `rank` beyond a capacity: rows of a rank are in the order of expert, source, token and k.
 std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   std::vector<uint8_t> dropped(ids_of(s, call, rank).size());
   if (s.config.capacity == 0) return dropped;
@@ -103,7 +103,7 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& values) {
   return out;
 }
 
-/// The rows of `out` of a call: float32 sums of integers, so that their order does not matter, rounded once.
+/// The expected rows of `out` of a call: float32 sums of integers, so that their order does not matter, rounded once.
 std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   const std::vector<int32_t> ids = ids_of(s, call, rank);
   const std::vector<uint8_t> dropped = drops_of(s, call, rank);
@@ -124,7 +124,7 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   return as_bf16(sums);
 }
 
-/// A rank's calls, one after the other.
+/// Makes a rank's calls, one after the other.
 class Caller {
  public:
   Caller(Group& group, const Scenario& s)
@@ -170,7 +170,7 @@ class Caller {
   FusedMoe& layer() { return layer_; }
 
  private:
-  /// Rows of each of this rank's experts follow each other, as many as routes are kept.
+  /// The rows of this rank's experts are contiguous, one per kept route.
   void look_between(int call, Failures& f) {
     const switchyard::FusedMoeRows between = layer_.rows();
     const int first = first_expert(s_.config.num_experts, s_.world(), rank_),
@@ -271,7 +271,7 @@ TEST_P(FusedMoes, HaveRanksWithoutExpertsAndWithoutTokens) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, FusedMoes, testing::ValuesIn(everywhere()), where_name);
 
-/// One worker of each rank does everything in turn.
+/// One worker of each rank does all work in turn.
 TEST(FusedMoeWorkers, OneSuffices) {
   for (const int world : {1, 2, 3, 8}) {
     Scenario s = scenario(world);
@@ -281,7 +281,7 @@ TEST(FusedMoeWorkers, OneSuffices) {
   }
 }
 
-/// Of processes; threads of one group have equal ones.
+/// For processes; threads of one group have equal numbers of workers.
 TEST(FusedMoeWorkers, MayDifferByRank) {
   const Scenario s = scenario(3);
   Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes_for(s.config, 3));
@@ -297,7 +297,7 @@ TEST(FusedMoeWorkers, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The heap gives its memory back, but for flags; two layers of a group do not meet.
+/// The heap releases its memory, except for flags; two layers of a group do not interfere.
 TEST(FusedMoeObject, GoesOnAfterSleep) {
   const Scenario s = scenario(3);
   const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes_for(s.config, 3));
@@ -317,7 +317,7 @@ TEST(FusedMoeObject, GoesOnAfterSleep) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Nothing is written, and the layer goes on.
+/// Nothing is written, and the layer stays usable.
 TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   Scenario s = scenario(3);
   s.config.capacity = 20;
@@ -343,7 +343,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Out of turn, and with what belongs to the other half, is an error, which ends the group.
+/// A half out of turn, or with arguments of the other half, is an error, which ends the group.
 TEST(FusedMoeObject, TakesHalvesInTurn) {
   const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
   const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {
@@ -416,7 +416,7 @@ TEST(FusedMoeObject, IsMoved) {
   EXPECT_EQ(rig.layer.config().intermediate, FusedMoeRig::kIntermediate);
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: how many, instead of 30.
+/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 30.
 TEST(FusedMoeShapes, AtRandom) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 30);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer's protocol on the CPU: exact results, and no deadlock, whatever the number of workers, ranks and tiles.
+// The fused layer's protocol on the CPU: exact results and no deadlock, for any number of workers, ranks and tiles.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -36,7 +36,7 @@ FusedScenario scenario(int world, int workers) {
   return s;
 }
 
-/// One worker of a rank does everything in turn: it would wait for itself if a tile waited for a higher ticket.
+/// One worker of a rank does all work in turn: it would wait for itself if a tile waited for a higher ticket.
 TEST(FusedLayer, OneWorkerOfEachRankSuffices) {
   for (const int world : {1, 2, 3, 8}) {
     for (const int lag : {0, 1, 4, 50}) {
@@ -59,7 +59,7 @@ TEST(FusedLayer, ManyWorkers) {
   }
 }
 
-/// A copy that is told of before it is settled delivers wrong rows there.
+/// A copy that is announced before it is settled delivers wrong rows here.
 TEST(FusedLayer, DeferredCopies) {
   for (const int world : {1, 3}) {
     for (const int workers : {1, 3}) {
@@ -132,7 +132,7 @@ TEST(FusedLayer, OneRouteOfEachToken) {
   expect_exact(s);
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: how many, instead of 40.
+/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 40.
 TEST(FusedLayer, RandomShapes) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 40);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {
@@ -159,7 +159,7 @@ TEST(FusedLayer, RandomShapes) {
   }
 }
 
-/// Nobody goes on without a rank's tokens, and nobody waits for ever.
+/// No rank continues without a rank's tokens, and none waits forever.
 TEST(FusedLayer, TheDeadlineNamesARankThatIsMissing) {
   for (const int workers : {1, 3}) {
     FusedScenario s = scenario(3, workers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on groups of CPUs with products of small integers, which have a closed form, and small calls for tests of faults.
+// FusedMoe on CPU groups with products of small integers, which have a closed form, and small calls for tests of faults.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace harness {
 
-/// Expert e makes of a row x: h[j] = x[j mod H], y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
+/// Expert e computes from a row x: h[j] = x[j mod H], y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
 class IntegerProducts final : public switchyard::FusedProducts {
  public:
   /// `first`: global number of local expert 0. `tile`: rows of a tile.
@@ -37,7 +37,7 @@ class IntegerProducts final : public switchyard::FusedProducts {
     }
   }
 
-  std::function<void()> on_tile;  ///< of every tile up, by the worker
+  std::function<void()> on_tile;  ///< called by the worker for every tile up
 
  private:
   static float get(const void* from, int64_t at) { return oracle::load(switchyard::DType::bf16, bytes(from), at); }

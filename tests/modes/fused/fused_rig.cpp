@@ -29,7 +29,7 @@ constexpr int64_t kRowBytes = kHidden * 4;
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// The closed form of a call: small numbers that depend on everything that a row may be mistaken for.
+/// The closed form of a call: small numbers that depend on everything in which rows may be confused.
 uint64_t hash_of(int call, int rank, int64_t a, int64_t b) {
   uint64_t h = mix_hash(static_cast<uint64_t>(call), static_cast<uint64_t>(rank));
   h = mix_hash(mix_hash(h, static_cast<uint64_t>(a)), static_cast<uint64_t>(b));
@@ -39,21 +39,21 @@ float token_value(int call, int rank, int64_t t, int column) { return static_cas
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 float initial_value(int rank, int64_t t, int column) { return static_cast<float>(hash_of(77, rank, t, column) % 100); }
 
-/// What an expert makes of a row: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. So each tile down needs all
-/// tiles up of its rows.
+/// Output of an expert: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. So each tile down needs all tiles up
+/// of its rows.
 float expected_output(int call, int rank, int64_t t, int column, int expert) {
   float sum = 0;
   for (int j = 0; j < kInner; ++j) sum += token_value(call, rank, t, j % kHidden);
   return (token_value(call, rank, t, column) + sum) * static_cast<float>(expert + 1) + 1;
 }
 
-/// The plan of one call, of all ranks: rows of an expert in the order of their sources, tokens and routes.
+/// The plan of one call, for all ranks: rows of an expert in the order of their sources, tokens and routes.
 struct Plan {
   std::vector<std::vector<int32_t>> ids, route_row;  ///< by rank
-  std::vector<std::vector<int64_t>> first_row;       ///< by rank: [experts there + 1]
+  std::vector<std::vector<int64_t>> first_row;       ///< by rank: [its experts + 1]
   std::vector<std::vector<int>> first_tiles;
   std::vector<std::vector<int64_t>> tile_row;  ///< by rank: [row tiles + 1]
-  std::vector<uint64_t> pulled;                ///< by rank: rows that it pulls
+  std::vector<uint64_t> pulled;                ///< by rank: number of rows that it pulls
 };
 
 Plan make_plan(const FusedScenario& s, int call) {
@@ -110,7 +110,7 @@ Memory make_memory(int64_t bytes) {
 }
 void set_flags(void* flags, int64_t bytes, uint64_t word) { std::fill_n(static_cast<uint64_t*>(flags), bytes / 8, word); }
 
-/// What ranks share: the segments, and a barrier that stands for the plan.
+/// State shared by the ranks: the segments, and a barrier that replaces the plan.
 struct World {
   explicit World(const FusedScenario& scenario)
       : s(scenario), most(*std::max_element(s.tokens.begin(), s.tokens.end())), meet(s.world) {
@@ -164,7 +164,7 @@ class Rank {
       std::atomic<bool> good = true;
       pool_.run([&](CpuWarp& w) {
         const auto multiply = [&](CpuWarp& warp, const FusedTile& tile) {
-          std::this_thread::yield();  // so that tiles and rows are those of several warps
+          std::this_thread::yield();  // so that tiles and rows belong to several warps
           this->multiply(warp, tile);
         };
         if (!fused_layer<A>(w, p_, multiply)) good = false;
@@ -235,7 +235,7 @@ class Rank {
     p_.add = s_.add;
   }
 
-  /// Outputs are left pending, as the protocol allows.
+  /// Leaves outputs pending, as the protocol allows.
   void multiply(CpuWarp& w, const FusedTile& tile) const {
     const int expert = ExpertMap{s_.experts, s_.world}.first(rank_) + tile.expert;
     auto* const made = reinterpret_cast<float*>(w.scratch());
@@ -243,7 +243,7 @@ class Rank {
       const auto* const x = reinterpret_cast<const float*>(p_.memory.x_rows) + r * kHidden;
       auto* const h = reinterpret_cast<float*>(p_.memory.h) + r * kInner;
       auto* const y = reinterpret_cast<float*>(p_.memory.y) + r * kHidden;
-      A::drain_sources(w);  // the row before
+      A::drain_sources(w);  // the previous row
       const Columns columns = tile.down ? columns_of(kHidden, s_.down_columns, tile.column_tile)
                                         : columns_of(kInner, s_.up_columns, tile.column_tile);
       const float sum = tile.down ? std::accumulate(h, h + kInner, 0.0f) : 0;

@@ -12,12 +12,12 @@ namespace harness {
 struct FusedScenario {
   int world = 1, experts = 1, topk = 1;
   std::vector<int64_t> tokens = {0};  ///< T of each rank
-  bool one_expert = false;            ///< all routes go to the last expert; else anywhere, and some nowhere
+  bool one_expert = false;            ///< all routes go to the last expert; else to any, and some to none
   int64_t capacity = 1 << 20;         ///< rows of an expert; later routes are dropped
   int lag = 1, up_columns = 1, down_columns = 1, tile_rows = 4;
   bool weighted = true;
-  bool add = false;      ///< sums begin with what the output holds
-  bool in_heap = false;  ///< the caller makes its tokens where others read them
+  bool add = false;      ///< sums start with the content of the output
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
   int blocks = 1, warps = 1;
   bool deferred = false;  ///< copies are performed when they are settled
   int calls = 3;          ///< one after the other; epochs wrap in between

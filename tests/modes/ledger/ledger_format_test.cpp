@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published ledger format in bytes (D9): sizes, packed tables and back.
+// The published ledger format in bytes (D9): sizes, packing tables and unpacking them.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ TEST(LedgerFormat, D09_BytesOfThePublishedFormat) {
   EXPECT_EQ(quick.workspace, 2304u);
   EXPECT_EQ(quick.route_meta, 448u);
   EXPECT_EQ(quick.window, 2176u);
-  EXPECT_EQ(switchyard::ledger_format_bytes(published_config(8, 64, 2, 2), 2, 1).workspace, 256u);  // the least
+  EXPECT_EQ(switchyard::ledger_format_bytes(published_config(8, 64, 2, 2), 2, 1).workspace, 256u);  // the minimum
   // 8 ranks, 136 experts padded to 144, 17 per rank; routes 3 * 5 = 15.
   const auto wide = switchyard::ledger_format_bytes(published_config(3, 50, 5, 136), 8, 40);
   EXPECT_EQ(wide.workspace, 4u * 40 * (8 + 144));
@@ -31,13 +31,13 @@ TEST(LedgerFormat, D09_BytesOfThePublishedFormat) {
   EXPECT_EQ(wide.window, 1536u + 64 + 64);
 }
 
-/// `values` at `begin`.
+/// Writes `values` at `begin`.
 void put(std::vector<std::byte>& bytes, size_t begin, const std::vector<int32_t>& values) {
   ASSERT_LE(begin + values.size() * 4, bytes.size());
   std::memcpy(bytes.data() + begin, values.data(), values.size() * 4);
 }
 
-/// The published fixture, 64 tokens, top-8 of 4 experts, 2 ranks, from the format's description alone.
+/// The published fixture, 64 tokens, top-8 of 4 experts, 2 ranks, built only from the format's description.
 std::vector<std::byte> published_bytes(int32_t rank) {
   std::vector<std::byte> bytes(2432);
   std::vector<int32_t> counts, prefix, rows;
@@ -81,7 +81,7 @@ void expect_equal(const LedgerTables& a, const LedgerTables& b) {
   EXPECT_EQ(a.prev_sum_before_rank, b.prev_sum_before_rank);
 }
 
-/// Ranks with other numbers of tokens and of experts, tokens without a route, ranks without tokens.
+/// Ranks with different numbers of tokens and of experts, tokens without a route, ranks without tokens.
 std::shared_ptr<const LedgerCase> uneven_case(int world) {
   LedgerScenario s;
   s.problem.world = world;
@@ -114,14 +114,14 @@ TEST(LedgerFormat, ThereAndBack) {
   }
 }
 
-/// Runs `body` as every rank of a group that has room for an operator of this case.
+/// Runs `body` as every rank of a group with memory for an operator of this case.
 std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<void(switchyard::Group&)>& body) {
   const int world = c.problem.world;
   const size_t heap = switchyard::LedgerCombine::heap_bytes_for(make_config(c), world);
   return outcomes(world, options_with(std::chrono::seconds(60), heap), body);
 }
 
-/// The operator, driven by nothing but bytes: the bits of the tables' form, twice, and the oracle's.
+/// The operator, driven by bytes only: the bits of the tables' form, twice, and those of the oracle.
 TEST(LedgerFormat, CombineByPackedTables) {
   for (const int world : {1, 2, 8}) {
     const auto c = uneven_case(world);
@@ -148,15 +148,15 @@ TEST(LedgerFormat, CombineByPackedTables) {
   }
 }
 
-/// Bytes that one rank cannot use: it is told field and index, and the others that it failed.
+/// Invalid bytes on one rank: its error names field and index, and the others' errors name the rank.
 TEST(LedgerFormat, CombineByBytesThatAreWrong) {
   constexpr int kWorld = 3, kBad = 2;
   const auto c = uneven_case(kWorld);
   const auto at = switchyard::route_meta_layout(make_config(*c), kWorld, kBad, c->problem.tokens(kBad));
   struct Spoiled {
-    size_t begin;  ///< of the value that is overwritten
+    size_t begin;  ///< offset of the value that is overwritten
     int32_t value;
-    int64_t more_tokens;  ///< than the rank has
+    int64_t more_tokens;  ///< in addition to the rank's own
     size_t bytes;
     const char* in_text;
   };
@@ -213,7 +213,7 @@ TEST(LedgerFormat, WhatIsWrongIsNamed) {
   refused("cumsum_per_expert[0][0] = 0: must be 128, the inclusive prefix", with(2176, 0));
   refused("dispatch_offset[1] = 255: must be at least 256", with(2304 + 4, 255));
   refused("prev_sum_before_rank[1][0] = 0: must be 128", with(2368 + 4 * 2, 0));
-  refused("cumsum_per_expert[0][0] = ", published_bytes(1), 32);  // of another M: fields lie elsewhere
+  refused("cumsum_per_expert[0][0] = ", published_bytes(1), 32);  // of another M: other field offsets
 
   LedgerTables tables = switchyard::unpack_route_meta(published_bytes(0), config, 2, 0, 64);
   tables.dispatch_offset[1] = 0;

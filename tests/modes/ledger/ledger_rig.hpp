@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One ledger combine: described, run by every rank, compared bit by bit with the oracle.
+// One ledger combine: its description, its run on every rank, and the bitwise comparison with the oracle.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct LedgerScenario {
   oracle::Problem problem;
   Routing routing = Routing::uniform;
   std::vector<int64_t> tokens;  ///< per rank
-  int drop_percent = 0;         ///< ids outside [0, E): in no count
-  int mask_percent = 0;         ///< further routes that the ledger calls -1 although their rows come back
+  int drop_percent = 0;         ///< ids outside [0, E), which are not counted
+  int mask_percent = 0;         ///< further routes that are -1 in the ledger although their rows are returned
   bool shuffled = false;        ///< routes have rows in any order, not that of a stable sort
   bool fixture = false;         ///< rows, probabilities and ids of the published fixture
 
@@ -38,7 +38,7 @@ struct LedgerScenario {
   bool probs = true;
   uint64_t seed = 1;
   uint64_t first_epoch = 1;
-  int repeats = 2;  ///< on one object, with other rows, masks and probabilities each time
+  int repeats = 2;  ///< on one object, with different rows, masks and probabilities each time
   int max_delay_us = 200;
   int num_sms = 2;  ///< CUDA
 };
@@ -52,10 +52,10 @@ struct LedgerCase {
 };
 std::shared_ptr<const LedgerCase> make_ledger_case(const LedgerScenario& scenario);
 switchyard::LedgerConfig make_config(const LedgerCase& c);
-/// The oracle's tables, as the library takes them.
+/// The oracle's tables in the library's form.
 switchyard::LedgerTables golden_tables(const LedgerCase& c, int rank);
 
-/// This rank's inputs and expectations of one call. Everything is a function of (scenario, rank, repetition).
+/// This rank's inputs and expected results of one call. Everything is a function of (scenario, rank, repetition).
 class LedgerRankData {
  public:
   LedgerRankData(const LedgerCase& c, int rank, int repetition);
@@ -65,7 +65,8 @@ class LedgerRankData {
   const float* probs() const { return probs_.empty() ? nullptr : probs_.data(); }
   size_t num_probs() const { return probs_.size(); }
   std::vector<std::byte>& out() { return out_; }
-  /// `rows`: the return buffer in host memory. Bit by bit, but for a pattern with words that may arrive as other NaNs.
+  /// `rows`: the return buffer in host memory. Compared bit by bit, except for a pattern with words that may arrive as other
+  /// NaNs.
   void check_returned(const void* rows, int64_t num_rows, Failures& failures) const;
   void check_out(Failures& failures) const;
   /// Rows that a call sends.
@@ -86,12 +87,12 @@ class LedgerRankData {
 };
 
 CaseInfo info_of(const LedgerCase& c);
-/// The body of one rank: all repetitions on an object of its own, everything checked. Collective.
+/// The body of one rank: makes all repetitions on an object of its own and checks everything. Collective.
 void run_object(switchyard::Group& group, const LedgerCase& c, Failures& failures);
 /// Forms a group and runs all cases on it one after the other; returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);
 
-/// Of the published format, whose rows are f16.
+/// Config of the published format, whose rows are f16.
 inline switchyard::LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
   switchyard::LedgerConfig c;
   c.max_tokens = tokens;

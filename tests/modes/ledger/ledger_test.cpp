@@ -61,13 +61,13 @@ TEST(Ledger, D01_TheFixturesTables) {
   EXPECT_EQ(zero.prev_sum_before_rank, (std::vector<int32_t>{0, 0, 128, 128}));
 }
 
-/// One and several workers, immediate and deferred copies. On GPUs the group does not have them.
+/// One and several workers, immediate and deferred copies. Groups on GPUs have no workers.
 std::vector<Workers> kinds_of_workers() {
   if (kBackend == switchyard::Backend::cuda) return {Workers{}};
   return {{1, 1, false}, {2, 1, true}, {2, 2, false}, {2, 3, true}};
 }
 
-/// Which values of two draws of one case have met.
+/// Records the pairs of values of two draws that occurred in one case.
 class PairsSeen {
  public:
   using Draws = std::array<int, 6>;
@@ -87,7 +87,7 @@ class PairsSeen {
   std::map<std::pair<size_t, size_t>, std::set<std::pair<int, int>>> pairs_;
 };
 
-/// Type, experts and workers are drawn for each shape: no two of the six go together.
+/// Type, experts and workers are drawn for each shape, so that no two of the six are coupled.
 TEST(Ledger, D03_ShapesOfAllKinds) {
   const DType types[] = {DType::f16, DType::bf16, DType::f32};
   const int experts[] = {1, 2, 3, 17};
@@ -124,7 +124,7 @@ TEST(Ledger, ManyRanks) {
   const int world = many_ranks();
   Cases cases;
   for (const DType type : {DType::f16, DType::bf16, DType::f32}) {
-    for (const int64_t hidden : {24, 7}) {  // rows that tell, rows that flags follow
+    for (const int64_t hidden : {24, 7}) {  // sentinel rows, rows followed by flags
       LedgerScenario s = shape("many ranks", world, 2 * world + 2, 4, each(world, 2), hidden);
       s.type = type;
       s.tokens[5] = s.tokens.back() = 0;
@@ -198,7 +198,7 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
       s.probs = hidden != 1;
       all.push_back(s);
     }
-    LedgerScenario ones = base("words of ones", 3, 6, 512);  // what a row that has not come consists of
+    LedgerScenario ones = base("words of ones", 3, 6, 512);  // the content of a row that has not arrived
     ones.type = type;
     ones.pattern = Pattern::blank_words;
     all.push_back(ones);
@@ -206,7 +206,7 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
   expect_exact(all);
 }
 
-/// Any assignment of the rows that come back, not only that of a stable sort; ranks without experts.
+/// Any assignment of the returned rows, not only that of a stable sort; ranks without experts.
 TEST_P(LedgerAcceptance, LedgersOfOtherMakers) {
   std::vector<LedgerScenario> all;
   for (const int64_t hidden : {64, 37}) {
@@ -229,7 +229,7 @@ TEST_P(LedgerAcceptance, D11_TokensDiffer) {
   expect_exact({some, none, last});
 }
 
-/// D6: the tables of a dispatch are the oracle's, and combine by them gives the bits of combine by the handle.
+/// D6: the tables of a dispatch equal the oracle's, and combine by them gives the bits of combine by the handle.
 TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
   if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory; gpu_object_test has it for GPUs";
   LedgerScenario s = base("from a dispatch", 3, 12, 64);

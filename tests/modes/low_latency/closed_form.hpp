@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls in closed form: what every rank gives to call n, and what it must get, is a function of numbers alone. So a
-// GPU makes the inputs of thousands of queued calls and judges every element of their results by itself, without the host. The
-// CPU backend runs the same (closed_form_test.cpp), which also shows that the judge is not blind. Shares no code with src/.
+// Low-latency calls in closed form: the inputs of every rank to call n and its expected results are a function of numbers
+// alone. So a GPU makes the inputs of thousands of queued calls and judges every element of their results itself, without the
+// host. The CPU backend runs the same (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code
+// with src/.
 //
-// All values are integers times powers of two, small enough that every sum is exact in the type of its rows; the bits of
-// rounding are the business of the suites with an oracle.
+// All values are integers times powers of two, small enough that every sum is exact in the type of its rows; the suites with an
+// oracle cover the bits of rounding.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +23,9 @@ using switchyard::ScaleKind;
 /// Jobs are called for each i in [0, size()), in any order, by threads of a GPU or by a loop.
 enum class What : int32_t { rows_of_expert, source_range, row_source, row, scale, sum, beyond_tokens };
 
-/// A first mismatch, and how many there were. All zero at first.
+/// The first mismatch, and the number of mismatches. Initially all zero.
 struct Verdict {
-  unsigned long long mismatches, rows, calls;  ///< the latter two: judged
+  unsigned long long mismatches, rows, calls;  ///< the latter two: number judged
   unsigned long long call;
   long long place;
   int32_t what;
@@ -65,7 +66,7 @@ struct Form {
     }
     return x;
   }
-  /// One of `n` numbers.
+  /// Maps `bits` to [0, n).
   SWITCHYARD_FN int one_of(int n, uint64_t bits) const { return static_cast<int>(bits % static_cast<uint64_t>(n)); }
   /// -3 to 3.
   SWITCHYARD_FN float small(uint64_t bits) const { return static_cast<float>(one_of(7, bits) - 3); }
@@ -83,14 +84,14 @@ struct Form {
     const int kind = one_of(6, draw(1, n, rank));
     return kind == 0 ? 0 : kind == 1 ? max_tokens : one_of(max_tokens + 1, draw(2, n, rank));
   }
-  /// T as it stands in memory: what is below 0 or beyond max_tokens is clamped.
+  /// T as stored in memory: values below 0 or beyond max_tokens are clamped.
   SWITCHYARD_FN int stated_tokens(uint64_t n, int rank) const {
     const int t = tokens(n, rank), way = one_of(4, draw(15, n, rank));
     if (way < 2 || (t != 0 && t != max_tokens)) return t;
     if (t == 0) return way == 2 ? -1 : static_cast<int>(0x80000000);
     return way == 2 ? max_tokens + 1 : 0x7FFFFFFF;
   }
-  /// An expert, or something else: no route.
+  /// An expert, or another id, which is no route.
   SWITCHYARD_FN int id(uint64_t n, int rank, int t, int k) const {
     const int way = one_of(10, draw(3, n));
     if (way < 2 && one_of(3, draw(4, n, rank, t, k)) == 0) return one_of(2, draw(5, n, rank, t, k)) ? -1 : experts + 7;
@@ -102,13 +103,14 @@ struct Form {
   SWITCHYARD_FN float weight(uint64_t n, int rank, int t, int k) const {
     return 0.5f * static_cast<float>(1 << one_of(3, draw(9, n, rank, t, k)));
   }
-  /// The power of two by which a group of columns is larger: its scale. `given`: the caller has quantised, as no quantiser
-  /// would: with other float32 scales, and groups without a large element.
+  /// The power of two by which a group of columns is larger: its scale. `given`: quantized by the caller, unlike any quantizer:
+  /// with other float32 scales, and with groups that have no large element.
   SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g, bool given = false) const {
     const float power = static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;
     return given && scales == ScaleKind::f32 ? power * static_cast<float>(8 + one_of(8, draw(16, n, rank, t, g))) : power;
   }
-  /// Of rows that are quantised: times the scale. Each group has an element of +-448, so that the scale is exact.
+  /// Element of a row that is quantized; its value is this times the scale. Each group has an element of +-448, so that the
+  /// scale is exact.
   SWITCHYARD_FN float unscaled(uint64_t n, int rank, int t, int c, bool given = false) const {
     const float value = small(draw(11, n, rank, t, c));
     if (scales == ScaleKind::none) return value;
@@ -124,19 +126,19 @@ struct Form {
 
   // --- Experts
   SWITCHYARD_FN float factor(int expert) const { return static_cast<float>(1 + one_of(2, draw(13, 0, expert))); }
-  /// What an expert answers in combine n to a token.
+  /// Answer of an expert to a token in combine n.
   SWITCHYARD_FN float answer(uint64_t n, int expert, int source, int t, int c) const {
     return small(draw(14, n, expert * int64_t{64} + source, t, c));
   }
 
-  // --- What follows from the ids
+  // --- Derived from the ids
   /// The token's first choice that is `expert`; topk: none.
   SWITCHYARD_FN int first_choice(uint64_t n, int rank, int t, int expert) const {
     int k = 0;
     while (k < topk && id(n, rank, t, k) != expert) ++k;
     return k;
   }
-  /// Rows that the first `limit` tokens of `source` bring to `expert`.
+  /// Rows that the first `limit` tokens of `source` send to `expert`.
   SWITCHYARD_FN int rows_from(uint64_t n, int source, int limit, int expert) const {
     int rows = 0;
     for (int t = 0; t < limit; ++t) rows += first_choice(n, source, t, expert) < topk ? 1 : 0;
@@ -169,13 +171,13 @@ SWITCHYARD_FN inline void set_element(DType type, void* row, int64_t c, uint32_t
   }
 }
 
-/// NaN in every type, for what nobody may read, and what stands where nothing may be written.
+/// NaN in every type, for memory that must not be read, and the content of memory that must not be written.
 inline constexpr uint32_t kNaN = 0xFFFFFFFF, kUntouched = 0xA5A5A5A5;
 SWITCHYARD_FN inline uint32_t truncated(DType type, uint32_t bits) {
   return type == DType::f32 ? bits : type == DType::fp8_e4m3 ? bits & 0xFF : bits & 0xFFFF;
 }
 
-/// The number of a call: of the k-th of `per_replay` in a graph that has been replayed *replays times, or just `first`.
+/// The number of a call: of the k-th of `per_replay` calls in a graph that has been replayed *replays times, or just `first`.
 struct CallNumber {
   uint64_t first = 0;
   const uint64_t* replays = nullptr;
@@ -186,18 +188,18 @@ struct CallNumber {
 /// A rank's arrays of one call, for max_tokens tokens.
 struct CallArrays {
   void* x = nullptr;      ///< [max_tokens, H]
-  void* codes = nullptr;  ///< the same as fp8 with row-major scales, if such rows are given
+  void* codes = nullptr;  ///< x as fp8 with row-major scales, if the rows are quantized by the caller
   void* scales = nullptr;
   void* ids = nullptr;        ///< [max_tokens, K], int32 or int64
   float* weights = nullptr;   ///< [max_tokens, K]
-  float* factors = nullptr;   ///< [experts here]
+  float* factors = nullptr;   ///< [local experts]
   int32_t* tokens = nullptr;  ///< [1]
   void* out = nullptr;        ///< [max_tokens, H]
   bool int64_ids = false;
 };
 
-/// Fills all of them but `out`, which becomes kUntouched, and `codes` and `scales` if they are null. Beyond T: rows of NaN,
-/// experts that nobody has chosen.
+/// Fills all arrays except `out`, which becomes kUntouched, and `codes` and `scales` if they are null. Beyond T: rows of NaN,
+/// experts that no token has chosen.
 struct MakeInputs {
   Form f;
   CallNumber number;
@@ -248,7 +250,7 @@ struct MakeInputs {
   }
 };
 
-/// Where a dispatch put what it delivered.
+/// Location of the rows that a dispatch delivered.
 struct DeliveredArrays {
   const void* x;
   const void* scales;
@@ -260,7 +262,7 @@ struct DeliveredArrays {
 /// Columns that one call of a job judges or makes.
 inline constexpr int kColumnsAtOnce = 64;
 
-/// The parts of the rows of all experts here.
+/// The parts of the rows of all local experts.
 struct RowParts {
   int rank;
   SWITCHYARD_FN static int parts(const Form& f) { return (f.hidden + kColumnsAtOnce - 1) / kColumnsAtOnce; }
@@ -277,14 +279,14 @@ struct RowParts {
   }
 };
 
-/// Judges all that dispatch n delivered here.
+/// Judges everything that dispatch n delivered on this rank.
 struct JudgeDispatch {
   Form f;
   CallNumber number;
   RowParts rows;
   DeliveredArrays d;
   Verdict* verdict;
-  bool given = false;  ///< the rows came as CallArrays::codes
+  bool given = false;  ///< the rows were given as CallArrays::codes
 
   SWITCHYARD_FN int64_t size() const { return rows.size(f) > 0 ? rows.size(f) : 1; }
   SWITCHYARD_FN void operator()(int64_t i) const {
@@ -301,7 +303,7 @@ struct JudgeDispatch {
       verdict->count_row();
       judge_source(n, p, expert, source, t, k);
     }
-    if (source < 0 || source >= f.world || t < 0 || t >= f.max_tokens) return;  // that was told
+    if (source < 0 || source >= f.world || t < 0 || t >= f.max_tokens) return;  // already reported
     const DType type = f.scales == ScaleKind::none ? f.type : DType::fp8_e4m3;
     for (int c = p.begin; c < p.end; ++c) {
       const int64_t place = at * f.hidden + c;
@@ -323,7 +325,7 @@ struct JudgeDispatch {
     verdict->judge(What::rows_of_expert, n, local, static_cast<uint32_t>(first),
                    static_cast<uint32_t>(d.rows_of_expert[local]));
   }
-  /// The row's source chose this expert by its k-th choice first, and so many of its tokens before did, too.
+  /// The row's source chose this expert first by its k-th choice, and the expected number of its earlier tokens chose it too.
   SWITCHYARD_FN void judge_source(uint64_t n, const RowParts::Part& p, int expert, int source, int t, int k) const {
     const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row;
     const bool valid = source >= 0 && source < f.world && t >= 0 && t < f.tokens(n, source);
@@ -356,7 +358,7 @@ struct JudgeDispatch {
   }
 };
 
-/// Fills the rows that the experts here answer to dispatch `from`, and all others with NaN.
+/// Fills the rows that the local experts answer to dispatch `from`, and all others with NaN.
 struct MakeAnswers {
   Form f;
   CallNumber number;
@@ -379,7 +381,7 @@ struct MakeAnswers {
   }
 };
 
-/// What the experts of a combine answered, and whose weights they are multiplied by.
+/// The answers of the experts of a combine, and the source of the weights.
 enum class Answers : int32_t { made, the_rows, the_rows_times_factors };
 enum class Weights : int32_t { none, of_dispatch, of_combine };
 
@@ -426,7 +428,7 @@ struct JudgeSums {
   }
 };
 
-/// Overwrites what a call no longer needs.
+/// Overwrites memory that a call no longer needs.
 struct Spoil {
   uint32_t* words;
   int64_t count;
@@ -442,7 +444,7 @@ struct CountReplay {
   SWITCHYARD_FN void operator()(int64_t) const { ++*replays; }
 };
 
-/// Weights of call n in place of those of its dispatch.
+/// Weights of call n that replace those of its dispatch.
 struct MakeWeights {
   Form f;
   CallNumber number;

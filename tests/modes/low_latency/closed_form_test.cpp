@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency calls in closed form on the CPU backend: the sequences that gpu/modes/cuda_low_latency_test.cpp queues on GPUs,
-// and that the judge of both sees every kind of error.
+// and tests that the judge of both detects every kind of error.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -42,7 +42,7 @@ class HostRig {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
-/// `given`, if asked for: how many dispatches of rank 0 brought rows as fp8.
+/// `given`, if not null: number of dispatches of rank 0 with rows given as fp8.
 std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   Fleet fleet;
   fleet.world = c.form.world;
@@ -65,8 +65,8 @@ TEST(ClosedForm, AllKindsOfCalls) {
   }
 }
 
-/// Eight seeds, what QueuedCalls takes on GPUs: every kind of scales in both orders, all groups, most of them 128, rows as they
-/// are by kernels with constants and without, whole grids and parts.
+/// Eight seeds, the number that QueuedCalls uses on GPUs, draw every kind of scales in both orders, all groups, mostly 128,
+/// unquantized rows by kernels with and without constants, whole grids and parts.
 TEST(ClosedForm, EightSeedsDrawEveryWay) {
   for (uint64_t first = 1; first < 20; ++first) {
     std::map<std::pair<ScaleKind, bool>, int> orders;
@@ -89,7 +89,7 @@ TEST(ClosedForm, EightSeedsDrawEveryWay) {
   }
 }
 
-/// Of the dispatches of rows that travel as fp8, some bring them as such.
+/// Some of the dispatches whose rows are sent as fp8 get them as fp8.
 TEST(ClosedForm, SomeRowsComeQuantised) {
   const StreamedCase c = draw_case(3, 1);
   ASSERT_EQ(c.form.scales, ScaleKind::ue8m0);
@@ -98,7 +98,7 @@ TEST(ClosedForm, SomeRowsComeQuantised) {
   EXPECT_TRUE(given > 0 && given < 60) << given;
 }
 
-/// What gpu/modes/cuda_low_latency_test.cpp queues, with factors and with a function of the caller.
+/// The calls that gpu/modes/cuda_low_latency_test.cpp queues, with factors and with a function of the caller.
 TEST(ClosedForm, WholeExchangesInARow) {
   for (const bool with_function : {false, true}) {
     StreamedCase c = draw_case(8, 3);
@@ -133,7 +133,7 @@ TEST(ClosedForm, DispatchesOnly) {
   EXPECT_EQ(run(c, 100), "");
 }
 
-/// What gpu/modes/cuda_masked_layer_test.cpp captures in a graph.
+/// The layers that gpu/modes/cuda_masked_layer_test.cpp captures in a graph.
 TEST(ClosedForm, LayersOfMaskedProducts) {
   for (const int world : {1, 2, 3, 4, 8}) {
     int number = 0;
@@ -158,7 +158,7 @@ TEST(ClosedForm, LayersOfMaskedProducts) {
   }
 }
 
-/// One dispatch and one combine on one rank, then one array after the other spoiled in one place and judged again.
+/// One dispatch and one combine on one rank; then each array in turn is spoiled in one place and judged again.
 class Spoiled : public testing::Test {
  public:
   using Calls = StreamedCalls<HostRig>;

@@ -23,15 +23,15 @@ std::vector<int64_t> random_tokens(int world, int64_t most, uint64_t seed) {
 struct At {
   int world;
   int64_t most;               ///< tokens
-  bool default_grid = false;  ///< GPUs: as many multiprocessors as the library chooses, instead of two
+  bool default_grid = false;  ///< GPUs: the library's choice of multiprocessors instead of two
 };
 std::string name_of(const At& a) {
   return "W" + std::to_string(a.world) + "M" + std::to_string(a.most) + (a.default_grid ? "_default_grid" : "");
 }
 class ReferenceShape : public testing::TestWithParam<At> {};
 
-/// M tokens at most, rows in [0, 1), softmax weights, five dispatches and their combines in both orders, ranks up to 0.3 ms
-/// late: 20 times for M = 8, fewer times where the oracle has more to do.
+/// At most M tokens, rows in [0, 1), softmax weights, five dispatches and their combines in both orders, ranks up to 0.3 ms
+/// late: 20 times for M = 8, fewer times where the oracle takes longer.
 TEST_P(ReferenceShape, C01) {
   const auto [world, most, default_grid] = GetParam();
   LowLatencyScript s;
@@ -55,8 +55,8 @@ TEST_P(ReferenceShape, C01) {
   EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, {s}), "");
 }
 
-/// Every number of ranks with every M. On GPUs, to which rows for all experts are copied and back, a part of them, and the
-/// largest M also as the library chooses its grid.
+/// Every number of ranks with every M. On GPUs, to and from which the rows of all experts are copied, a part of them, and the
+/// largest M also with the library's choice of grid.
 std::vector<At> all_shapes() {
   if (kBackend == switchyard::Backend::cuda)
     return {{8, 8}, {8, 64},  {8, 128},       {1, 128},       {2, 8},        {2, 64},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a combined element may be from the exact sum (docs/concepts/low_latency.md, "Order and error of the sum"): the
-// bounds hold, are reached by data made for it, and the one of per_rank is needed. And what a row loses by travelling as fp8
-// (case C2): element by element, from what was delivered.
+// Maximum distance of a combined element from the exact sum (docs/concepts/low_latency.md, "Order and error of the sum"): the
+// bounds hold, data made for the purpose reach them, and the bound of per_rank is needed. Also the loss of a row that is sent
+// as fp8 (case C2): element by element, from the delivered rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,13 +18,13 @@ using namespace std::chrono_literals;
 using switchyard::Group;
 using switchyard::LowLatencyExchange;
 
-/// What the rows of a token's experts, and its weights, are made of.
+/// Pattern of the rows of a token's experts, and of its weights.
 enum class Data {
-  random,      ///< signs and magnitudes at random
-  positive,    ///< without signs
-  cancelling,  ///< the second half of the ranks returns the first half's rows, negative, but for some lowest bits
-  worst,       ///< each rank's partial sum lies beside the middle of two numbers of the type, so that all roundings err upwards
-  worst_cancelling,  ///< likewise, half of the partial sums negative
+  random,      ///< random signs and magnitudes
+  positive,    ///< no signs
+  cancelling,  ///< the second half of the ranks returns the first half's rows, negated, except for some lowest bits
+  worst,       ///< each rank's partial sum is next to the midpoint of two numbers of the type, so all roundings err upwards
+  worst_cancelling,  ///< like worst, half of the partial sums negative
 };
 constexpr Data kAllData[] = {Data::random, Data::positive, Data::cancelling, Data::worst, Data::worst_cancelling};
 
@@ -53,7 +53,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
     auto& mine = t.rows.emplace_back(row);
     const bool second = cancels && k >= half;
     if (worst) {
-      // The first expert of a rank has all of its sum: w * 2^j, where w in float32 is beside 1 + u.
+      // The first expert of a rank contributes all of its sum: w * 2^j, where w in float32 is next to 1 + u.
       const double u = std::ldexp(1.0, -digits_of(type)), beside = std::ldexp(1.0, -22);
       const double w = k % static_cast<size_t>(s.each) != 0 ? 0 : second ? -(1 + u - beside) : 1 + u + beside;
       t.weights.push_back(static_cast<float>(w));
@@ -70,7 +70,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
   return t;
 }
 
-/// What combine makes of them, at rank 0.
+/// Results of combine, at rank 0.
 struct Sums {
   std::vector<std::byte> per_route, per_rank;
 };
@@ -93,7 +93,7 @@ Sums combine(Group& group, const Shape& s, DType type, const Terms& terms) {
   const switchyard::LowLatencyRows y = exchange.make_rows(type);
   const size_t row = terms.rows[0].size();
   const auto each = static_cast<size_t>(s.each), first = static_cast<size_t>(group.rank()) * each;
-  for (size_t e = 0; e < each; ++e)  // R = world rows each, of which one is used
+  for (size_t e = 0; e < each; ++e)  // R = world rows each, one of them used
     std::memcpy(static_cast<std::byte*>(y.data) + e * static_cast<size_t>(s.world) * row, terms.rows[first + e].data(), row);
   Sums sums{std::vector<std::byte>(row), std::vector<std::byte>(row)};
   exchange.combine(y, output, sums.per_route.data(), {CombineOrder::per_route});
@@ -125,7 +125,7 @@ oracle::ErrorBound bound_of(const Shape& s, DType type, const Terms& terms, int6
   return oracle::error_bound(type, s.world, exact, ranks);
 }
 
-/// Numbers of a 16-bit type between two of them.
+/// Number of steps of a 16-bit type between two values.
 int distance(uint16_t a, uint16_t b) {
   const auto place = [](uint16_t bits) { return (bits & 0x8000) != 0 ? -(bits & 0x7FFF) : bits & 0x7FFF; };
   return std::abs(place(a) - place(b));
@@ -154,7 +154,7 @@ TEST_P(Numerics, SumsStayWithinTheStatedBounds) {
       }
       EXPECT_LE(of_per_route, 1) << what;
       EXPECT_LE(of_per_rank, 1) << what;
-      if (type == DType::f32) continue;  // its bound is that of the float32 sums: wide
+      if (type == DType::f32) continue;  // its bound is that of the float32 sums, which is wide
       if (data == Data::worst) {
         EXPECT_GE(of_per_route, 0.95) << what;
       }
@@ -170,8 +170,8 @@ TEST_P(Numerics, SumsStayWithinTheStatedBounds) {
   }
 }
 
-/// Where terms do not cancel to less than about a thousandth of them (f16: a hundredth), float32 sums disturb no more than the
-/// last place.
+/// If terms do not cancel to less than about a thousandth of them (f16: a hundredth), float32 sums affect at most the last
+/// place.
 TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   const Shape s = GetParam();
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -199,7 +199,7 @@ TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   }
 }
 
-// --- What rows lose on the way
+// --- Loss of rows in transport
 
 struct Fp8Rows {
   ScaleKind kind;
@@ -221,7 +221,7 @@ std::vector<Fp8Rows> fp8_rows() {
   return all;
 }
 
-/// One group: x and its codes. Counts what it found.
+/// Checks one group: x and its codes. Counts the cases.
 struct GroupCheck {
   int zero = 0, bounded = 0;
   void operator()(const std::vector<double>& x, const uint8_t* codes, double scale, ScaleKind kind) {
@@ -229,12 +229,12 @@ struct GroupCheck {
     const bool infinite = std::any_of(x.begin(), x.end(), [](double v) { return std::isinf(v); });
     for (const double v : x)
       if (std::isfinite(v)) amax = std::max(amax, std::fabs(v));
-    if (amax == 0 && infinite) amax = 448;  // an infinity shows also where nothing else does
+    if (amax == 0 && infinite) amax = 448;  // an infinity is visible even if all else is zero
     ASSERT_TRUE(std::isfinite(scale));
     ASSERT_GE(scale, 0);
     const double exact = amax / 448, smallest = kind == ScaleKind::f32 ? 0x1p-126 : 0x1p-127;
     if (amax == 0) ++zero;
-    if (kind == ScaleKind::ue8m0) {  // the least power of two that suffices
+    if (kind == ScaleKind::ue8m0) {  // the smallest sufficient power of two
       EXPECT_GE(scale * (1 + 0x1p-23), exact);
       EXPECT_TRUE(scale == smallest || scale / 2 <= exact) << scale << " for " << amax;
     } else if (exact > smallest) {
@@ -249,7 +249,7 @@ struct GroupCheck {
         EXPECT_NE(got, 0) << "of a group of amax " << amax;
       } else if (amax == 0) {
         EXPECT_EQ(codes[c], 0) << x[c];
-      } else if (std::isfinite(x[c]) && scale >= smallest) {  // a float32 scale below that has lost digits itself
+      } else if (std::isfinite(x[c]) && scale >= smallest) {  // a smaller float32 scale has lost digits itself
         EXPECT_LE(std::fabs(got - x[c]), std::max(std::fabs(x[c]) / 16, scale * 0x1p-10) * (1 + 0x1p-20)) << x[c];
         ++bounded;
       }

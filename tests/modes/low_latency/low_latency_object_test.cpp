@@ -47,7 +47,7 @@ LowLatencyScript split_script(int world, uint64_t seed) {
   return s;
 }
 
-/// Whole and split calls of other objects and of another mode, and a barrier, while this object's messages are on their way.
+/// Whole and split calls of other objects and of another mode, and a barrier, while this object's messages are in flight.
 TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   constexpr int kWorld = 3;
   const auto outer = make_low_latency_case(split_script(kWorld, 1)), inner = make_low_latency_case(split_script(kWorld, 2));
@@ -70,9 +70,9 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   }
 }
 
-/// A rank may send before its peers have entered the call, and may leave its own half for later while they finish theirs.
+/// A rank may send before its peers have entered the call, and may postpone its own second half while they finish theirs.
 TEST(SplitCalls, WaitForNobodyAndHoldNobodyUp) {
-  std::barrier<> meet(2);  // not the group's: its calls come in the same order on all ranks
+  std::barrier<> meet(2);  // not the group's, whose calls are made in the same order on all ranks
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
     for (int i = 0; i < 3; ++i) {
@@ -113,7 +113,7 @@ TEST(SplitCalls, SurviveAMoveOfTheObject) {
   }));
 }
 
-/// Memory that goes between the halves is a finding of the address sanitizer.
+/// The address sanitizer reports memory that is freed between the halves.
 TEST(SplitCalls, KeepTheMemoryOfTheirOutput) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -195,7 +195,7 @@ TEST(SplitCalls, MisuseIsRefusedAndPeersAreTold) {
 
 size_t round_up_to(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// docs/concepts/low_latency.md, "Memory".
+/// Formula of docs/concepts/low_latency.md, "Memory".
 size_t bytes_by_formula(const LowLatencyConfig& c, size_t world) {
   const auto hidden = static_cast<size_t>(c.hidden), topk = static_cast<size_t>(c.topk);
   const auto tokens = static_cast<size_t>(c.max_tokens), group = static_cast<size_t>(c.scale_group);
@@ -236,7 +236,7 @@ TEST(Memory, FormulaAndBar) {
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
 }
 
-/// A heap of exactly the size that is asked for suffices, and comes back when the object goes.
+/// A heap of exactly the computed size suffices, and is free again when the object is destroyed.
 TEST(Memory, IsTakenOnceAndGivenBack) {
   auto config = LowLatencyRig::config();
   expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes_for(config, 3)), [&](Group& group) {
@@ -265,14 +265,14 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
       const Outcome refused = outcome_of([&, which = type] { (void)rig.exchange.make_rows(which); });
       EXPECT_NE(refused.text.find(text), std::string::npos) << refused.text;
     }
-    rig.dispatch();  // which such an error does not keep from working
+    rig.dispatch();  // still works after such an error
     std::memcpy(y.data, rig.y_memory.data(), static_cast<size_t>(y.rows * y.cols) * 2);
     rig.exchange.combine(y, rig.output, rig.out.data());
     EXPECT_EQ(rig.out[0], 0x3F80);
   }));
 }
 
-/// Memory of the caller for an output that is none names the member, and changes nothing.
+/// Invalid caller memory for an output yields an error that names the member, and changes nothing.
 TEST(Memory, OfTheCallerIsChecked) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -301,7 +301,7 @@ TEST(Memory, OfTheCallerIsChecked) {
 
 TEST(Memory, FlagsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
-    switchyard::detail::number_calls_from(group, 1000);  // flags that came back as zero would never be reached
+    switchyard::detail::number_calls_from(group, 1000);  // flags that were reset to zero would never be reached
     LowLatencyRig rig(group);
     for (int i = 0; i < 3; ++i) {
       rig.round();
@@ -315,7 +315,7 @@ TEST(Memory, FlagsSurviveSleep) {
   }));
 }
 
-/// What has been sent and not received survives, too.
+/// Data that was sent and not received survives too.
 TEST(Memory, SentRowsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(5s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -330,9 +330,9 @@ TEST(Memory, SentRowsSurviveSleep) {
   }));
 }
 
-// --- What a call counts, and who sends what
+// --- Counts of a call, and the assignment of senders
 
-/// Any number of tokens, next to the ends of words; the bits of other experts, and of tokens behind the counted ones, are set.
+/// Any number of tokens, near the ends of words; the bits of other experts, and of tokens after the counted ones, are set.
 TEST(LowLatencyCounting, TokensOfASet) {
   using switchyard::detail::TokenSets;
   constexpr int kTokens = 100;

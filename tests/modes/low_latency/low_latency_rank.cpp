@@ -16,8 +16,8 @@ void LowLatencyRank::check_shape(const oracle::LowLatencyView& view, const LowLa
   check_alignment(o);
 }
 
-/// What masked grouped GEMMs and tensor maps ask for: rows (of whole 16 bytes), scale rows and columns of scales begin at
-/// 16 bytes, in every expert.
+/// Requirements of masked grouped GEMMs and tensor maps: rows (of whole 16 bytes), scale rows and columns of scales begin at
+/// multiples of 16 bytes, in every expert.
 void LowLatencyRank::check_alignment(const LowLatencyOutput& o) {
   const auto at = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
   f_.check(at(o.x.data) % 256 == 0 && at(o.rows_of_expert) % 16 == 0, "x or rows_of_expert is not aligned");
@@ -59,7 +59,7 @@ void LowLatencyRank::check_delivered(const oracle::LowLatencyView& view, const B
   }
 }
 
-/// Also that places beyond the last group are zero.
+/// Also checks that elements beyond the last group are zero.
 bool LowLatencyRank::scales_equal(const std::vector<std::byte>& delivered, const std::vector<std::byte>& sent, int64_t token,
                                   int64_t expert, int64_t row) const {
   const size_t size = settings_.config.scales == ScaleKind::f32 ? 4 : 1;

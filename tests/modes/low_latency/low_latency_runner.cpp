@@ -43,7 +43,7 @@ class Rank : LowLatencyRank {
   }
 
  private:
-  /// Rows that experts would fill have room for rows as they travel, and others for their scales.
+  /// Expert output rows have room for rows as sent, and further such rows hold their scales.
   LowLatencyOutput in_own_memory() {
     const auto& script = c_.script;
     own_.push_back(exchange_.make_rows(script.config.row_type));
@@ -58,7 +58,7 @@ class Rank : LowLatencyRank {
     return output;
   }
 
-  /// Runs the call in one piece, or in two with the interlude between them. `sent`: all that was given may be overwritten.
+  /// Runs the call as a whole, or in two halves with the interlude between them. `sent`: the inputs may be overwritten.
   template <class Whole, class Send, class Sent>
   void call(const LowLatencyStep& step, Whole&& whole, Send&& send, Sent&& sent) {
     if (!step.split) {
@@ -82,7 +82,7 @@ class Rank : LowLatencyRank {
     std::vector<std::byte> rows = e.x[rank_], scales = e.x_scales[rank_];
     std::vector<int64_t> ids = e.problem.ids[rank_];
     std::vector<float> weights = e.problem.weights[rank_];
-    if (step.tokens_in_memory) {  // behind T: rows and weights that nobody may use, of tokens that choose experts
+    if (step.tokens_in_memory) {  // after T: rows and weights that must not be used, of tokens that choose experts
       rows.resize(idx(tokens * c_.script.row_bytes(type)), std::byte{0xFF});
       if (step.quantised) scales.resize(idx(tokens * c_.script.given_scale_bytes()), std::byte{0xFF});
       weights.resize(idx(tokens * e.problem.topk), -77.0f);
@@ -108,7 +108,7 @@ class Rank : LowLatencyRank {
     check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
   }
 
-  /// What stands for a T of `counted`.
+  /// The value that represents a T of `counted`.
   int32_t stated_tokens(size_t step, int64_t counted) const {
     const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
     if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
@@ -140,7 +140,7 @@ class Rank : LowLatencyRank {
     const LowLatencyOutput& output = outputs_[idx(step.output)];
     size_t out_bytes = e.out[rank_].size();
     std::vector<float> weights = e.replaced_weights.empty() ? std::vector<float>() : e.replaced_weights[rank_];
-    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens: nothing may be written behind T
+    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens: nothing may be written after T
       out_bytes = idx(c_.script.config.max_tokens * c_.script.row_bytes(step.y_type));
       weights.resize(idx(c_.script.config.max_tokens * c_.script.config.topk));
     }
@@ -177,7 +177,7 @@ class Rank : LowLatencyRank {
 
   const LowLatencyCase& c_;
   const Interlude& interlude_;
-  std::vector<switchyard::LowLatencyRows> own_;  ///< memory of outputs, which go first
+  std::vector<switchyard::LowLatencyRows> own_;  ///< memory of outputs, which are destroyed first
   std::vector<LowLatencyOutput> outputs_;
   switchyard::LowLatencyRows answers_;  ///< y of large and of every other combine of the row type
 };

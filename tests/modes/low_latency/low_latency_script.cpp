@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a script must bring about. The run itself: low_latency_runner.cpp.
+// Expected results of a script. The run itself: low_latency_runner.cpp.
 #include "modes/low_latency/low_latency_script.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 enum Stream : uint64_t { kRows = 1, kOutputs, kReplaced };
 
-/// Everything random of a step, apart from the script's other steps.
+/// Seed for all random values of a step, independent of the script's other steps.
 uint64_t step_seed(const LowLatencyScript& s, size_t step, uint64_t stream) { return oracle::mix(s.seed, stream, step); }
 
 std::byte* row_at(std::vector<std::byte>& rows, int64_t t, int64_t bytes) { return rows.data() + t * bytes; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls as a script: every rank runs its steps on one object, and every element that comes out is compared with the
-// oracle, bit by bit.
+// A script of low-latency calls: every rank runs its steps on one object, and every output element is compared with the oracle,
+// bit by bit.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ namespace harness {
 /// One call of all ranks.
 struct LowLatencyStep {
   enum class Kind { dispatch, combine } kind = Kind::dispatch;
-  int output = 0;      ///< which of the script's outputs
-  bool split = false;  ///< in two halves, with something between them
+  int output = 0;      ///< index of the script's output
+  bool split = false;  ///< in two halves, with the interlude between them
 
   // Dispatch.
   std::vector<int64_t> tokens;  ///< per rank
@@ -25,8 +25,9 @@ struct LowLatencyStep {
   bool weights = true;
   bool softmax = false;  ///< weights that sum to 1
   bool int64_ids = true;
-  bool quantised = false;  ///< the rows come as fp8 with scales
-  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T, or for 0 and max_tokens also what is clamped to it.
+  bool quantised = false;  ///< the rows are given as fp8 with scales
+  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T, or for 0 and max_tokens also a value that is
+  /// clamped to it.
   bool tokens_in_memory = false;
   Pattern x_pattern = Pattern::raw_bits;
 
@@ -35,12 +36,12 @@ struct LowLatencyStep {
   DType y_type = DType::bf16;
   Pattern y_pattern = Pattern::random_values;
   bool replace_weights = false;  ///< LowLatencyCombineOptions::weights
-  bool identity = false;         ///< the experts return their rows: y is the output's x itself, which is not quantised
+  bool identity = false;         ///< the experts return their rows: y is the output's x itself, which is not quantized
 };
 
 struct LowLatencyScript : LowLatencySettings {
   int outputs = 1;
-  bool own_memory = false;  ///< rows and scales of outputs lie in memory of the caller
+  bool own_memory = false;  ///< rows and scales of outputs are in memory of the caller
   std::vector<LowLatencyStep> steps;
   int slow_rank = -1;  ///< sleeps slow_us before each call
   int slow_us = 10000;
@@ -49,39 +50,39 @@ struct LowLatencyScript : LowLatencySettings {
   LowLatencyStep& combine(CombineOrder order, int output = 0);
 };
 
-/// What a step must bring about, for all ranks; index: rank.
+/// Expected results of a step, for all ranks; index: rank.
 struct LowLatencyExpectation {
   std::vector<oracle::Traffic> traffic;
   std::vector<uint64_t> crossings;  ///< rows over the network
   // Dispatch.
   oracle::Problem problem;
   std::vector<oracle::LowLatencyView> views;
-  std::vector<std::vector<std::byte>> x, x_scales;        ///< what is given, [T] rows
-  std::vector<std::vector<std::byte>> sent, sent_scales;  ///< what arrives of it
+  std::vector<std::vector<std::byte>> x, x_scales;        ///< the inputs, [T] rows
+  std::vector<std::vector<std::byte>> sent, sent_scales;  ///< the inputs as they arrive
   // Combine.
   size_t dispatch = 0;                               ///< step that filled the output
   std::vector<std::vector<float>> replaced_weights;  ///< empty: those of the dispatch
   std::vector<std::vector<std::byte>> out;
 };
 
-/// A script and what must come of it, computed once and shared by all ranks.
+/// A script and its expected results, computed once and shared by all ranks.
 struct LowLatencyCase {
   LowLatencyScript script;
   std::vector<LowLatencyExpectation> steps;
 
   /// The step that filled the output of a combine step.
   size_t dispatch_of(size_t step) const;
-  /// What the expert made of a row: y of a combine step.
+  /// Output of the expert for a row: y of a combine step.
   std::vector<std::byte> output_row(size_t step, int rank, const oracle::Arrival& from) const;
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);
 
-/// What a rank does between the halves of its split calls. May be collective.
+/// Runs on a rank between the halves of its split calls. May be collective.
 using Interlude = std::function<void()>;
-/// The body of one rank: all steps on `exchange`, everything checked. Collective.
+/// The body of one rank: makes all steps on `exchange` and checks everything. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,
             const Interlude& interlude = {});
-/// Forms a group, runs all scripts on it one after the other, each on its own object, returns the mismatches as one text.
+/// Forms a group, runs all scripts on it one after the other, each on its own object, and returns the mismatches as one text.
 std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<LowLatencyScript>& scripts);
 
 }  // namespace harness

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scripts of the low-latency object have in common, of dispatches and combines and of whole exchanges.
+// Common settings of low-latency scripts, of dispatches and combines and of whole exchanges.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ struct LowLatencySettings {
   uint64_t first_epoch = 1;
   int repeats = 1;       ///< of all calls, on one object
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
-  int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
+  int num_sms = 2;       ///< CUDA: of every call; 0: the library's choice, with dependent launches if the GPU is the rank's own
 
   /// Settings of an object that accepts the ids of make_ids().
   LowLatencyConfig counting() const {
@@ -39,10 +39,10 @@ struct LowLatencySettings {
   /// Without ids and weights.
   oracle::Problem problem() const;
   int64_t row_bytes(DType type) const { return config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
-  /// Of rows as they travel, and of the scales of one.
+  /// Type of rows as sent, and bytes of the scales of one.
   DType sent_type() const { return config.scales == ScaleKind::none ? config.row_type : DType::fp8_e4m3; }
   int64_t sent_scale_bytes() const;
-  /// Scales of a row as they are given.
+  /// Bytes of the scales of a row as given.
   int64_t given_scale_bytes() const;
   oracle::ScaleShape scale_shape() const;
 };

@@ -37,7 +37,7 @@ class LowLatency : public testing::TestWithParam<Where> {
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
 
-  /// With both ways of sending (sanitizers: in turn); every third call in two halves.
+  /// Runs with both ways of sending (sanitizers: in turn); every third call in two halves.
   void expect_exact(const std::vector<LowLatencyScript>& scripts) const {
     std::vector<LowLatencyScript> both;
     for (LowLatencyScript s : scripts) {
@@ -170,7 +170,8 @@ TEST_P(LowLatency, C07_Routings) {
   expect_exact(scripts);
 }
 
-/// Alternating calls; dispatch-only runs of odd and even length; outputs combined out of order; over the wrap of the epoch.
+/// Alternating calls; runs of an odd and of an even number of dispatches only; outputs combined out of order; across the wrap
+/// of the epoch.
 TEST_P(LowLatency, C08_PhasesAndEpochs) {
   std::vector<LowLatencyScript> scripts;
   auto alternating = script("C8 alternating", world() + 1, 2, 4, 32);
@@ -207,7 +208,7 @@ TEST_P(LowLatency, C08_PhasesAndEpochs) {
   expect_exact(scripts);
 }
 
-/// The rows are combined from where dispatch put them.
+/// The rows are combined in place, where dispatch delivered them.
 TEST_P(LowLatency, C09_RowsInPlace) {
   std::vector<LowLatencyScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -235,7 +236,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
     plain.combine(kPerRoute).replace_weights = true;
     scripts.push_back(plain);
   }
-  for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, if they travel as they are
+  for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, if they are sent unchanged
     auto odd = script("C10 odd rows " + std::to_string(hidden), 9, 3, 5, hidden);
     odd.config.row_type = hidden == 7 ? DType::f32 : DType::bf16;
     odd.config.scales = ScaleKind::none;
@@ -254,7 +255,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
       s.config.row_type = DType::f32;
       s.dispatch(tokens(5, 3)).quantised = true;
       s.combine(kPerRoute).y_type = kind == ScaleKind::f32 ? DType::bf16 : DType::f16;
-      s.dispatch(tokens(5, 4)).x_pattern = Pattern::random_values;  // the same object quantises too
+      s.dispatch(tokens(5, 4)).x_pattern = Pattern::random_values;  // the same object also quantizes
       s.combine(kPerRank).y_type = DType::bf16;
       s.combine(kPerRank);
       scripts.push_back(s);
@@ -296,7 +297,7 @@ TEST_P(Large, ManyTokensAndPieces) {
   s.combine(kPerRoute);
   auto wide = script("wide rows", 4, 2, 2, 40064);
   wide.config.row_type = DType::f32;
-  wide.config.pieces = 1;  // which does not fit the scratch that CPU workers have from the start
+  wide.config.pieces = 1;  // does not fit the initial scratch of CPU workers
   wide.dispatch(all(2)).x_pattern = Pattern::random_values;
   wide.combine(kPerRank);
   auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kFewestPieceColumns + 16);
@@ -307,7 +308,7 @@ TEST_P(Large, ManyTokensAndPieces) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// GPUs keep ids in shared memory and sets of tokens behind them; here there is no room, and places are counted through ids.
+/// GPUs keep ids in shared memory, and sets of tokens after them; here there is no room, so places are counted through ids.
 TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
   if (world() > 2) GTEST_SKIP() << "takes long on few multiprocessors";
   auto s = script("8192 tokens", 256, 8, 8192, 16);  // more than 56 000 ids: combine has no room for them either
@@ -324,7 +325,7 @@ TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
 }
 #endif
 
-// C11: what token saving saves. The bytes of both ways are exact in every test; here the ratio is the expected one.
+// C11: the savings of token saving. Every test checks the exact bytes of both ways; this one checks the expected ratio.
 class Bytes : public LowLatency {};
 
 TEST_P(Bytes, C11_OfUniformRouting) {

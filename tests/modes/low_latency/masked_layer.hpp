@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of decoding in closed form: dispatch, a masked grouped product that takes rows, scales and counts as they were
-// delivered and writes into make_rows(), combine of that. Numbers are exact in float32, so the sums must be those of plain
-// arithmetic on the host, bit by bit. Runs on a Rig of streamed_calls.hpp; knows of the delivered arrays only what
-// LowLatencyOutput says, and shares no code with src/.
+// A decoding layer in closed form: dispatch, a masked grouped product that reads rows, scales and counts as delivered and
+// writes into make_rows(), and combine of the result. Numbers are exact in float32, so the sums must equal those of plain
+// arithmetic on the host, bit by bit. Runs on a Rig of streamed_calls.hpp; uses only LowLatencyOutput to find the delivered
+// arrays, and shares no code with src/.
 #pragma once
 
 #include <string>
@@ -22,8 +22,8 @@ struct Matrices {
     const int kind = (e + n_block + 2 * c_block) % 3;
     return kind == 0 ? 0.5f : static_cast<float>(kind);
   }
-  uint8_t* codes = nullptr;  ///< [experts here, H, H]
-  float* factors = nullptr;  ///< [experts here, blocks, blocks]
+  uint8_t* codes = nullptr;  ///< [local experts, H, H]
+  float* factors = nullptr;  ///< [local experts, blocks, blocks]
 };
 
 /// Fills the matrices of this rank's experts.
@@ -41,8 +41,8 @@ struct MakeMatrices {
   }
 };
 
-/// Row i of y becomes the product of its expert's matrix and row i of x, for the rows that there are. Counts are read where
-/// dispatch wrote them, when the job runs.
+/// Row i of y becomes the product of its expert's matrix and row i of x, for the existing rows. Counts are read where dispatch
+/// wrote them, when the job runs.
 struct MaskedProduct {
   Form f;
   int experts = 0;
@@ -87,7 +87,7 @@ struct MaskedProduct {
         static_cast<float>(exponent == 0 ? digits : digits + 8) * power_of_two((exponent == 0 ? 1 : exponent) - 10);
     return (code & 0x80) != 0 ? -magnitude : magnitude;
   }
-  /// Of group g of row r of local expert e.
+  /// Scale of group g of row r of local expert e.
   SWITCHYARD_FN float scale(int64_t e, int64_t r, int g) const {
     const int groups = f.groups(), words = (groups + 3) / 4;
     if (f.scales == ScaleKind::f32) {
@@ -120,7 +120,7 @@ inline std::vector<LayerCase> layer_cases(int world) {
         f.experts = 2 * world + 1;
         f.topk = 3;
         f.max_tokens = 5;
-        f.hidden = 320;  // of the last group there is half
+        f.hidden = 320;  // half of the last group exists
         f.type = type;
         f.scales = kind;
         f.column_major = column_major;
@@ -132,7 +132,7 @@ inline std::vector<LayerCase> layer_cases(int world) {
   return all;
 }
 
-/// What token t of `rank` must become in call n.
+/// Expected output of token t of `rank` in call n.
 inline std::vector<std::byte> layer_result(const LayerCase& layer, uint64_t n, int rank, int t) {
   const Form& f = layer.what.form;
   const size_t bytes = static_cast<size_t>(f.hidden) * switchyard::dtype_bytes(f.type);
@@ -201,11 +201,11 @@ class MaskedLayer {
     rig_.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays_), 2, 0}, rig_.stream(0));
   }
 
-  /// Call kFirst + how often this ran before: with other inputs each time, also from a graph.
+  /// Enqueues call kFirst + the number of earlier runs: with different inputs each time, also from a graph.
   void enqueue() {
     void* const stream = rig_.stream(0);
     rig_.enqueue(MakeInputs{f_, {kFirst, replays_, 1}, rig_.rank(), a_}, stream);
-    for (const switchyard::Rows& rows : {output_.x, switchyard::Rows(y_)})  // NaN where no row is, which must not matter
+    for (const switchyard::Rows& rows : {output_.x, switchyard::Rows(y_)})  // NaN where there is no row, which must not matter
       rig_.enqueue(Spoil{static_cast<uint32_t*>(rows.data),
                          rows.rows * rows.cols * static_cast<int64_t>(switchyard::dtype_bytes(rows.dtype)) / 4},
                    stream);
@@ -226,7 +226,7 @@ class MaskedLayer {
   size_t out_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden) * switchyard::dtype_bytes(f_.type); }
   const switchyard::LowLatencyOutput& output() const { return output_; }
 
-  /// Empty, or what is wrong with call n's result, copied to the host.
+  /// Returns "", or the error in call n's result, which was copied to the host.
   std::string judge(uint64_t n, const std::vector<std::byte>& out) const {
     for (int t = 0; t < f_.tokens(n, rig_.rank()); ++t) {
       const auto expected = layer_result(layer_, n, rig_.rank(), t);

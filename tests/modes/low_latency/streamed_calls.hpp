@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of low-latency calls of one rank, made and judged in closed form (closed_form.hpp), with nothing between them but
-// the streams' own order: dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
+// Thousands of low-latency calls of one rank, made and judged in closed form (closed_form.hpp), ordered only by their streams:
+// dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
 //
-// A Rig is where that happens: host memory and loops (closed_form_test.cpp), or a GPU (gpu/modes/cuda_low_latency_test.cpp).
+// A Rig supplies the location: host memory and loops (closed_form_test.cpp), or a GPU (gpu/modes/cuda_low_latency_test.cpp).
 //   int rank() const;
 //   void* room(size_t bytes);                        memory for the arrays, aligned to 256 bytes
 //   void* stream(int lane);
 //   void enqueue(const Job& job, void* stream);      runs job(i) for all i
-//   void pause(uint64_t ns, void* stream);           delays what follows
+//   void pause(uint64_t ns, void* stream);           delays later work
 //   void pace(void* stream);                         after every call: bounds how far the host runs ahead
 #pragma once
 
@@ -25,7 +25,7 @@
 
 namespace harness {
 
-/// Whether ranks of this form exchange rows that are summed at once, in one call.
+/// Whether ranks of this form can exchange and sum rows in one call.
 inline bool has_all_to_all(const Form& form) { return form.scales == ScaleKind::none && !spans_hosts(form.world); }
 
 struct StreamPlan {
@@ -38,7 +38,7 @@ struct StreamPlan {
   uint64_t most_pause_ns = 0;  ///< of every rank, in every fourth call
 };
 
-/// An object and what is to be done with it.
+/// An object, and the calls to make on it.
 struct StreamedCase {
   Form form;
   StreamPlan plan;
@@ -68,12 +68,12 @@ struct StreamedCase {
   }
 };
 
-/// How the rows of a case travel: eight ways in turn, so that eight seeds have them all.
+/// Formats of the rows of a case: eight in turn, so that eight seeds cover them all.
 struct Travel {
   ScaleKind scales;
   int group;
   bool column_major;
-  bool usual;  ///< of bf16 and per rank: there are kernels with constants
+  bool usual;  ///< bf16 and per rank: there are kernels with constants
 };
 inline constexpr Travel kTravels[] = {
     {ScaleKind::none, 128, false, true},   {ScaleKind::f32, 128, false, true}, {ScaleKind::none, 128, false, false},
@@ -81,7 +81,7 @@ inline constexpr Travel kTravels[] = {
     {ScaleKind::ue8m0, 128, false, false}, {ScaleKind::f32, 32, false, false},
 };
 
-/// At most 10 choices: sums stay exact in bf16.
+/// At most 10 choices, so that sums stay exact in bf16.
 inline StreamedCase draw_case(uint64_t seed, int world) {
   Draw draw(oracle::mix(seed, 0xC105ED));
   StreamedCase c;
@@ -110,7 +110,7 @@ inline StreamedCase draw_case(uint64_t seed, int world) {
     c.plan.slow_rank = static_cast<int>(draw.between(0, world - 1));
     c.plan.slow_ns = 2'000'000;
   }
-  if (seed % 3 == 0) c.plan.num_sms = static_cast<int>(draw.between(3, 14));  // else all that a rank has of its GPU
+  if (seed % 3 == 0) c.plan.num_sms = static_cast<int>(draw.between(3, 14));  // else all of the rank's share of its GPU
   return c;
 }
 
@@ -119,7 +119,7 @@ class StreamedCalls {
  public:
   using Output = switchyard::LowLatencyOutput;
   static constexpr int kOutputs = 2;
-  static constexpr size_t kMostOfRig = size_t{32} << 20;  ///< larger arrays are asked of the exchange
+  static constexpr size_t kMostOfRig = size_t{32} << 20;  ///< larger arrays are allocated by the exchange
 
   /// Local. Allocates.
   StreamedCalls(Rig& rig, switchyard::LowLatencyExchange& exchange, const StreamedCase& c)
@@ -129,7 +129,7 @@ class StreamedCalls {
     for (size_t i = 0; i < lanes_.size(); ++i) make_lane(lanes_[i], static_cast<int>(i));
   }
 
-  /// Calls first to first + count - 1, the same on all ranks.
+  /// Makes calls first to first + count - 1, equal on all ranks.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; ++n) {
       const uint64_t bits = f_.draw(100, n), mine = f_.draw(101, n, rig_.rank());
@@ -154,7 +154,7 @@ class StreamedCalls {
 
   struct Choices {
     bool split = false, weighted = true, per_rank = false, the_rows = false;
-    bool given = false;  ///< a dispatch of rows that are fp8 already, where they are fp8 on the way
+    bool given = false;  ///< a dispatch of rows that are already fp8, if they are sent as fp8
   };
   struct Filled {
     bool valid = false, weighted = false;
@@ -170,18 +170,18 @@ class StreamedCalls {
     Filled filled[kOutputs];
   };
   Lane& lane(size_t i) { return lanes_[i]; }
-  /// Of whole exchanges, instead of the factors: must multiply by the same ones. Null: none.
+  /// Function of whole exchanges that replaces the factors: must multiply by the same ones. Null: none.
   const switchyard::RowFunction* function = nullptr;
-  /// Outputs that only a graph fills are not combined by run().
+  /// Excludes outputs that only a graph fills from the combines of run().
   void forget() {
     for (Lane& lane : lanes_) {
       for (Filled& filled : lane.filled) filled = {};
     }
   }
-  std::function<void()> between;  ///< the halves of a split call
+  std::function<void()> between;  ///< runs between the halves of a split call
   const Verdict* verdict() const { return verdict_; }
   uint64_t judged() const { return judged_; }
-  /// Dispatches so far of rows that came as fp8.
+  /// Number of dispatches so far with rows given as fp8.
   uint64_t given() const { return given_; }
 
   void dispatch(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
@@ -240,7 +240,7 @@ class StreamedCalls {
     judge(JudgeSums{f_, number, filled.number, rig_.rank(), answers, weights, lane.a.out, verdict_}, lane.stream);
   }
 
-  /// A dispatch and a combine of its rows, one right behind the other.
+  /// A dispatch directly followed by a combine of its rows.
   void pair(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
     switchyard::LowLatencyDispatchOptions o;
@@ -265,7 +265,7 @@ class StreamedCalls {
     judge_whole(number, lane, choices, lane.stream);
   }
 
-  /// A whole exchange with the arrays of each lane, calls number, number + 1, ..., one right behind the other on the first
+  /// Whole exchanges with the arrays of each lane, calls number, number + 1, ..., one directly after the other on the first
   /// lane's stream.
   void all_to_all_of_lanes(const CallNumber& number, const Choices& choices) {
     const auto of_lane = [&](size_t i) { return CallNumber{number.first + i, number.replays, number.per_replay}; };
@@ -324,7 +324,7 @@ class StreamedCalls {
   size_t y_bytes() const { return x_bytes() * static_cast<size_t>(f_.world * std::max(1, f_.experts_of(rig_.rank()))); }
   size_t choice_bytes(size_t each) const { return static_cast<size_t>(f_.max_tokens * f_.topk) * each; }
 
-  /// Of odd sizes the last two bytes stay.
+  /// With odd sizes, the last two bytes stay unchanged.
   void spoil(void* memory, size_t bytes, void* stream, uint32_t with = kNaN) {
     rig_.enqueue(Spoil{static_cast<uint32_t*>(memory), static_cast<int64_t>(bytes / 4), with}, stream);
   }
@@ -334,7 +334,7 @@ class StreamedCalls {
     rig_.enqueue(job, stream);
   }
 
-  /// T as the caller says it, or only as it stands in memory when the call runs.
+  /// T, passed by the caller or only stored in memory that the call reads when it runs.
   int64_t given_tokens(const CallNumber& number, const Lane& lane, const Choices& choices, const int32_t** device_tokens) {
     if (number.replays == nullptr && choices.split) return f_.tokens(number(), rig_.rank());
     *device_tokens = lane.a.tokens;
@@ -358,7 +358,7 @@ class StreamedCalls {
   uint64_t judged_ = 0, given_ = 0;
 };
 
-/// Empty, or what was wrong.
+/// Returns "", or a description of the error.
 inline std::string describe(const Verdict& v, uint64_t judged) {
   constexpr const char* kNames[] = {"rows_of_expert", "source_range", "row_source", "row", "scale", "sum", "beyond T"};
   if (v.calls != judged) return "judged " + std::to_string(v.calls) + " calls of " + std::to_string(judged);

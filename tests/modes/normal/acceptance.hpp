@@ -13,7 +13,7 @@ class Acceptance : public testing::TestWithParam<Where> {
  protected:
   int world() const { return GetParam().world; }
 
-  /// `experts` over this world, T = `tokens` everywhere.
+  /// `experts` over this world, T = `tokens` on every rank.
   Scenario base(const std::string& name, int experts, int topk, int64_t tokens, Layout layout = Layout::rank_major) const {
     Scenario s;
     s.name = name;
@@ -26,8 +26,8 @@ class Acceptance : public testing::TestWithParam<Where> {
     s.repeats = kSanitizer ? 1 : 3;
     return s;
   }
-  /// Runs every scenario under both staging strategies on one group. Over several hosts, which have no rings: in its order, and
-  /// with one row back per host.
+  /// Runs every scenario under both staging strategies on one group. Over several hosts, which have no rings: in its own order,
+  /// and with one returned row per host.
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {

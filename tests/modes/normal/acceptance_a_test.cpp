@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode at sizes for every change; the full sizes are in full_test.cpp.
+// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode at sizes for every change; full_test.cpp has the full sizes.
 //
 // Entries: acceptance_a_threads, acceptance_a_processes.
 #include <cmath>
@@ -63,8 +63,9 @@ TEST_P(A, A05_DroppedRoutes) {
   expect_exact(all);
 }
 
-/// One payload per (token, rank), however many routes. The harness checks the byte counters of every dispatch against that;
-/// here the figures themselves: exactly T payloads to one rank, and the expected share R / K for uniform routing.
+/// One payload per (token, rank), for any number of routes. The harness checks the byte counters of every dispatch against
+/// that; this test checks the figures themselves: exactly T payloads to one rank, and the expected share R / K for uniform
+/// routing.
 TEST_P(A, A06_TokensTravelOncePerRank) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A06", 8 * world(), 8, 50, Layout::expert_major);
@@ -185,7 +186,7 @@ TEST_P(A, A08_OverflowFailsEverywhereAndIsNotSticky) {
     s.capacity_percent = 100;
     const auto c = make_case(s);
     const int overflowing = world() / 2;
-    if (c->problem.capacity[static_cast<size_t>(overflowing)] == 0) continue;  // no expert there
+    if (c->problem.capacity[static_cast<size_t>(overflowing)] == 0) continue;  // no expert on this rank
     expect_clean(heap_bytes({c}), [&](switchyard::Group& group, Failures& f) {
       NormalExchange exchange(group, make_config(*c));
       ScenarioCalls calls(group, exchange, *c, f);
@@ -208,7 +209,7 @@ TEST_P(A, A08_OverflowFailsEverywhereAndIsNotSticky) {
   }
 }
 
-/// Many calls on one object: random T, two handles alive, dispatch - dispatch - combine - combine, oldest first.
+/// Many calls on one object: random T, two live handles, dispatch - dispatch - combine - combine, oldest first.
 TEST_P(A, A12_ManyCallsOnOneObject) {
   const int calls = kSanitizer ? 6 : 25;
   for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -269,8 +270,8 @@ TEST_P(A, A13_OutOfContractIdsAreDrops) {
   expect_exact(all);
 }
 
-/// A stale handle is well defined: it describes the routing that made it, whatever was dispatched since. One of another shape
-/// is refused.
+/// A stale handle is well defined: it describes the routing that made it, regardless of later dispatches. A handle of another
+/// shape is refused.
 TEST_P(A, A13_StaleHandles) {
   Scenario s = base("A13 stale", 8, 2, 12);
   const auto old_case = make_case(s);
@@ -293,15 +294,15 @@ TEST_P(A, A13_StaleHandles) {
     RankData data(*old_case, group.rank(), 0);
     ScenarioCalls other_calls(group, other, *other_shape, f);
     other_calls.at("dispatch by a handle of another shape");
-    group.barrier();  // an error ends what others have not ended
+    group.barrier();  // an error ends calls that others have not finished
     const Outcome o =
-        outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // all ranks alike: nobody waits for anybody
+        outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // all ranks alike: no rank waits for another
     f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(cause_of(o)), "code: " + o.text);
   });
 }
 
-/// Rows whose byte and element offsets do not fit 32 bits. Padding that nobody touches makes the buffer long: on CPUs it costs
-/// address space.
+/// Rows whose byte and element offsets do not fit 32 bits. Untouched padding makes the buffer long: on CPUs it costs address
+/// space only.
 class BigOffsets : public Acceptance {
   void SetUp() override {
     if (kBackend == switchyard::Backend::cpu && ranks_of_suite() == Ranks::processes && !spans_hosts(world()))
@@ -335,7 +336,7 @@ TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {
   });
 }
 
-/// On CPUs one rank, and two where no sanitizer multiplies the memory.
+/// On CPUs one rank, and two without a sanitizer, which multiplies the memory.
 std::vector<Where> few_ranks() {
   std::vector<Where> all = everywhere(true);
   if (kBackend == switchyard::Backend::cpu) std::erase_if(all, [](const Where& w) { return w.world > (kSanitizer ? 1 : 2); });

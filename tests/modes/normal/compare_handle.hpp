@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every field of a handle, and every view of it, against the oracle.
+// Compares every field of a handle, and every view of it, with the oracle.
 #pragma once
 
 #include "harness/failures.hpp"
@@ -14,7 +14,7 @@ void compare_handle(const oracle::Problem& problem, const oracle::Expected& expe
 void compare_matrices(const oracle::Problem& problem, const oracle::Expected& expected, int rank, int num_channels,
                       const switchyard::DispatchMatrices& matrices, Failures& failures);
 void compare_ledger(const oracle::Problem& problem, int rank, const switchyard::LedgerTables& ledger, Failures& failures);
-/// All fields of two handles are equal.
+/// Compares all fields of two handles.
 void compare_handles(const switchyard::detail::HandleData& expected, const switchyard::detail::HandleData& actual,
                      Failures& failures);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier: the acceptance cases at the sizes that the systems we follow were tested with. Needs about 16 GB of memory.
+// Release tier: the acceptance cases at the test sizes of the reference systems. Needs about 16 GB of memory.
 //
-// On GPUs: gpu_full, without the cases that have other programs there (A09: BigOffsets, A12: GpuSoak of gpu_object_test).
+// On GPUs: gpu_full, without the cases that other programs cover there (A09: BigOffsets, A12: GpuSoak of gpu_object_test).
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -105,7 +105,7 @@ TEST(Full, A09_RowsBeyond32Bits) {
     const auto c = make_case(s);
     ASSERT_GT(c->expected.ranks[1].rows, 300000);
     auto config = make_config(*c);
-    // The rows that rank 1 receives, and on either rank those that come back, one for each route.
+    // The rows that rank 1 receives, and on either rank the returned rows, one for each route.
     const size_t rows = static_cast<size_t>(c->expected.ranks[1].rows) + size_t{18800} * 8;
     config.pool_bytes = staging == Staging::ring ? 0 : rows * 7168 * 2 + (size_t{256} << 20);
     const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes_for(config, 2));
@@ -118,8 +118,7 @@ TEST(Full, A09_RowsBeyond32Bits) {
   }
 }
 
-/// 3000 calls on one object: random T, dispatch - dispatch - combine - combine, two handles alive, across the wrap of the
-/// epoch.
+/// 3000 calls on one object: random T, dispatch - dispatch - combine - combine, two live handles, across the wrap of the epoch.
 class ManyCalls : public testing::TestWithParam<std::tuple<Ranks, Staging>> {};
 
 TEST_P(ManyCalls, A12) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a group beyond its calls: registered buffers that combine reads in place, sleep and wake. Runs twice: ranks as
-// threads and (SWITCHYARD_TEST_RANKS=processes) as forked processes.
+// Memory of a group other than that of its calls: registered buffers that combine reads in place, sleep and wake. Runs twice:
+// with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) as forked processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ Scenario base(const std::string& name, int world, Layout layout = Layout::rank_m
   s.problem.layout = layout;
   s.problem.max_tokens = 16;
   for (int r = 0; r < world; ++r) s.tokens.push_back(16 - r % 3);
-  // Rows themselves go back, so that combine needs no partial sums and may read them in place.
+  // The rows themselves are returned, so that combine needs no partial sums and may read them in place.
   if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
   return s;
 }
@@ -60,7 +60,7 @@ void expect_code(ErrorCode code, const std::string& in_text, const Outcome& o, F
 
 // --- Registered memory
 
-/// Combines rows at `at` and says how many bytes were copied.
+/// Combines rows at `at` and returns the number of copied bytes.
 uint64_t combine_at(NormalExchange& exchange, RankData& data, const Handle& handle, void* at, Failures& f) {
   const Rows y{at, handle.rows(), exchange.config().hidden, DType::bf16, nullptr, ScaleKind::none};
   data.fill_outputs(y);
@@ -86,8 +86,8 @@ TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
                       RankData data(*c, group.rank(), 0), again(*c, group.rank(), 1);
                       const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
                       const auto bytes = static_cast<size_t>(d.rows * exchange.config().hidden * 2);
-                      // Rows of routes are pushed to their owners: those in ordinary memory need no copy here either. Of others
-                      // those are copied that other ranks read.
+                      // Rows of routes are pushed to their owners: those in ordinary memory need no copy either. Of other rows,
+                      // those that other ranks read are copied.
                       const std::vector<int32_t> prefix = d.handle.matrices(1).rank_prefix_matrix;
                       const auto here = [&](int sources) {
                         return sources ? prefix[static_cast<size_t>((sources - 1) * world + group.rank())] : 0;
@@ -120,7 +120,7 @@ TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
   }
 }
 
-/// In one combine some rows lie in registered memory, some in a row buffer, some in neither.
+/// In one combine, some rows are in registered memory, some in a row buffer, some in neither.
 TEST_F(Registered, EveryRankMayUseOtherMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(base("mixed", 4, layout));
@@ -149,7 +149,7 @@ TEST_F(Registered, EveryRankMayUseOtherMemory) {
   }
 }
 
-/// A rank that has ended its part cannot read the others' rows: a mismatch there, not a wild read.
+/// A rank that has ended its registration cannot read the others' rows: it gets a mismatch, not an invalid read.
 TEST_F(Registered, EndedByOneRankOnly) {
   const auto c = make_case(base("ended", 3));
   EXPECT_EQ(run(3, heap_bytes({c}),
@@ -161,7 +161,7 @@ TEST_F(Registered, EndedByOneRankOnly) {
                   std::optional<RegisteredMemory> registered(group.register_memory(buffer.data(), buffer.size()));
                   if (group.rank() == 1) registered.reset();
                   Outcome o = outcome_of([&] { (void)combine_at(exchange, data, d.handle, buffer.data(), f); });
-                  if (o.code == ErrorCode::ok && group.rank() != 1)  // had finished when it was told
+                  if (o.code == ErrorCode::ok && group.rank() != 1)  // had finished when the error arrived
                     o = outcome_of([&] { (void)exchange.dispatch(data.x(), data.ids(), data.weights()); });
                   expect_code(ErrorCode::mismatch, "registered memory", o, f);
                   if (group.rank() != 1) f.check(o.text.find("rank 1 found") != std::string::npos, "who found it: " + o.text);
@@ -211,7 +211,7 @@ TEST(RegisteredByProcesses, AreToldWhyNot) {
 
 // --- Sleep and wake
 
-/// Bytes of this rank's segment that have memory behind them.
+/// Bytes of this rank's segment that are backed by memory.
 size_t resident_bytes(const Group& group) {
   const auto& view = group.impl().heap->view();
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -222,7 +222,7 @@ size_t resident_bytes(const Group& group) {
   return resident;
 }
 
-/// Sleeps and wakes, and checks what it is for: memory that was in use is given back, and comes back zero.
+/// Sleeps and wakes, and checks the effect: memory in use is released, and is zero after wake-up.
 void nap(Group& group, Failures& f) {
   constexpr size_t kBallast = size_t{4} << 20;
   auto& heap = *group.impl().heap;
@@ -246,7 +246,7 @@ void nap(Group& group, Failures& f) {
 
 constexpr size_t kBallastRoom = size_t{5} << 20;
 
-/// Two objects, a handle and a row buffer made before; everything goes on after each of three naps. The epoch wraps.
+/// Two objects, a handle and a row buffer made before; everything works after each of three sleeps. The epoch wraps.
 TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
   for (const int world : {1, 2, 4}) {
     for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -330,7 +330,7 @@ TEST(Sleep, ObjectsAndGroupsMayEndWhileAsleep) {
                   f.equal(size_t{0}, group.heap_used(), "heap in use");
                   group.wake();
                   NormalRig(group).round();
-                  group.sleep();  // the group ends like this
+                  group.sleep();  // the group ends asleep
                 }),
             "");
 }

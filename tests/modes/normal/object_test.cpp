@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange objects beside one scenario: bounded rings, several objects on one group, moves, handles across objects, static
+// Exchange objects outside scenarios: bounded rings, several objects on one group, moves, handles across objects, static
 // shapes, many ranks, rows at any address, and the local queries.
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
     s.ring = {5, 6, 64};
     NormalConfig config = make_config(*make_case(s));
     const size_t unbounded = NormalExchange::memory_required(config, 4).ring_bytes;
-    config.ring.slots = config.ring.send_chunk = s.problem.topk;  // the least
+    config.ring.slots = config.ring.send_chunk = s.problem.topk;  // the minimum
     const size_t least = NormalExchange::memory_required(config, 4).ring_bytes;
     for (const size_t bytes : {unbounded, unbounded - 1, unbounded / 2, least + 1, least}) {
       s.ring = {5, 6, 64, bytes};
@@ -73,7 +73,7 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
   }
 }
 
-/// What is left to the library: channels by tokens and ranks, slots by channels, rows and K; all of it fits into max_bytes.
+/// The library's choices: channels by tokens and ranks, slots by channels, rows and K; all of it fits into max_bytes.
 TEST(Ring, UsualSettings) {
   struct Row {
     int world;
@@ -104,7 +104,7 @@ TEST(Ring, UsualSettings) {
     EXPECT_LE(usual_ring(config, row.world).num_channels, 2);
     EXPECT_LE(NormalExchange::memory_required(config, row.world).ring_bytes, config.ring.max_bytes);
     config.ring.max_bytes = 0;
-    config.ring.slots = 256;  // together as many rows as usual
+    config.ring.slots = 256;  // together as many rows as by default
     EXPECT_EQ(usual_ring(config, row.world).num_channels, std::min(row.channels, 10));
     config.ring.slots = 0;
     config.ring.send_chunk = 1 << 20;
@@ -114,8 +114,8 @@ TEST(Ring, UsualSettings) {
   }
 }
 
-/// Tokens that are fewer than half of the warps, and one or two more than warps, are summed in parts of their rows; with
-/// weights that come back once, biases, and a part shorter than the others.
+/// Fewer tokens than half of the warps, and one or two more than warps, are summed in parts of their rows; with weights that
+/// are returned once, biases, and a part shorter than the others.
 TEST(Combine, FewTokensInParts) {
   for (const DType type : {DType::bf16, DType::f32}) {
     Scenario s = base("parts", 4);
@@ -270,7 +270,7 @@ TEST(Handles, OutliveTheirObjectAndGroup) {
   }
 }
 
-/// The routing of a cached dispatch is the handle's; rows may be of another type each time.
+/// The routing of a cached dispatch is the handle's; rows may have another type each time.
 TEST(Cached, MayChangeTheRowType) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("bf16 first", 3, Layout::expert_major);
@@ -331,7 +331,7 @@ TEST(StaticSizes, NeverVaryWithTheRouting) {
   }
 }
 
-/// More than any routing can bring is not allocated: the default pool is made for the worst case.
+/// Capacity beyond any routing is not allocated: the default pool covers the worst case.
 TEST(StaticSizes, CapacityBeyondTheWorstCase) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     NormalConfig config;
@@ -356,7 +356,7 @@ TEST(StaticSizes, CapacityBeyondTheWorstCase) {
             exchange.dispatch({x.data(), 4, 8, DType::bf16}, switchyard::ExpertIds::of(ids.data(), 4, 1), nullptr, o);
         EXPECT_EQ(d.rows, 4);
         EXPECT_EQ(d.x.rows, 4);
-        const bool reports = overflow == switchyard::Overflow::drop_and_report;  // also that nothing was dropped
+        const bool reports = overflow == switchyard::Overflow::drop_and_report;  // also if nothing was dropped
         EXPECT_EQ(std::vector<uint8_t>(d.dropped.begin(), d.dropped.end()), std::vector<uint8_t>(reports ? 4 : 0, 0));
         EXPECT_EQ(std::vector<int64_t>(d.dropped_per_source.begin(), d.dropped_per_source.end()),
                   std::vector<int64_t>(reports ? 2 : 0, 0));
@@ -384,7 +384,7 @@ TEST(ManyRanks, UpTo64) {
   }
 }
 
-/// Rows need not be aligned beyond their elements.
+/// Rows need no alignment beyond that of their elements.
 TEST(Addresses, RowsMayBeginAtAnyElement) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("odd address", 3);
@@ -444,7 +444,7 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
   }
 }
 
-/// Flags, counts and placements are bounded, whatever the shape; rows are counted apart.
+/// Flags, counts and placements are bounded, for any shape; rows are counted separately.
 TEST(Memory, ControlIsBounded) {
   for (const auto backend : {switchyard::Backend::cpu, switchyard::Backend::cuda})
     for (const auto layout : {switchyard::Layout::rank_major, switchyard::Layout::expert_major})

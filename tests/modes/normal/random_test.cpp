@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomised exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays drawn from a seed, all
+// Randomized exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays drawn from a seed, all
 // compared with the oracle bit by bit.
 //
-// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: how many dispatch + combine pairs
-// (default 2500, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with
-// SWITCHYARD_RANDOM_EXCHANGES=1, to run that batch alone.
+// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: number of dispatch + combine pairs
+// (default 2500, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1,
+// to run only that batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -91,8 +91,8 @@ Scenario draw_scenario(Draw& draw, int world) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// Numbers of multiprocessors with which kernels divide their work in all ways and all ranks fit on one GPU of 132; now and
-/// then rows that are copied in bulk.
+/// Numbers of multiprocessors with which kernels divide their work in all ways and all ranks fit on one GPU of 132;
+/// occasionally, rows that are copied in bulk.
 void draw_for_gpus(Draw draw, Scenario& s) {
   s.num_sms = draw.one_of({1, 2, 5, 16, s.problem.world <= 2 ? 48 : 16});
   const int64_t tokens = *std::max_element(s.tokens.begin(), s.tokens.end());

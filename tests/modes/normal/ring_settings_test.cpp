@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What usual_ring() chooses where memory is bounded, and what it refuses.
+// Choices of usual_ring() if memory is bounded, and settings that it refuses.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,8 +25,8 @@ NormalConfig usual_config() {
   return config;
 }
 
-/// Settings that are not allowed are not returned: what usual_ring() says means the same if it is given, or it throws what is
-/// needed.
+/// Disallowed settings are never returned: the result of usual_ring() means the same if it is passed in, or usual_ring() throws
+/// and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = usual_config();
   constexpr int kWorld = 8;
@@ -54,7 +54,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   EXPECT_EQ(usual_ring(config, kWorld).num_channels, 1);
   EXPECT_EQ(usual_ring(config, kWorld).slots, 8);
 
-  config.max_tokens = 3 << 20;  // chunks longer than slots may be many
+  config.max_tokens = 3 << 20;  // there may be many chunks longer than slots
   config.topk = 2;
   config.ring = {0, 1 << 20, 0, 0};
   const switchyard::RingSettings usual = usual_ring(config, kWorld);
@@ -66,7 +66,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   EXPECT_EQ(again.send_chunk, usual.send_chunk);
 }
 
-/// Slots that are named are kept while channels that are not make room; then they are lowered.
+/// Given slots are kept while unspecified channels make room; then they are lowered.
 TEST(Ring, NamedSlotsAreLoweredLast) {
   NormalConfig config = usual_config();
   config.ring.slots = 64;
@@ -87,10 +87,10 @@ TEST(Ring, NamedSlotsAreLoweredLast) {
   expect(bytes(1, 64), 1, 64);
   expect(bytes(1, 64) - 1, 1, 63);
   expect(bytes(1, 8), 1, 8);
-  config.ring.num_channels = 4;  // named too: slots are lowered at once
+  config.ring.num_channels = 4;  // also given: slots are lowered at once
   expect(bytes(4, 64), 4, 64);
   expect(bytes(4, 64) - 1, 4, 63);
-  config.ring = {};  // neither: slots down to K, then channels, which leave room for more slots
+  config.ring = {};  // neither given: slots down to K, then channels, which leave room for more slots
   config.layout = switchyard::Layout::expert_major;
   expect(bytes(128, 20), 128, 20);
   expect(bytes(128, 20) - 1, 128, 19);

@@ -32,7 +32,7 @@ namespace {
 /// Streams of random numbers.
 enum Stream : uint64_t { kRows = 1, kOutputs, kBias, kReplaced };
 
-/// Element `c` of both rows, in words.
+/// Element `c` of both rows, as text.
 std::string difference(DType type, const void* expected, const void* actual, int64_t c) {
   std::ostringstream text;
   text << "column " << c << ": expected " << oracle::load(type, expected, c) << ", got " << oracle::load(type, actual, c);
@@ -55,7 +55,7 @@ bool all_zero(const std::byte* data, int64_t bytes) {
 std::shared_ptr<const Case> make_case(const Scenario& s) {
   auto c = std::make_shared<Case>();
   c->scenario = s;
-  if (spans_hosts(s.problem.world)) {  // which have neither rings nor registered memory
+  if (spans_hosts(s.problem.world)) {  // has neither rings nor registered memory
     c->scenario.staging = Staging::direct;
     if (s.output_memory == OutputMemory::registered) c->scenario.output_memory = OutputMemory::ordinary;
   }
@@ -68,7 +68,7 @@ std::shared_ptr<const Case> make_case(const Scenario& s) {
     p.max_tokens = std::max(p.max_tokens, tokens);
   }
   if (std::all_of(s.tokens.begin(), s.tokens.end(), [](int64_t t) { return t == 0; }))
-    p.weights.clear();  // nobody has any to give
+    p.weights.clear();  // there are none to pass
   if (s.capacity_percent) {
     p.size = SizePolicy::exact;
     const oracle::Expected free = oracle::expect(p);
@@ -95,15 +95,15 @@ NormalConfig make_config(const Case& c) {
   if (config.ring.slots != 0) config.ring.slots = std::max(config.ring.slots, config.topk);
   const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
   if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {
-    int64_t extra = 0;  // static sizes may exceed what any routing needs
+    int64_t extra = 0;  // static sizes may exceed the needs of any routing
     for (const int64_t capacity : c.problem.capacity) extra = std::max(extra, capacity * (s.hidden * 8 + 64));
     config.pool_bytes = 2 * pool + idx(extra);
   }
   return config;
 }
 
-/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most what a rank has of its GPU; 0: no number is
-/// given, so that those of the tuning are taken, likewise at most so many.
+/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most the rank's share of its GPU; 0: no number is
+/// passed, so that those of the tuning apply, with the same limit.
 static int sms_of(const Case& c) {
 #if defined(SWITCHYARD_TEST_CUDA)
   const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");
@@ -116,7 +116,7 @@ static int sms_of(const Case& c) {
   int devices = 0, all = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
       cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
-    return c.scenario.num_sms;  // forming the group says why
+    return c.scenario.num_sms;  // forming the group reports the reason
   return std::min(asked, all / ((c.problem.world + devices - 1) / devices));
 #else
   (void)c;
@@ -219,7 +219,7 @@ void RankData::fill_outputs(const Rows& y) const {
       const auto row = output_row(rank_, view.origin[idx(i)]);
       std::memcpy(data + i * bytes, row.data(), row.size());
     } else {
-      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN: a sum that reads it shows it
+      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN: shows in a sum that reads it
     }
   }
 }
@@ -319,7 +319,7 @@ void RankData::check_dispatched(const Dispatched& d, Failures& f) const {
   f.equal(view.rows, d.rows, "rows");
   f.equal(view.rows, d.handle.rows(), "handle.rows()");
   f.equal(tokens_, d.handle.tokens(), "handle.tokens()");
-  int64_t largest = 0;  // the same on all ranks
+  int64_t largest = 0;  // equal on all ranks
   for (int r = 0; r < c_.problem.world; ++r) largest = std::max(largest, oracle::worst_case_rows(c_.problem, r));
   switch (c_.problem.size) {
     case SizePolicy::automatic:
@@ -336,7 +336,7 @@ void RankData::check_out_weights(Failures& f) const {
   const std::vector<int> host_of = hosts_of_suite(c_.problem.world);
   for (int64_t t = 0; t < tokens_; ++t) {
     for (int k = 0; k < topk; ++k) {
-      std::vector<float> sums(idx(c_.problem.world), 0.0f);  // one, or of each host
+      std::vector<float> sums(idx(c_.problem.world), 0.0f);  // one, or one per host
       for (const auto& send : c_.expected.ranks[idx(rank_)].sends[idx(t)])
         sums[s_.order == CombineOrder::per_host ? idx(host_of[idx(send.rank)]) : 0] += returned_weight(send.rank, rank_, t, k);
       float expected = 0.0f;

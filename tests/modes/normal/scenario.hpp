@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One dispatch + combine scenario: described, run by every rank, compared element by element and bit by bit with the oracle.
+// One dispatch + combine scenario: its description, its run on every rank, and the bitwise comparison of every element with the
+// oracle.
 #pragma once
 
 #include <cstdint>
@@ -22,21 +23,21 @@ using switchyard::Layout;
 using switchyard::ScaleKind;
 using switchyard::Staging;
 
-/// Where the rows lie that combine is given.
+/// Location of the rows passed to combine.
 enum class OutputMemory {
   row_buffer,  ///< allocate_rows: read in place
   ordinary,    ///< the caller's own memory
   in_place,    ///< Dispatched::x, overwritten
   registered,  ///< the caller's own memory, registered for the call (not with CPU ranks as processes)
-  by_rank,     ///< ordinary on ranks of even number, row_buffer on the others
+  by_rank,     ///< ordinary on even ranks, row_buffer on the others
 };
 
-/// Where a dispatch delivers.
+/// Destination of a dispatch.
 enum class Delivery {
   pool,        ///< memory of the object
   caller,      ///< DispatchOptions::out: the caller's own memory, with room to spare
-  by_rank,     ///< caller on ranks of even number, pool on the others
-  row_buffer,  ///< as caller for dispatches that give no handle; of cached ones allocate_rows, if rows have no scales
+  by_rank,     ///< caller on even ranks, pool on the others
+  row_buffer,  ///< like caller for dispatches without a handle; allocate_rows for cached ones, if rows have no scales
 };
 
 struct Scenario {
@@ -68,7 +69,7 @@ struct Scenario {
   // Object.
   Staging staging = Staging::direct;
   switchyard::RingSettings ring{3, 6, 32};
-  uint64_t first_epoch = 1;  ///< what run_case numbers calls from
+  uint64_t first_epoch = 1;  ///< number of the first call, set by run_case
 
   // Combine.
   CombineOrder order = CombineOrder::per_rank;
@@ -76,14 +77,14 @@ struct Scenario {
   bool apply_weights = true;
   bool replace_weights = false;  ///< expert-major per_route: CombineOptions::weights; rank-major: return weight sums
 
-  int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with other rows each time
+  int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with different rows each time
   bool cached = true;
   int num_sms = 2;       ///< CUDA: of every call
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   bool check_views = true;
 };
 
-/// A scenario and what must come of it, computed once and shared by all ranks.
+/// A scenario and its expected results, computed once and shared by all ranks.
 struct Case {
   Scenario scenario;
   oracle::Problem problem;
@@ -91,11 +92,11 @@ struct Case {
 };
 std::shared_ptr<const Case> make_case(const Scenario& scenario);
 
-/// As the object of `c` is made, but for its first epoch. The pool holds two dispatches and their outputs at a time.
+/// Config of the object of `c`, except its first epoch. The pool holds two dispatches and their outputs at a time.
 switchyard::NormalConfig make_config(const Case& c);
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
 
-/// This rank's inputs and expectations of one repetition. Everything is a function of (scenario, rank, repetition).
+/// This rank's inputs and expected results of one repetition. Everything is a function of (scenario, rank, repetition).
 class RankData {
  public:
   RankData(const Case& c, int rank, int repetition);
@@ -105,7 +106,7 @@ class RankData {
   const float* weights() const;  ///< null if the scenario has none
   /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
   void fill_outputs(const switchyard::Rows& y) const;
-  /// Frees x and its scales: what comes of them is computed again.
+  /// Frees x and its scales: results that depend on them are computed again.
   void forget_rows();
   switchyard::CombineOptions combine_options();
   /// Zero rows of T * H of the combined type, poisoned; and [T, K] of weights.
@@ -134,19 +135,19 @@ class RankData {
 };
 
 /// Payload that crosses between hosts for rank `rank`, by definition: a dispatch sends each token once to each other host that
-/// it touches, whatever a capacity drops; a combine takes a row of each rank (per_rank), route (per_route) or host (per_host)
-/// of other hosts that keeps one.
+/// it touches, regardless of capacity drops; a combine receives a row of each rank (per_rank), route (per_route) or host
+/// (per_host) of other hosts that keeps one.
 uint64_t bytes_over_network(const Case& c, int rank, bool combine);
 
-/// The body of one rank: runs all repetitions on `exchange`, checks everything. Collective.
+/// The body of one rank: makes all repetitions on `exchange` and checks everything. Collective.
 void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
 CaseInfo info_of(const Case& c);
-/// The same, on an object made by make_config.
+/// Like run_on, on an object made by make_config.
 void run_object(switchyard::Group& group, const Case& c, Failures& failures);
-/// Heap that a group needs to run these, one after the other.
+/// Heap that a group needs to run these cases one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
 
-/// Forms a group, runs all cases on it one after the other, returns the mismatches as one text.
+/// Forms a group, runs all cases on it one after the other, and returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases);
 
 }  // namespace harness

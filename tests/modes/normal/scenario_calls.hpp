@@ -12,25 +12,25 @@
 
 namespace harness {
 
-/// Calls of a case on an exchange object whose config fits it: inputs and results are where the backend wants them, and
-/// everything that comes back is compared. Those of several cases may take turns on one object. `c` outlives this. All
-/// functions are collective.
+/// Makes the calls of a case on an exchange object whose config fits it: inputs and results are in the backend's memory, and
+/// all results are compared. Calls of several cases may alternate on one object. `c` must outlive this object. All functions
+/// are collective.
 class ScenarioCalls : RankSteps {
  public:
   ScenarioCalls(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
 
-  /// All repetitions of the scenario.
+  /// Makes all repetitions of the scenario.
   void run();
 
-  /// Before a call: names it in mismatches, meets the other ranks and comes late as the scenario says.
+  /// Call before each call: names it in mismatches, meets the other ranks and arrives late as the scenario specifies.
   void at(const std::string& step);
-  /// By the ids of the case, or, cached, by `handle`. Frees the rows of `data`.
+  /// Uses the ids of the case or, cached, `handle`. Frees the rows of `data`.
   switchyard::Dispatched dispatch(RankData& data, const switchyard::Handle* handle = nullptr);
-  /// How a dispatch ends for which this rank's options say another capacity, on a GPU once its kernels are done.
+  /// Outcome of a dispatch for which this rank's options specify another capacity; on a GPU, after its kernels have completed.
   Outcome dispatch_at_capacity(RankData& data, int64_t capacity);
-  /// A dispatch and a combine, each with at(); `of` ends its names. \returns the handle
+  /// A dispatch and a combine, each with at(); `of` is a suffix of their names. \returns the handle
   switchyard::Handle round(RankData& data, const std::string& of = "", const switchyard::Handle* handle = nullptr);
-  /// What the experts make of `d`, whose handle is `handle` or equal to it.
+  /// Combines the expert outputs of `d`, whose handle is `handle` or equal to it.
   void combine(RankData& data, switchyard::Dispatched d, const switchyard::Handle& handle);
 
  private:
@@ -55,8 +55,8 @@ class ScenarioCalls : RankSteps {
   switchyard::NormalExchange& exchange_;
   const Case& c_;
   switchyard::DispatchOptions options_;
-  switchyard::Rows out_;          ///< options_.out, and where it is if it is
-  switchyard::RowBuffer buffer_;  ///< there
+  switchyard::Rows out_;          ///< options_.out, with its address if it is set
+  switchyard::RowBuffer buffer_;  ///< memory of out_, if in_buffer_
   bool in_buffer_ = false;
 };
 
