@@ -50,8 +50,7 @@ class Exchange:
     hidden: H, columns of a row, in whole 16 bytes. experts: E, in total. topk: K, experts per token, at most 32.
     max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
     per (token, expert), grouped by expert, each group padded to a multiple of `align` rows.
-    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded
-    memory.
+    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" (bounded memory).
     invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, experts): "raise" or "count" (docs/routing.md).
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
     routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
@@ -173,12 +172,10 @@ class Exchange:
         size: number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU:
         exact; CUDA: worst case, because exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or
         "drop_and_report".
-        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, maximum number of multiprocessors; 0: the
-        library's choice.
+        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, maximum number of multiprocessors; 0: automatic.
         out: memory for the rows, [at least the number of allocated rows, H], or for fp8 rows a pair with dense scales whose
-        rows are whole 16 bytes; may differ by rank. Costs a local copy of the delivered rows, except for rows without scales in
-        memory from :meth:`allocate_rows` ("direct" staging). With exact size, PoolExhausted on all ranks reports that it is too
-        small.
+        rows are whole 16 bytes; may differ by rank. Copies the rows locally, except for rows without scales in memory from
+        :meth:`allocate_rows` ("direct" staging). With exact size, all ranks raise PoolExhausted if it is too small.
 
         Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing.
         docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `weights` if these are torch tensors
@@ -216,8 +213,7 @@ class Exchange:
 
     def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
-        """Returns rows, scales or None, and the handle. `options` are numbers: quantize, size, overflow, padding, capacity,
-        num_sms."""
+        """Returns rows, scales or None, and the handle. `options`: quantize, size, overflow, padding, capacity, num_sms, as numbers."""
         plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)

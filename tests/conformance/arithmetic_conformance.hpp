@@ -200,8 +200,7 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   }
 }
 
-// Data on which a fused multiply-add, a double accumulator, or another order of the rows gives bits that differ from the
-// contract.
+// Data on which a fused multiply-add, a double accumulator, or another order of the rows changes the bits.
 TYPED_TEST_P(ArchConformance, ReduceAddsInOrderWithoutFusing) {
   constexpr int64_t kHidden = 4096;
   Reduction<TypeParam> work(DType::f32, kHidden, 5, 1, true, 0);

@@ -33,7 +33,6 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-
 /// On GPUs one warp of each of a few blocks: the others do the same, and a page can show no more.
 TraceOptions trace_options(const DemoPlan& plan) {
   TraceOptions t;

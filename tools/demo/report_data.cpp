@@ -18,7 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-
 /// What travelled from rank to rank over all steps, and to which experts.
 struct Traffic {
   std::vector<std::vector<int64_t>> rows;    ///< [source][dest] one per (token, rank)

@@ -35,7 +35,6 @@ constexpr size_t kMessage = 64;
 constexpr int kAnswers = 2000;
 constexpr double kMostSeconds = 10;
 
-
 int checked(int result, const char* what) {
   if (result < 0) throw std::runtime_error(std::string("loopback: ") + what + ": " + std::strerror(errno));
   return result;

@@ -21,7 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kExperts = 256, kTopk = 8, kWorld = 2;
 constexpr int64_t kTokens = 4096;
 
-
 /// Distinct experts in each token, in no order.
 std::vector<int32_t> scattered_ids() {
   std::vector<int32_t> ids(kTokens * kTopk);

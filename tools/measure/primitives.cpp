@@ -30,7 +30,6 @@ constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quanti
 constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
 constexpr int kLeastPasses = 5, kMostPasses = 60;
 
-
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
   return values[values.size() / 2];

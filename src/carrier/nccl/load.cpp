@@ -23,7 +23,8 @@ struct Library {
 };
 
 Library find_library() {
-  if (void* const loaded = ::dlopen(kLibraryName, RTLD_NOW | RTLD_NOLOAD)) return {loaded, std::string(kLibraryName) + " of the process"};
+  if (void* const loaded = ::dlopen(kLibraryName, RTLD_NOW | RTLD_NOLOAD))
+    return {loaded, std::string(kLibraryName) + " of the process"};
   if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return {RTLD_DEFAULT, "the NCCL that the process is linked with"};
   const char* const given = std::getenv(kLibraryVariable);
   const std::string file = given && *given ? given : kLibraryName;
