@@ -327,7 +327,7 @@ class Group:
         return cls.connect(rank, communicator.Get_size(), *_meeting(rank, communicator.allgather), heap_bytes, **options)
 
     def _once_more(self, heap_bytes: int, options: Any) -> "Group":
-        """Collective. Forms another group of the same ranks, with a heap of its own."""
+        """Collective. Forms another group of the same ranks, with its own heap."""
 
         def gather(mine: Tuple[str, ...]) -> List[Any]:
             return [json.loads(each) for each in self._agree("Group", json.dumps(mine).encode().ljust(1024))]

@@ -19,7 +19,7 @@ _GRACE = 5.0
 
 @checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
-    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a thread of its own, and returns the
+    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in its own thread, and returns the
     results in rank order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank
     raises, or returns while others still need it, their calls end with :class:`PeerFailed`, and the exception of the causing
     rank is raised here, with a note of its rank. Ctrl-C ends all ranks' calls.

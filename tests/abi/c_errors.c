@@ -227,7 +227,7 @@ static void null_arguments(void) {
   CHECK_OK(sy_storage_release(NULL));
 }
 
-// Values that the C++ types cannot hold; each in a group of its own, because a wrong collective call ends it.
+// Values that the C++ types cannot hold; each in its own group, because a wrong collective call ends it.
 static void wrong_members(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);

@@ -23,7 +23,7 @@ struct MisuseOf {
 using Misuse = MisuseOf<switchyard::Group>;
 inline std::ostream& operator<<(std::ostream& out, const Misuse& m) { return out << m.name; }
 
-/// Binds each misuse to a rig of its own, `make(group)`.
+/// Binds each misuse to its own rig, `make(group)`.
 template <class Rig, class Make>
 std::vector<Misuse> on_rigs(const std::vector<MisuseOf<Rig>>& misuses, Make make) {
   std::vector<Misuse> all;

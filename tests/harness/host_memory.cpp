@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory of a rank. Each input is a block of its own with its exact size, so that AddressSanitizer detects accesses beyond
+// Host memory of a rank. Each input is a separate block of its exact size, so that AddressSanitizer detects accesses beyond
 // its ends.
 #include <cstdlib>
 #include <cstring>

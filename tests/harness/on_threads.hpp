@@ -8,7 +8,7 @@
 
 namespace harness {
 
-/// Runs body(0) to body(n - 1), each on a thread of its own. Returns when all have ended; no exception may leave a body.
+/// Runs body(0) to body(n - 1), each on its own thread. Returns when all have ended; no exception may leave a body.
 template <class Body>
 void on_threads(size_t n, const Body& body) {
   std::vector<std::thread> threads;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs cases of a mode, one after the other, on one group. A Case contains the mode's input and the expected results; its
 // header declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`: the body of one rank,
-// with an object of its own.
+// with its own object.
 #pragma once
 
 #include <algorithm>

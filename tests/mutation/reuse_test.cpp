@@ -3,7 +3,7 @@
 // ago only because the peers announced their entry into a call in between. A fast rank sends rows to a slow one that reads
 // them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten without an order
 // after the owner's use of them. The race on the data next to the flag is reported first, so the run continues after a report,
-// in a process of its own.
+// in its own process.
 //
 // Low latency: rows in calls 1, 3, 5, ...; the calls in between consist of headers only. Ledger combine: sentinel rows in
 // every call, each buffer overwritten three calls later.

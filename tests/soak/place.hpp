@@ -25,7 +25,7 @@ int count_gpus();
 /// Multiprocessors for each call of one of `lanes` lanes of each of `world` ranks; 0 on the CPU.
 int num_sms_for(int world, int lanes);
 
-/// Sum over ranks by another library's collective, on a stream of its own. Null if unavailable.
+/// Sum over ranks by another library's collective, on its own stream. Null if unavailable.
 class AllReduce {
  public:
   virtual ~AllReduce() = default;  ///< ends work in flight, whether or not it can complete

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FusedMoe says without a call: its memory, the fields that it refuses, and that a group of CPUs needs products, on all
-// ranks alike. What it computes: modes/fused/fused_group_test.cpp, and on GPUs gpu/gemm/gpu_moe_layer_test.cpp.
+// FusedMoe without a call: its memory, the fields that it refuses, and the error of a group of CPUs without products, the same
+// on all ranks. Its results: modes/fused/fused_group_test.cpp, and on GPUs gpu/gemm/gpu_moe_layer_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +30,7 @@ FusedMoeConfig small() {
   return c;
 }
 
-/// What the change of one field adds to the memory of two ranks.
+/// Memory that the change of one field adds for two ranks.
 FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, FusedMoeConfig c = small()) {
   const FusedMoeMemory before = FusedMoe::memory_required(c, 2);
   change(c);
@@ -38,10 +38,10 @@ FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, Fuse
   return {after.heap_bytes - before.heap_bytes, after.private_bytes - before.private_bytes};
 }
 
-// The formulas of docs/layer.md. Sizes are chosen so that nothing is rounded but where it says so.
+// The formulas of docs/layer.md. Sizes are chosen so that nothing is rounded except where noted.
 TEST(FusedMoeMemory, FollowsTheFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kElement = 2, kFlag = 8;
-  // The rows that lie in memory, twice as wide: tokens and inbox in the heap, x and y apart.
+  // The rows in memory, twice as wide: tokens and inbox in the heap, x and y outside.
   FusedMoeMemory more = added_by([](auto& c) { c.hidden = 512; });
   EXPECT_EQ(more.heap_bytes, (64 + 64 * 2) * 256 * kElement);
   const size_t tiles = kRows / 176 + 2;
@@ -55,7 +55,7 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
   EXPECT_GE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag);
   EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // and tables
-  // No capacity, one that never binds, and one that does: only rows of experts become fewer.
+  // No capacity, one that never binds, and one that does: only the experts' rows decrease.
   more = added_by([](auto& c) { c.capacity = 1 << 20; });
   EXPECT_EQ(more.heap_bytes + more.private_bytes, 0u);
   FusedMoeConfig bounded = small();
@@ -80,13 +80,13 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
 
-// One byte and a scale for each element that is multiplied, and scales of weights four times as they are given.
+// One byte and a scale for each element that is multiplied, and weight scales at four times their given size.
 TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
   FusedMoeConfig c = small();
   c.type = DType::fp8_e4m3;
   FusedMoeMemory more = added_by([](auto& changed) { changed.hidden = 512; }, c);
-  // A token is 256 bytes and two scales, to 384; or 512 and four, to 640. Its output is bf16.
+  // A token is 256 bytes and two scales, padded to 384; or 512 and four, padded to 640. Its output is bf16.
   EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
   const size_t tiles = 2 * (kRows / 192 + 2), weights = 2 * 2 * (1 * 2 + 1 * 2) * 16;  // up: twice the blocks; down: the tiles
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
@@ -151,7 +151,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
   refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
   refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
   refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
-  // Tiles have numbers of twenty bits, tickets of thirty: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
+  // Tiles have 20-bit numbers, tickets have 30 bits: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
   refused("FusedMoeConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
     c.max_tokens = 100 << 20;
     c.capacity = 184549025;
@@ -167,7 +167,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }
 
-// All ranks hear the same, of settings that are right or wrong, and the group goes on.
+// All ranks get the same error, for valid and invalid settings, and the group stays usable.
 TEST(FusedMoes, OfWeightsNeedAGroupOfGpus) {
   const auto options = harness::options_with(std::chrono::seconds(20));
   const std::vector<Outcome> ends = harness::outcomes(2, options, [&](Group& group) {

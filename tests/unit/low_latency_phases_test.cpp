@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of low latency over hosts, which GPUs run as kernels between rounds, here on the CPU: one thread runs each phase
-// of all warps of all ranks in turn, and copies what a round would bring. Whatever hosts the ranks are on, every byte of every
-// output must be what it is on one host; what that is, the suites of the mode say.
+// The low-latency phases across hosts, which GPUs run as kernels between rounds, here on the CPU: one thread runs each phase of
+// all warps of all ranks in turn, and copies the data of the rounds. For any assignment of ranks to hosts, every byte of every
+// output must be the same as on one host; the mode's own suites test those outputs.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,8 +17,8 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr int kBlocks = 2, kWarps = 3;  // of a rank
-constexpr uint64_t kBase = 8192;        // of the object in a heap
+constexpr int kBlocks = 2, kWarps = 3;  // per rank
+constexpr uint64_t kBase = 8192;        // offset of the object in a heap
 
 struct Shape {
   std::string hosts;  ///< a letter for each rank
@@ -27,7 +27,7 @@ struct Shape {
   uint64_t seed = 1;
 };
 
-/// Zeros at a multiple of 256.
+/// Zeroed memory aligned to 256 bytes.
 class Bytes {
  public:
   explicit Bytes(int64_t bytes) : memory_(static_cast<size_t>(bytes) + 256) {}
@@ -98,7 +98,7 @@ class Cluster {
     for (int r = 0; r < world_; ++r) p.push_back(dispatch_params(r));
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       low_latency_send<Cpu>(w, p[r]);
-      LowLatencyDispatchParams in_parts = p[r];  // only what crosses: the others would need a barrier of the block's warps
+      LowLatencyDispatchParams in_parts = p[r];  // only what crosses hosts: the rest would need a barrier of the block's warps
       in_parts.part_columns = 128;
       in_parts.parts = (layout_.hidden + 127) / 128;
       if (!map_.one_host())
@@ -137,7 +137,7 @@ class Cluster {
     return {reinterpret_cast<const char*>(at(r).output.data()), static_cast<size_t>(at(r).output_bytes)};
   }
   uint64_t network_bytes(int r) const { return sum_moved(at(r).moved).network_bytes; }
-  /// How often rows of rank r's tokens cross in a dispatch, and in a combine of this order.
+  /// Number of times that rows of rank r's tokens cross hosts in a dispatch, and in a combine of this order.
   uint64_t crossings(int r) const {
     return count(r, [&](int32_t e) { return map_.host_of(layout_.owner(e)); });
   }
@@ -157,7 +157,7 @@ class Cluster {
     return oracle::mix(shape_.seed, static_cast<uint64_t>(r * 8 + what), static_cast<uint64_t>(i));
   }
 
-  /// Choices repeat, and some are no expert. Rows are numbers of few bits in every type.
+  /// Choices repeat, and some are no expert. Row values have few significant bits in every type.
   void give_inputs(int r) {
     const auto tokens = shape_.tokens[static_cast<size_t>(r)];
     for (int64_t f = 0; f < int64_t{tokens} * layout_.topk; ++f) {
@@ -267,7 +267,7 @@ class Cluster {
       for (CpuWarp& w : ranks_[r].warps) EXPECT_TRUE(phase(ranks_[r], r, w)) << "rank " << r << " warp " << w.index();
   }
 
-  /// What the rounds of all ranks bring. Both ends of a leg have it, of one size.
+  /// The data transfer of all ranks' rounds. Both ends of a leg have it, with the same size.
   template <class Legs>
   void exchange(const Legs& legs_of) {
     std::vector<std::vector<Leg>> all;
@@ -310,7 +310,7 @@ class Cluster {
   uint64_t epoch_ = 0;
 };
 
-/// Calls on `shape`'s hosts and on one: the same.
+/// Calls on `shape`'s hosts and on a single host give the same results.
 void expect_alike(const Shape& shape) {
   Shape one = shape;
   one.hosts.assign(shape.hosts.size(), 'a');
@@ -326,7 +326,7 @@ void expect_alike(const Shape& shape) {
     for (int r = 0; r < here.world(); ++r)
       EXPECT_EQ(there.network_bytes(r), there.crossings(r) * static_cast<uint64_t>(l.payload_bytes + l.scale_bytes));
     for (const CombineOrder order : {CombineOrder::per_rank, CombineOrder::per_route, CombineOrder::per_rank}) {
-      if (order == CombineOrder::per_route && round == 1) continue;  // so calls of a kind are of both parities
+      if (order == CombineOrder::per_route && round == 1) continue;  // so that calls of each kind have both parities
       for (Cluster* cluster : {&here, &there}) cluster->combine(order, type);
       for (int r = 0; r < here.world(); ++r) {
         EXPECT_EQ(here.out(r) == there.out(r), true) << "sums of rank " << r << ", round " << round;

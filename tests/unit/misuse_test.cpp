@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must be an Error and no crash: objects that are empty or were moved from, and free functions outside their domain.
+// Misuse that must be an Error and not a crash: objects that are empty or were moved from, and free functions outside their
+// domain.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -19,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-/// `call` throws Error(invalid_argument) whose text has `part`.
+/// Expects `call` to throw Error(invalid_argument) whose text contains `part`.
 template <class Call>
 void expect_invalid(const std::string& part, Call&& call) {
   try {
@@ -83,7 +84,7 @@ TEST_F(Misuse, EmptyHandle) {
     expect_invalid("num_channels is " + std::to_string(channels), [&] { handle.matrices(channels); });
   const Handle taken = std::move(handle);
   EXPECT_EQ(taken.tokens(), 4);
-  expect_invalid(empty, [&] { handle.rows(); });  // NOLINT(bugprone-use-after-move): what this is about
+  expect_invalid(empty, [&] { handle.rows(); });  // NOLINT(bugprone-use-after-move): the subject of this test
   expect_invalid(empty, [&] { exchange.dispatch(x_, handle); });
 }
 
@@ -105,7 +106,7 @@ TEST_F(Misuse, NormalExchangeThatWasMovedFrom) {
   expect_invalid(empty, [&] { exchange.config(); });
   expect_invalid(empty, [&] { exchange.last_call(); });
   // NOLINTEND(bugprone-use-after-move)
-  other.combine(received.x, received.handle, rows_);  // the group goes on
+  other.combine(received.x, received.handle, rows_);  // the group stays usable
 }
 
 TEST_F(Misuse, LowLatencyExchangeThatWasMovedFrom) {
@@ -185,7 +186,7 @@ TEST_F(Misuse, GroupThatWasMovedFrom) {
   expect_invalid(empty, [&] { NormalExchange(gone, normal_config()); });
   expect_invalid(empty, [&] { LowLatencyExchange(gone, low_latency_config()); });
   expect_invalid(empty, [&] { LedgerCombine(gone, ledger_config()); });
-  gone.abort(1);  // nothing
+  gone.abort(1);  // no effect
   group.barrier();
 }
 
@@ -313,7 +314,7 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
   EXPECT_EQ(scale_row_bytes(7168, ScaleKind::f32, -1), 0u);
 }
 
-/// The configs by themselves: 0, -1 and the extremes of every field that something is divided by or multiplied with.
+/// The configs alone: 0, -1 and the extremes of every field that is a divisor or a factor.
 TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
   for (const int64_t bad :
        {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {

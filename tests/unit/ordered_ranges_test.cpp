@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free memory with its order, against a table that remembers the uses of every granule.
+// Free memory with its order, against a table that records the uses of every granule.
 #include "heap/ordered_ranges.hpp"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(OrderedRanges, NoteWhatIsKept) {
   EXPECT_EQ(ranges.usage().free, 4 * kGranule);
 }
 
-/// The free ranges of 40 granules, and which uses and owner each granule has.
+/// The free ranges of 40 granules, and the uses and owner of each granule.
 class Table {
  public:
   static constexpr size_t kGranules = 40;
@@ -87,7 +87,7 @@ class Table {
     }
     ranges.give(offset, std::move(after));
   }
-  /// Of `granules` from g on.
+  /// Cost of `granules` granules from g on.
   template <class Cost>
   int price(size_t g, size_t granules, Cost&& cost) const {
     int sum = 0;
@@ -122,7 +122,7 @@ class Table {
   std::vector<bool> taken_ = std::vector<bool>(kGranules, false);
 };
 
-/// 20 000 random calls; of all places where a block fits none costs less, and its uses are those of its granules.
+/// 20 000 random calls; no other place where a block fits costs less, and its uses are those of its granules.
 TEST(OrderedRanges, EqualTheTable) {
   std::mt19937_64 random(7);
   Table table;

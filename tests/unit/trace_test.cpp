@@ -153,7 +153,7 @@ TEST(Trace, JsonHasOneProcessPerRankAndOneThreadPerTrack) {
   EXPECT_EQ(threads, expected);
 }
 
-/// Of a time that readers may round, or cut off behind the nanoseconds.
+/// Checks a time that readers may round or truncate to whole nanoseconds.
 void expect_micros(const json& time, int64_t ns) {
   const double read = time.get<double>() * 1000.0;
   EXPECT_EQ(std::llround(read), ns);
@@ -182,7 +182,7 @@ TEST(Trace, JsonTimesAreExactAndRelativeToTheFirstEvent) {
   expect_micros(spans[1]["ts"], 1'001);
   expect_micros(spans[1]["dur"], 3'455'788);
   EXPECT_EQ(spans[1]["args"]["rows"], 17);
-  EXPECT_EQ(only_phase(doc, "C").size(), 0u);  // no span carried bytes
+  EXPECT_EQ(only_phase(doc, "C").size(), 0u);  // no span carries bytes
   ASSERT_EQ(only_phase(doc, "i").size(), 1u);
   EXPECT_EQ(only_phase(doc, "i")[0]["ts"], 2.5);
 }
@@ -202,16 +202,16 @@ TEST(Trace, FlowsLeadFromTheLastPossibleSendToTheWait) {
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(starts[0]["id"], ends[0]["id"]);
   EXPECT_EQ(starts[0]["pid"], 0);
-  expect_micros(starts[0]["ts"], 2'997);  // in what they belong to: see trace_arrows_test
+  expect_micros(starts[0]["ts"], 2'997);  // inside the slices that they belong to: see trace_arrows_test
   EXPECT_EQ(ends[0]["pid"], 1);
   expect_micros(ends[0]["ts"], 3'997);
   EXPECT_TRUE(only_phase(json::parse(trace.chrome_json(false)), "s").empty());
 }
 
 TEST(Trace, FlowsIntoWaitsForPlacementsStartInTheirCall) {
-  // Dispatch publishes its placement behind the counts, combine when a rank enters it.
+  // Dispatch publishes its placement after the counts, combine publishes it when a rank enters the call.
   Trace trace(2, small(1, 1));
-  put_span(trace, 0, detail::kHostTrack, Event::combine, 1'000, 1'500, 1);  // the one before
+  put_span(trace, 0, detail::kHostTrack, Event::combine, 1'000, 1'500, 1);  // the previous one
   put_span(trace, 0, detail::kHostTrack, Event::dispatch, 2'000, 5'000, 1);
   put_span(trace, 0, detail::kHostTrack, Event::exchange_counts, 3'000, 4'000, 1);
   put_span(trace, 0, detail::kHostTrack, Event::combine, 7'000, 9'000, 1);
@@ -220,7 +220,7 @@ TEST(Trace, FlowsIntoWaitsForPlacementsStartInTheirCall) {
   put_span(trace, 1, 0, Event::wait_placement, 6'000, 8'000, 0);
   const json starts = only_phase(json::parse(trace.chrome_json(true)), "s");
   ASSERT_EQ(starts.size(), 3u);
-  EXPECT_EQ(starts[0]["ts"], 2.0);  // from the first event on
+  EXPECT_EQ(starts[0]["ts"], 2.0);  // relative to the first event
   EXPECT_EQ(starts[1]["ts"], 2.0);
   EXPECT_EQ(starts[2]["ts"], 6.0);
 }
@@ -229,7 +229,7 @@ TEST(Trace, FlowsFollowEveryKindOfWait) {
   struct Pair {
     Event wait, cause;
     int track;       // of the cause
-    uint64_t at_ns;  // of its signal, when it lasts from 1000 to 2000
+    uint64_t at_ns;  // when its signal is raised, for a span from 1000 to 2000
   };
   constexpr int kCalls = detail::kHostTrack;
   for (const Pair& p : {Pair{Event::wait_entered, Event::combine, kCalls, 1'000},
@@ -263,8 +263,8 @@ TEST(Trace, BytesInFlightAreThoseOfOpenSpans) {
   Trace trace(2, small(1, 2));
   trace.tracer(0)->span(0, Event::send_rows, 1'000, 3'000, 1, 100);
   trace.tracer(0)->span(1, Event::send_rows, 2'000, 4'000, 1, 50);
-  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another of as many bytes ends
-  trace.tracer(0)->span(1, Event::place_rows, 4'500, 4'700, 1);      // stays here
+  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another with the same number of bytes ends
+  trace.tracer(0)->span(1, Event::place_rows, 4'500, 4'700, 1);      // stays on this rank
   trace.tracer(1)->span(0, Event::pull_reduce, 1'000, 2'000, 1, detail::record_bytes(uint64_t{5} << 30));
   const json doc = json::parse(trace.chrome_json());
   std::vector<std::tuple<int, double, uint64_t>> seen;
@@ -335,9 +335,9 @@ TEST(Trace, OwnEventsAreNamedEscapedAndBuiltInNamesAreReused) {
   EXPECT_EQ(spans[0]["args"]["items"], 6);
 }
 
-/// Spans are timed by a counter that need not count nanoseconds; what is read is on the steady clock.
+/// Spans are timed by a counter that need not count nanoseconds; times read back are on the steady clock.
 TEST(Trace, SpansAreOnTheSteadyClock) {
-  constexpr uint64_t kSlackNs = 50'000;  // anchors are taken while others run
+  constexpr uint64_t kSlackNs = 50'000;  // anchors are taken while other threads run
   Trace trace(2, small(1, 1));
   const uint16_t own = trace.event("own");
   for (int i = 0; i < 3; ++i) {
@@ -367,10 +367,10 @@ TEST(TickClock, TimesAreBetweenAnchors) {
   detail::TickClock clock;
   clock.add_latest(1000, 5000, 100);
   EXPECT_FALSE(clock.usable());
-  clock.add_latest(1010, 5020, 100);  // near the first one, which stays
+  clock.add_latest(1010, 5020, 100);  // near the first one, which remains
   EXPECT_TRUE(clock.usable());
   EXPECT_EQ(clock.ns(1005), 5010u);
-  clock.add_latest(1030, 5060, 100);  // takes the place of the second
+  clock.add_latest(1030, 5060, 100);  // replaces the second
   clock.add_latest(2030, 6060, 100);
   clock.sort();
   EXPECT_EQ(clock.ns(1015), 5030u);
@@ -380,7 +380,7 @@ TEST(TickClock, TimesAreBetweenAnchors) {
   EXPECT_EQ(clock.ns(2030 + 1030), 7120u);
 }
 
-/// A kernel's end and the begin of the next one may be a few ticks apart, and at the same time of a coarse clock.
+/// A kernel's end and the next one's begin may be a few ticks apart, and at the same time of a coarse clock.
 TEST(TickClock, OutsideItsAnchorsTheWholeRecordingSaysHowFastItCounts) {
   detail::TickClock clock;
   clock.add(100'000, 60'000);

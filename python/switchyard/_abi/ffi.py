@@ -161,7 +161,7 @@ def bare(name: str) -> Any:
     right types. That is faster than converting each."""
     function = _bare.get(name)
     if function is None:
-        function = _bare[name] = library().functions[name]  # an object of its own, unlike the attribute
+        function = _bare[name] = library().functions[name]  # a separate object, unlike the attribute
         function.restype = c_int32
     return function
 

@@ -4,7 +4,7 @@
 A dispatch delivers into the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
 rows of every layer, and ``Tensor.record_stream`` must work on them. So rows are copied out on the stream of the call, one read
 and one write of every row, and the pool holds the rows of one call at a time, besides the tables of handles. A pool that has
-become too small is replaced by a larger one, in a group of its own, because a group's symmetric memory does not grow; the old
+become too small is replaced by a larger one, in a separate group, because a group's symmetric memory does not grow; the old
 one is released with its last handle.
 """
 from __future__ import annotations
@@ -135,7 +135,7 @@ def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
 
 
 class Generation:
-    """An exchange in a group of its own. It fits any call of at most `rows` received rows, as long as the live handles need at
+    """An exchange in its own group. It fits any call of at most `rows` received rows, as long as the live handles need at
     most `room` bytes."""
 
     def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
@@ -264,7 +264,7 @@ class Generations:
         return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
 
     def _group_of(self, heap: int) -> Group:
-        """Collective. Forms another group of the same ranks, with a heap of its own."""
+        """Collective. Forms another group of the same ranks, with its own heap."""
         return self._group._once_more(heap, self._options)
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ def _rank(rank, world, path, where, ranks, scenario, arguments):
 
 def over_groups(where, world, scenario, *arguments):
     """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with the exception of a rank. With one rank,
-    each of two processes is a group of its own."""
+    each of two processes is a separate group."""
     path = os.path.join(_folder().name, secrets.token_hex(8))
     run_on_team("spawn" if where == "cuda" else "fork", max(world, 2), _rank, path, where, world, scenario, arguments)
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 
 def _rank(rank, world, store, heap_bytes, scenario, arguments):
-    """Runs one rank, with a group and a stream of its own."""
+    """Runs one rank, with its own group and stream."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.empty(1, device="cuda")
     with sy.Group.connect(rank, world, store, "token", heap_bytes, backend="cuda", timeout=60, rendezvous_timeout=120) as group:

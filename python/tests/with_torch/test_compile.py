@@ -69,7 +69,7 @@ def test_a_layer(backend, layout, size):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_with_other_sizes(layout):
-    """A rank without tokens has a graph of its own, and makes the same calls."""
+    """A rank without tokens has its own graph, and makes the same calls."""
 
     def rank(group):
         exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)

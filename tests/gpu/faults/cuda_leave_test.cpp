@@ -24,7 +24,7 @@ size_t free_memory() {
   return free;
 }
 
-/// A gate that outlives groups, on a stream of its own.
+/// A gate that outlives groups, on its own stream.
 struct LastingGate {
   LastingGate() {
     must(cudaSetDevice(0), "cudaSetDevice");

@@ -215,7 +215,7 @@ TEST(CudaHeapErrors, TheEnvironmentDecidesTheKind) {
   });
 }
 
-/// Only one rank runs out of memory: rank 1 on a GPU of its own that is full, or, on a shared one, the second to allocate.
+/// Only one rank runs out of memory: rank 1 on its own, full GPU, or, on a shared one, the second to allocate.
 TEST(CudaHeapErrors, ExhaustionOnOneRank) {
   const bool shared = count_gpus() < 2;
   for (const char* kind : {"vmm", "ipc"}) {

@@ -13,7 +13,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// Runs each case on an object of its own, with `calls` calls.
+/// Runs each case on its own object, with `calls` calls.
 void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_t calls, std::chrono::milliseconds limit) {
   size_t heap = 0;
   for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));

@@ -99,7 +99,7 @@ void expect_refused(Station& me, const Multiprocessors& m, int sms, const std::f
   me.f.check(o.text.find("[0, " + std::to_string(m.share) + "]") != std::string::npos, o.text);
 }
 
-/// For every kind of call, on a group of its own, because an error ends the group. Rank 0 requests too many.
+/// For every kind of call, each on its own group, because an error ends the group. Rank 0 requests too many.
 TEST_P(Grids, OfMoreThanARankHasAreRefused) {
   const int world = GetParam();
   isolated([&] {

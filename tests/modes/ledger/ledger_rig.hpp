@@ -87,7 +87,7 @@ class LedgerRankData {
 };
 
 CaseInfo info_of(const LedgerCase& c);
-/// The body of one rank: makes all repetitions on an object of its own and checks everything. Collective.
+/// The body of one rank: makes all repetitions on its own object and checks everything. Collective.
 void run_object(switchyard::Group& group, const LedgerCase& c, Failures& failures);
 /// Forms a group and runs all cases on it one after the other; returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds whose bytes follow from (sender, receiver, round), for tests of any carrier.
+// Rounds whose bytes are determined by (sender, receiver, round), for tests of any carrier.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,15 +15,15 @@ namespace switchyard::detail::carrier_rounds {
 
 using Bytes = std::vector<std::byte>;
 
-/// Waits until the round is no longer under way.
+/// Waits until the round is no longer in flight.
 inline RoundLook finish(Carrier& carrier, uint64_t round) {
   RoundLook look;
   for (int64_t polls = 0; (look = carrier.advance(round)).state == RoundState::under_way; ++polls) polite_wait(polls);
   return look;
 }
 
-/// What rank `from` sends to rank `to` in a round: sizes differ by direction, some are none at all, some larger than any socket
-/// buffer.
+/// Number of bytes that rank `from` sends to rank `to` in a round: sizes differ by direction, some are zero, some exceed any
+/// socket buffer.
 inline size_t bytes_of(int from, int to, uint64_t round) {
   const uint64_t n = static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + round;
   return n % 5 == 0 ? 0 : n % 11 == 3 ? size_t{3} << 20 : static_cast<size_t>(n * 977 % 5000 + 1);
@@ -37,7 +37,7 @@ inline Bytes content(int from, int to, uint64_t round) {
   return bytes;
 }
 
-/// All rounds of one rank with `peers`, three of them under way at a time.
+/// All rounds of one rank with `peers`, three of them in flight at a time.
 inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& peers, uint64_t rounds) {
   struct Round {
     std::vector<Bytes> out, in;

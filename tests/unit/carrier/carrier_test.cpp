@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of carriers, tried on the built-in one: rounds come whole and in their order, nothing waits, and who breaks a
-// round is named.
+// The contract of carriers, tested on the built-in one: rounds arrive complete and in order, nothing blocks, and the rank that
+// breaks a round is named.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using carrier_rounds::Bytes, carrier_rounds::exchange, carrier_rounds::finish;
 
-/// Ranks 0 ... n - 1, each connected with each.
+/// Ranks 0 ... n - 1, each connected to every other.
 std::vector<std::unique_ptr<Carrier>> make_ranks(int n) {
   std::vector<std::vector<CarrierSocket>> sockets(static_cast<size_t>(n));
   for (int a = 0; a < n; ++a)
@@ -47,14 +47,14 @@ TEST(Carrier, NeverWaitsAndNamesTheAwaitedPeer) {
   const Bytes out(size_t{8} << 20);
   Bytes in(16);
   const Leg legs[] = {{1, out, {}}, {2, {}, in}};
-  ranks[0]->post(1, legs, nullptr);  // more than the socket takes, and nobody reads
+  ranks[0]->post(1, legs, nullptr);  // more than the socket accepts, and nobody reads
   const RoundLook look = ranks[0]->advance(1);
   EXPECT_EQ(look.state, RoundState::under_way);
   EXPECT_EQ(look.peer, 1);
   EXPECT_EQ(ranks[0]->advance(0).state, RoundState::done) << "an earlier round has no legs";
   Bytes theirs(out.size());
   const Leg receiving[] = {{0, {}, theirs}};
-  ranks[1]->post(7, receiving, nullptr);  // ranks number their rounds as they like
+  ranks[1]->post(7, receiving, nullptr);  // each rank may number its rounds freely
   for (bool here = false, there = false; !here || !there;) {
     here = here || ranks[1]->advance(7).state == RoundState::done;
     there = there || ranks[0]->advance(1).peer == 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with NCCL's functions that carries nothing: it writes down what it is told and answers what it is told to.
+// A library with NCCL's functions that transfers nothing: it records its calls and returns the configured answers.
 #pragma once
 
 #include <atomic>
@@ -13,17 +13,17 @@ namespace switchyard::test {
 struct FakeNccl {
   std::mutex mutex;
   std::vector<std::string> told;  ///< "send 48 to 1 of c0", in order
-  int comms = 0, ended = 0;       ///< made so far, and destroyed or aborted
-  int in_progress = 0;            ///< so many questions for a state are answered "in progress"
+  int comms = 0, ended = 0;       ///< created so far, and destroyed or aborted
+  int in_progress = 0;            ///< number of state queries still answered "in progress"
   int init_result = 7, group_end_result = 7, send_result = 0;
-  int state = 0;                           ///< of all communicators, otherwise
-  std::atomic<bool> holds_aborts = false;  ///< they return when it is false
+  int state = 0;                           ///< of all communicators, once in_progress is 0
+  std::atomic<bool> holds_aborts = false;  ///< aborts return only when it is false
   // From version 2.30.7 on.
   bool device_api = true, has_window = true;
   int gin_type = 3, railed_gin_type = 3, lsa_teams = 2;
   int ranks_of_comm = 2;
   int window_result = 7, device_comm_result = 7;
-  int allocated = 0;  ///< blocks of memory that have not been released
+  int allocated = 0;  ///< memory blocks not yet released
 
   void reset() {
     const std::lock_guard lock(mutex);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes between ranks by device-initiated networking, without a GPU and without NCCL: a device does to windows and signals what
-// the kernel does.
+// Bytes between ranks over device-initiated networking, without a GPU and without NCCL: a device performs on windows and
+// signals what the kernel performs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 namespace switchyard::detail {
 namespace {
 
-/// Networks and streams of some ranks. A rank's operations run in order, in whichever thread asks how far they are; puts and
-/// signals come at once. So a put that does not wait for the peer overwrites what that has not copied yet.
+/// Networks and streams of several ranks. A rank's operations run in order, in whichever thread queries their progress; puts
+/// and signals arrive at once. So a put that does not wait for the peer overwrites data that the peer has not copied yet.
 class Net {
  public:
   struct Operation {
@@ -39,7 +39,7 @@ class Net {
     const std::lock_guard lock(mutex_);
     return enqueued_[rank];
   }
-  /// Runs what can, and then says whether the first `count` operations of `rank` have.
+  /// Runs every operation that can run, then returns whether the first `count` operations of `rank` have run.
   bool have_run(int rank, int64_t count) {
     const std::lock_guard lock(mutex_);
     for (auto& [r, queue] : queues_)
@@ -50,12 +50,12 @@ class Net {
     return ran_[rank] >= count;
   }
 
-  /// By rank and the window of the communicator: its memory, and signals and counters by number.
+  /// By rank and the communicator's window: its memory, and signals and counters by number.
   struct End {
     std::map<uint32_t, uint64_t> signals, counters;
   };
   std::map<std::byte*, End> ends;
-  /// [rail's ranks, in order] windows of a communicator.
+  /// [ranks of the rail, in order] windows of a communicator.
   std::map<std::byte*, std::vector<std::byte*>*> peers_of;
 
  private:
@@ -73,7 +73,7 @@ struct NetMarks final : StreamMarks {
   const int rank;
 };
 
-/// Does what the kernel does.
+/// Performs what the kernel performs.
 class NetDevice final : public GinDevice {
  public:
   NetDevice(Net& net, int rank) : net_(net), rank_(rank) {}
@@ -123,7 +123,7 @@ class NetDevice final : public GinDevice {
   const int rank_;
 };
 
-/// Every rank exchanges rounds of sizes that differ with all that it has a rail to.
+/// Every rank exchanges rounds of different sizes with every rank that it shares a rail with.
 class GinBytes : public nccl_tests::FakeNcclTest {
  protected:
   GinBytes() : FakeNcclTest("FAKE_NCCL_GIN", kLeastGinVersion) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device-initiated networking without a GPU and without NCCL: what is asked of both, in which order, and what is made of the
+// Device-initiated networking without a GPU and without NCCL: the calls made to both, their order, and the handling of the
 // answers.
 #include "carrier/nccl/gin.hpp"
 
@@ -23,7 +23,7 @@ namespace {
 using nccl_tests::Told;
 constexpr size_t kSlot = 4096;
 
-/// Sets SWITCHYARD_NCCL_GIN while it lives.
+/// Sets SWITCHYARD_NCCL_GIN during its lifetime.
 class Chosen {
  public:
   explicit Chosen(const char* text) { ::setenv("SWITCHYARD_NCCL_GIN", text, 1); }
@@ -78,7 +78,7 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
   }
 }
 
-/// Writes down what it is asked, beside what NCCL is told.
+/// Records its calls among those to NCCL.
 class TellingDevice final : public GinDevice {
  public:
   explicit TellingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
@@ -149,7 +149,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
   std::unique_ptr<Carrier> make(int rank, const std::vector<std::string>& places) {
     return make_gin_carrier(comms(rank, places), device_, kSlot);
   }
-  /// What makes it fail.
+  /// The error with which construction fails.
   Error refusal() {
     try {
       (void)make(0, {"a", "b"});
@@ -160,7 +160,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
   }
 
   std::shared_ptr<TellingDevice> device_;
-  int still_allocated_ = 0;  ///< blocks of memory that are left behind
+  int still_allocated_ = 0;  ///< memory blocks that are left unreleased
 };
 
 TEST_F(GinCarrierTest, NothingIsAgainstIt) {
@@ -233,7 +233,7 @@ TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
   const std::span<std::byte> in = in_;
   const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
   carrier->post(7, legs, stream_);
-  // Slots of rank 1: to and from rank 0, to and from rank 2. What it sends to rank 0 comes to that rank's second slot.
+  // Slots of rank 1: to and from rank 0, to and from rank 2. Its data for rank 0 arrives in that rank's second slot.
   EXPECT_EQ(fake_->take_told(),
             (Told{"copy 48 leg -> w+0 on 9",
                   "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "
@@ -304,7 +304,7 @@ TEST_F(GinCarrierTest, CommunicatorsWhoseRoundsDoNotEndAreLeftBehind) {
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   EXPECT_EQ(fake_->take_told(), Told{"end of exchanges"});
   const std::lock_guard lock(fake_->mutex);
-  fake_->comms = fake_->ended = 0;  // nothing more comes
+  fake_->comms = fake_->ended = 0;  // no further calls follow
   still_allocated_ = 1;
 }
 
@@ -330,7 +330,7 @@ TEST_F(GinCarrierTest, ALaunchThatFailsIsAnErrorAndTheEnd) {
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   EXPECT_EQ(carrier->advance(1).peer, 1);
   const std::lock_guard lock(fake_->mutex);
-  fake_->ended = fake_->comms;  // a copy was enqueued that has no mark: all is left behind
+  fake_->ended = fake_->comms;  // a copy without a mark was enqueued: everything is left unreleased
   still_allocated_ = 1;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process is told that asks for MPI and cannot have it. Nothing here starts MPI.
+// The errors of a process that requests MPI and cannot have it. Nothing here starts MPI.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

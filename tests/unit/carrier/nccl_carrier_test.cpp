@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL as a carrier, without a GPU: what a process is told that cannot have NCCL, and what NCCL is told of rounds.
+// NCCL as a carrier, without a GPU: the errors of a process that cannot have NCCL, and the calls to NCCL for rounds.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -64,7 +64,7 @@ TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
   const auto carrier = make(spec_of(1, {"a", "b", "c"}));
   EXPECT_EQ(fake_->take_told(), Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
   EXPECT_EQ(fake_->in_progress, 0);
-  fake_->in_progress = 2;  // so does the end of the group
+  fake_->in_progress = 2;  // the end of the group waits, too
   const std::span<const std::byte> out = out_;
   const std::span<std::byte> in = in_;
   const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
@@ -108,7 +108,7 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 }
 
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
-  // Host a: 0, 1, 2; host b: 3, 4. Rank 3 stands for 0 and 2.
+  // Host a: 0, 1, 2; host b: 3, 4. Rank 3 is the proxy of 0 and 2.
   const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
   EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
                                       "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of carriers over NCCL have in common: a fake library, and specs of carriers among named hosts.
+// Shared by the tests of carriers over NCCL: a fake library, and carrier specs for named hosts.
 #pragma once
 
 #include <dlfcn.h>
@@ -39,12 +39,12 @@ struct HandMarks final : StreamMarks {
                       std::to_string(*static_cast<const int*>(mark)));
   }
   int made = 0;
-  std::atomic<int> passed = 0;  ///< threads that end communicators ask, too
-  bool captured = false;        ///< streams are
+  std::atomic<int> passed = 0;  ///< also queried by the threads that end communicators
+  bool captured = false;        ///< whether streams are being captured
   Told ordered;
 };
 
-/// A library that the environment variable `variable` names, of `version`.
+/// The library that the environment variable `variable` names, as NCCL `version`.
 class FakeNcclTest : public testing::Test {
  protected:
   FakeNcclTest(const char* variable, int version) : variable_(variable), version_(version) {}
@@ -57,7 +57,7 @@ class FakeNcclTest : public testing::Test {
     fake_->reset();
   }
 
-  /// Threads that end communicators end with the test that they belong to.
+  /// Threads that end communicators finish within their test.
   void TearDown() override {
     const auto left = [&] {
       const std::lock_guard lock(fake_->mutex);
@@ -67,7 +67,7 @@ class FakeNcclTest : public testing::Test {
     EXPECT_EQ(left(), 0);
   }
 
-  /// Of rank `rank` among hosts of these names.
+  /// The spec of rank `rank` among hosts of these names.
   NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
     const HostMap map{std::span<const std::string>(places)};
     NcclCarrierSpec spec;
@@ -89,7 +89,7 @@ class FakeNcclTest : public testing::Test {
     return spec;
   }
 
-  /// Waits until the fake has been told `last`.
+  /// Waits until the fake has recorded `last`.
   Told told_until(const std::string& last) {
     Told all;
     for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {

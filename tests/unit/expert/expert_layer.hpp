@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer in separate calls, dispatch, ExpertMlp and combine, with nothing copied between them, and what must come of it in
-// float64. The same for both backends and both modes: tests of a backend bring a Rig, which has a rank's memory and stream.
+// A layer in separate calls (dispatch, ExpertMlp, combine) with nothing copied between them, and its reference result in
+// float64. The same for both backends and both modes: tests of a backend supply a Rig, which has a rank's memory and stream.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace switchyard::testing {
 
 struct LayerCase {
   std::string name;
-  bool masked = false;  ///< low latency, rows where they were delivered; else normal mode, expert-major
+  bool masked = false;  ///< low latency, rows where they were delivered; otherwise normal mode, expert-major
   DType type = DType::bf16;
   int experts = 5;
   int topk = 3;
@@ -34,8 +34,8 @@ struct LayerCase {
   int world() const { return static_cast<int>(tokens.size()); }
   int64_t most_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
-  /// Of |out - reference| / |reference|, Euclidean norms of a rank's whole output. Four roundings are each at most half a unit
-  /// of the last of 8 digits (f16: 11).
+  /// Bound of |out - reference| / |reference|, Euclidean norms of a rank's whole output. Each of four roundings is at most half
+  /// a unit in the last of 8 digits (f16: 11).
   double tolerance() const { return type == DType::bf16 ? 1e-2 : 1.25e-3; }
 
   NormalConfig normal() const {
@@ -47,7 +47,7 @@ struct LayerCase {
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
     config.row_type = type;
-    // A graph keeps what its calls take, beside what was taken before.
+    // A graph keeps the allocations of its calls, in addition to earlier ones.
     config.pool_bytes = 2 * NormalExchange::memory_required(config, world(), Backend::cuda).pool_bytes;
     return config;
   }
@@ -70,7 +70,7 @@ struct LayerCase {
 /// For GoogleTest.
 inline void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
 
-/// Two ranks: all have tokens; one has none; an expert has no rows; and a rank has no experts.
+/// Two ranks: both have tokens; one has none; an expert has no rows; a rank has no experts.
 inline std::vector<LayerCase> layer_cases() {
   std::vector<LayerCase> all;
   for (const bool masked : {false, true}) {
@@ -83,7 +83,7 @@ inline std::vector<LayerCase> layer_cases() {
   return all;
 }
 
-/// `n` normal variables of `type`.
+/// `n` normally distributed values of `type`.
 inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviation, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> pick(0.0f, static_cast<float>(deviation));
@@ -92,7 +92,7 @@ inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviatio
   return out;
 }
 
-/// What rank `rank` puts into call `call`. One choice in twelve is no expert.
+/// Input of rank `rank` to call `call`. One choice in twelve is no expert.
 struct LayerInput {
   std::vector<std::byte> x;
   std::vector<int32_t> ids;
@@ -121,8 +121,8 @@ struct LayerWeights {
                        static_cast<uint32_t>(7001 + 2 * expert))) {}
 };
 
-/// [tokens, H] of `rank` in call `call`: float64, and nothing is rounded on the way. `dropped`: [tokens, topk], routes that
-/// count for nothing; may be empty.
+/// [tokens, H] of `rank` in call `call`: float64 without intermediate rounding. `dropped`: [tokens, topk], routes that
+/// contribute nothing; may be empty.
 inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, int rank,
                                            const std::vector<uint8_t>& dropped = {}) {
   const auto h = static_cast<size_t>(c.hidden), width = static_cast<size_t>(c.intermediate);
@@ -157,10 +157,10 @@ inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, in
   return out;
 }
 
-/// One rank's objects and memory. Construction and destruction are collective: all ranks are idle then.
+/// One rank's objects and memory. Construction and destruction are collective: all ranks are idle at that point.
 ///
-/// Rig: static constexpr Backend kBackend; void* room(bytes), memory that lasts as long as it; write(to, from, bytes) and
-/// read(to, from, bytes), to and from that memory, while no call is under way; void* stream().
+/// Rig: static constexpr Backend kBackend; void* room(bytes), memory that lasts as long as the Rig; write(to, from, bytes) and
+/// read(to, from, bytes), to and from that memory, while no call is in flight; void* stream().
 template <class Rig>
 class ExpertLayer {
  public:
@@ -180,7 +180,7 @@ class ExpertLayer {
     make_experts(first_expert(c.experts, c.world(), rank_), first_expert(c.experts, c.world(), rank_ + 1));
   }
 
-  /// The inputs of the calls from now on.
+  /// Sets the inputs of subsequent calls.
   void write(uint32_t call) {
     const LayerInput input(c_, call, rank_);
     rig_.write(x_, input.x.data(), input.x.size());
@@ -210,7 +210,7 @@ class ExpertLayer {
     normal_->combine(y.rows(), d.handle, out_, back);
   }
 
-  /// Empty, or how far the result is from that of call `call`.
+  /// Returns an empty string, or the difference between the result and that of call `call`.
   std::string judge(uint32_t call) {
     const std::vector<double> exact = layer_reference(c_, call, rank_);
     std::vector<std::byte> got(exact.size() * dtype_bytes(c_.type));

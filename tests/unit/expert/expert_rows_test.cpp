@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExpertMlp with rows as dispatch delivers them, on the CPU: ranges that are cut, arguments that are refused, and a layer
-// whose rows are not copied between its calls.
+// ExpertMlp with rows as dispatch delivers them, on the CPU: truncated ranges, refused arguments, and a layer whose rows are
+// not copied between its calls.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -32,13 +32,13 @@ struct Small {
   ExpertMlp mlp{{kHidden, kWidth, 3}, w13.data(), w2.data()};
   ConstRows input(int64_t rows = kRows) const { return {x.data(), rows, kHidden, DType::bf16}; }
 
-  /// What y is after a call; `rows` of it are given.
+  /// y after a call that is given `rows` rows of it.
   std::vector<uint16_t> run(const ExpertRows& ranges, int64_t rows = kRows, int64_t x_rows = kRows) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(input(x_rows), ranges, {y.data(), rows, kHidden, DType::bf16});
     return y;
   }
-  /// The same by the arrays of the host.
+  /// The same through the host-array overload.
   std::vector<uint16_t> expected(const std::vector<int64_t>& first, const std::vector<int64_t>& counts) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(x.data(), first, counts, y.data());
@@ -127,7 +127,7 @@ TEST(ExpertRows, ErrorsNameTheArgument) {
 
 alignas(16) constexpr uint16_t kNoWeights[9] = {};
 
-// What is refused before a GPU is looked for.
+// Errors that are raised before a GPU is searched for.
 TEST(ExpertOptions, ErrorsNameTheOption) {
   const ExpertOptions gpu{.backend = Backend::cuda, .storage = WeightStorage::view, .max_rows = 8};
   const auto refused = [&](ErrorCode code, const std::string& part, ExpertShape shape, ExpertOptions options,
@@ -161,7 +161,7 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 0}, gpu).total(), 0u);
 }
 
-// What ExpertOptions::max_rows has to be, of a rank with and without padding.
+// The required ExpertOptions::max_rows, for a rank with and without padding.
 TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
   for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
     LayerCase c;

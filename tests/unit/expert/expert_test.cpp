@@ -46,7 +46,7 @@ double dot(const uint16_t* a, const uint16_t* b, int64_t n) {
   return sum;
 }
 
-/// float64 throughout, except for the contracted rounding of the intermediate row.
+/// float64 throughout, except for the rounding of the intermediate row that the contract requires.
 std::vector<double> reference_row(const Model& model, int64_t expert, const uint16_t* x) {
   const int64_t h = model.shape.hidden, width = model.shape.intermediate;
   const uint16_t* w13 = model.w13.data() + expert * 2 * width * h;
@@ -61,8 +61,8 @@ std::vector<double> reference_row(const Model& model, int64_t expert, const uint
   return y;
 }
 
-/// Sums up how far results are from a reference: relative error of the whole (Euclidean norms) and the worst element.
-/// An element may be off by 1 % of its value plus 1 % of the output's root mean square: twice the bf16 rounding of the output,
+/// Accumulates the deviation of results from a reference: relative error of the whole (Euclidean norms) and the worst element.
+/// An element may deviate by 1 % of its value plus 1 % of the output's root mean square: twice the bf16 rounding of the output,
 /// and intermediate elements that fall to the other side of a rounding tie.
 class Comparison {
  public:
@@ -79,7 +79,7 @@ class Comparison {
       error += (got_[i] - exact_[i]) * (got_[i] - exact_[i]);
       norm += exact_[i] * exact_[i];
     }
-    EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm));  // the contract's 1e-2, and room to notice a loss
+    EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm));  // half of the contract's 1e-2, to expose a loss
     const double rms = std::sqrt(norm / static_cast<double>(exact_.size()));
     for (size_t i = 0; i < exact_.size(); ++i) {
       ASSERT_LE(std::abs(got_[i] - exact_[i]), 0.01 * (std::abs(exact_[i]) + rms))
@@ -91,7 +91,7 @@ class Comparison {
   std::vector<double> got_, exact_;
 };
 
-/// Experts with the given counts, `gap` unused rows (NaN in x) before each of them.
+/// Experts with the given counts, each preceded by `gap` unused rows (NaN in x).
 void check_forward(const Model& model, const std::vector<int64_t>& counts, int64_t gap, const ExpertOptions& options) {
   const int64_t h = model.shape.hidden;
   std::vector<int64_t> first;
@@ -171,7 +171,7 @@ TEST(ExpertForward, ExpertsInAnyOrderOfRows) {
   comparison.expect_close();
 }
 
-// Gates from one end of the range to the other, each in its own column. Swapped gate and up rows would show.
+// Gates across the whole range, each in its own column. Swapped gate and up rows would show.
 TEST(ExpertForward, ExtremeGates) {
   constexpr int64_t kH = 32, kI = 32;
   Model model(kH, kI, 1);
@@ -191,7 +191,7 @@ TEST(ExpertForward, ExtremeGates) {
   mlp.forward(x.data(), std::vector<int64_t>{0}, std::vector<int64_t>{1}, y.data());
   for (int64_t i = 0; i < kH; ++i) {
     const double gate = value_of(x[static_cast<size_t>(i)]), exact = gate / (1.0 + std::exp(-gate)) * 0.5;
-    // Below 2^-126 a kernel may flush.
+    // Below 2^-126 a kernel may flush to zero.
     ASSERT_NEAR(value_of(y[static_cast<size_t>(i)]), exact, std::abs(exact) * 0.0040 + 1.2e-38) << "gate " << gate;
   }
 }
@@ -203,7 +203,7 @@ struct RankMajorCase {
   int topk;
 };
 
-/// Random local ids: about half of them no expert here, some twice in a row.
+/// Random local ids: about half of them are no local expert, some occur twice in a row.
 RankMajorCase rank_major_case(int64_t rows, int topk, int experts, uint32_t seed) {
   std::mt19937 random(seed);
   RankMajorCase out{{}, {}, rows, topk};
@@ -245,7 +245,7 @@ void check_rank_major(const Model& model, const RankMajorCase& c, const ExpertOp
   ASSERT_NO_FATAL_FAILURE(comparison.expect_close());
   for (size_t i = x.size(); i < y.size(); ++i) ASSERT_EQ(y[i], kCanary);
 
-  // int32 ids mean the same (what does not fit becomes another id without an expert).
+  // int32 ids have the same meaning (an id that does not fit becomes another id without an expert).
   std::vector<int32_t> narrow;
   for (const int64_t id : c.ids) narrow.push_back(id == static_cast<int32_t>(id) ? static_cast<int32_t>(id) : -7);
   std::vector<uint16_t> y32(y.size(), kCanary);
@@ -268,7 +268,7 @@ void check_all_rank_major() {
 
 TEST(ExpertRankMajor, MatchesTheReference) { check_all_rank_major(); }
 
-// 256 routes at a time, however little scratch was asked for: many blocks, with the results of one block.
+// 256 routes at a time, regardless of how little scratch was requested: many blocks, with the results of one block.
 TEST(ExpertRankMajor, BlocksOfRows) {
   const Model model(24, 16, 5);
   const RankMajorCase c = rank_major_case(400, 32, 5, 9);
@@ -277,7 +277,7 @@ TEST(ExpertRankMajor, BlocksOfRows) {
   check_rank_major(model, c, {}, true);
 }
 
-// Outputs of 2^24, 1 and -2^24 tell every order of a float32 sum apart: only k ascending gives the expected bits.
+// Outputs of 2^24, 1 and -2^24 distinguish every order of a float32 sum: only ascending k gives the expected bits.
 TEST(ExpertRankMajor, SumsInOrderOfK) {
   const ExpertShape shape{1, 1, 3};
   // silu(32) = 32 in float32 and up = 1, so that y = 32 * w2.
@@ -299,7 +299,7 @@ TEST(ExpertRankMajor, SumsInOrderOfK) {
   }
 }
 
-// Neither an expert's output nor its product with a weight is rounded to bf16, where 1 + 2^-10 and 1 + 2^-16 would become 1.
+// Neither an expert's output nor its product with a weight is rounded to bf16, which would turn 1 + 2^-10 and 1 + 2^-16 into 1.
 TEST(ExpertRankMajor, SummandsKeepFloat32) {
   const uint16_t gate = nearest_bf16(32), one = nearest_bf16(1);
   const std::vector<uint16_t> w13{gate, gate, one, one, gate, gate, one, one};
@@ -345,7 +345,7 @@ TEST(ExpertMlp, WaysToGiveWeightsAgree) {
   EXPECT_EQ(next, 3);
   std::vector<uint16_t> w13 = model.w13, w2 = model.w2;
   ExpertMlp packed(model.shape, w13.data(), w2.data());
-  std::fill(w13.begin(), w13.end(), uint16_t{0x7FC0});  // packed: the caller's weights may go
+  std::fill(w13.begin(), w13.end(), uint16_t{0x7FC0});  // packed: the caller's weights may be discarded
   std::fill(w2.begin(), w2.end(), uint16_t{0x7FC0});
 
   const std::vector<int64_t> first{0, 20, 21}, counts{20, 1, 30};
@@ -450,7 +450,7 @@ TEST(ExpertMlp, ErrorsNameTheArgument) {
   EXPECT_EQ(y, std::vector<uint16_t>(64, kCanary)) << "a refused call wrote something";
 }
 
-// Ranks are threads: four objects side by side give the bits of one alone.
+// Ranks are threads: four concurrent objects give the bits of a single one.
 TEST(ExpertMlp, ObjectsOfConcurrentThreads) {
   const Model model(128, 80, 3);
   const std::vector<int64_t> first{0, 70, 71}, counts{70, 1, 40};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of demonstrations: the closed form, its spread, and outputs of the promised size.
+// The weights of the demos: the closed form, its spread, and outputs of the promised magnitude.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -65,7 +65,7 @@ TEST(ExpertWeights, SpreadAndIndependence) {
   EXPECT_NEAR(moment(a2, a2) * kI * 0.3557, 1.0, 0.03);
   EXPECT_NEAR(moment(a13, b13) * kH, 0.0, 0.02);  // 65536 products: deviation 0.004
   EXPECT_NEAR(moment(a2, b2) * kI * 0.3557, 0.0, 0.03);
-  // Neighbouring rows share nothing either.
+  // Neighboring rows are uncorrelated, too.
   const std::vector<uint16_t> upper(a13.begin(), a13.end() - kH), lower(a13.begin() + kH, a13.end());
   EXPECT_NEAR(moment(upper, lower) * kH, 0.0, 0.02);
 }

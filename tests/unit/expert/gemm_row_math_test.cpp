@@ -36,7 +36,8 @@ uint16_t swiglu_one(float gate, float up) {
   return result;
 }
 
-/// The bf16 nearest to silu(gate) * up, or the other one of a near-tie: float32 steps may err by 2e-6 before the rounding.
+/// The bf16 nearest to silu(gate) * up, or the other candidate of a near-tie: float32 steps may err by 2e-6 before the
+/// rounding.
 void expect_swiglu(uint16_t result, double gate, double up) {
   const double exact = gate / (1.0 + std::exp(-gate)) * up;
   const double half_step = std::abs(value_of(nearest_bf16(exact)) - exact);
@@ -52,7 +53,7 @@ TEST(RowMath, WidensEveryBf16Exactly) {
 }
 
 TEST(RowMath, RoundsToNearestEvenEverywhere) {
-  // Below, at and above the tie of every bf16 interval: normal, subnormal, across the overflow to infinity.
+  // Below, at and above the tie of every bf16 interval: normal, subnormal, and across the overflow to infinity.
   std::vector<float> in;
   for (uint32_t top = 0; top < 65536; ++top) {
     for (const uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) in.push_back(float_of(top << 16 | low));
@@ -99,11 +100,11 @@ TEST(RowMath, SwigluExtremes) {
     EXPECT_EQ(value_of(swiglu_one(gate, 1.0f)), 0.0) << gate;  // no overflow of exp, no NaN
     EXPECT_EQ(value_of(swiglu_one(gate, -1e3f)), 0.0) << gate;
   }
-  // Still a normal number: -88 exp(-88) = -5.33e-37. A flush or a clamp would show.
+  // Still a normal number: -88 exp(-88) = -5.33e-37. A flush to zero or a clamp would show.
   expect_swiglu(swiglu_one(-88.0f, 1.0f), -88.0, 1.0);
   EXPECT_EQ(value_of(swiglu_one(104.0f, 1.0f)), 104.0);
   EXPECT_EQ(value_of(swiglu_one(1e6f, 1.0f)), value_of(nearest_bf16(1e6)));
-  EXPECT_EQ(swiglu_one(FLT_MAX, 1.0f), 0x7F80);  // rounds to infinity, as FLT_MAX does
+  EXPECT_EQ(swiglu_one(FLT_MAX, 1.0f), 0x7F80);  // rounds to infinity, like FLT_MAX itself
   EXPECT_EQ(swiglu_one(FLT_MAX, -2.0f), 0xFF80);
   EXPECT_EQ(swiglu_one(inf, 1.0f), 0x7F80);
   EXPECT_TRUE(std::isnan(value_of(swiglu_one(-inf, 1.0f))));
@@ -119,7 +120,7 @@ TEST(RowMath, AddScaledMultipliesThenAdds) {
   for (const float element : sum) ASSERT_EQ(element, 0x1p-11f);
 }
 
-// Every length around the vector sizes, odd addresses, nothing written outside.
+// All lengths around the vector sizes, odd addresses, nothing written outside.
 TEST(RowMath, TailsAndAlignment) {
   for (int64_t n = 0; n <= 70; ++n) {
     for (int64_t shift = 0; shift < 3; ++shift) {

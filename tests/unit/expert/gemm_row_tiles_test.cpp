@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the grouped GEMM of GPUs is cut into tiles: every row and every tile once, nearly equal, by hand and for all sizes.
+// How the grouped GEMM on GPUs is divided into tiles: every row and every tile exactly once, nearly equal, in worked examples
+// and for all sizes.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -52,7 +53,7 @@ TEST(RowTiles, CoverEveryRowOnce) {
 }
 
 TEST(RowTiles, UnitsByHand) {
-  // Of units of 64, three a tile: seven are 3, 2 and 2, because none has one alone; eight are 3, 3 and 2.
+  // In units of 64, three per tile: seven give 3, 2 and 2, because no tile has a single unit; eight give 3, 3 and 2.
   EXPECT_EQ(unit_tile(7 * 64, 0, 64, 3).width, 192);
   EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).first, 192);
   EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).width, 128);
@@ -96,7 +97,7 @@ TEST(RowTiles, TicketsReachEveryTileOnce) {
 }
 
 TEST(RowTiles, BandsShareWeights) {
-  // 9 row tiles are bands of 5 and 4; in a band the row tiles of a column tile are neighbours.
+  // 9 row tiles form bands of 5 and 4; within a band the row tiles of a column tile are neighbors.
   for (int64_t ticket = 0; ticket < 5; ++ticket) EXPECT_EQ(tile_place(ticket, 9, 3).column_tile, 0);
   EXPECT_EQ(tile_place(5, 9, 3).column_tile, 1);
   EXPECT_EQ(tile_place(5, 9, 3).row_tile, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GEMM and expert tests share: bf16 written down once more, independent data, child processes with another
+// Shared by the GEMM and expert tests: an independent bf16 implementation, independent data, child processes with another
 // environment.
 #pragma once
 
@@ -23,13 +23,13 @@ inline double value_of(uint16_t bf16) {
   return value;
 }
 
-/// Nearest bf16 to a double, ties to even, by search among the neighbours: shares no method with the library. Finite values
+/// Nearest bf16 to a double, ties to even, by search among the neighbors: shares no method with the library. Finite values
 /// only.
 inline uint16_t nearest_bf16(double value) {
   const auto rounded_to_float = static_cast<float>(value);
   uint32_t bits;
   std::memcpy(&bits, &rounded_to_float, sizeof bits);
-  const auto start = static_cast<uint16_t>(bits >> 16);  // truncated: the answer is this one or a neighbour
+  const auto start = static_cast<uint16_t>(bits >> 16);  // truncated: the answer is this one or a neighbor
   uint16_t best = start;
   for (const int step : {-1, 1}) {
     const auto candidate = static_cast<uint16_t>(start + step);
@@ -40,7 +40,7 @@ inline uint16_t nearest_bf16(double value) {
   return best;
 }
 
-/// Integers in [-range, range] as bf16, range <= 256: their products and sums are exact in float32 while below 2^24.
+/// Integers in [-range, range] as bf16, range <= 256: their products and sums are exact in float32 up to 2^24.
 inline std::vector<uint16_t> small_integers(size_t n, int range, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> pick(-range, range);
@@ -49,7 +49,7 @@ inline std::vector<uint16_t> small_integers(size_t n, int range, uint32_t seed) 
   return out;
 }
 
-/// Normal variables of the given deviation, as bf16.
+/// Normally distributed values with the given deviation, as bf16.
 inline std::vector<uint16_t> normal_bf16(size_t n, double deviation, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> pick(0.0, deviation);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What expert_layer.hpp asks of a backend, of the CPU.
+// The CPU's implementation of the Rig that expert_layer.hpp requires of a backend.
 #pragma once
 
 #include <algorithm>

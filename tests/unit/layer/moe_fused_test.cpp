@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeForm::fused on the CPU: every element of every output has the bits of MoeForm::separate, whatever the number of ranks and
-// workers, the routing and the sizes. Ranks are threads; as processes, with products of integers:
+// MoeForm::fused on the CPU: every element of every output has the bits of MoeForm::separate, regardless of the number of ranks
+// and workers, the routing and the sizes. Ranks are threads; as processes, with products of integers:
 // modes/fused/fused_group_test.cpp.
 #include <gtest/gtest.h>
 
@@ -23,12 +23,12 @@ using harness::Draw;
 using harness::Outcome;
 using harness::outcome_of;
 
-/// Two layers of one group, one in each form, and what their calls are given.
+/// Two layers of one group, one in each form, and the inputs of their calls.
 struct Comparison {
   MoeLayerConfig config;
   std::vector<int64_t> tokens = {20};  ///< of each rank
   int workers = 1;
-  bool one_expert = false;  ///< the last one has all routes; else routes go anywhere, and one in eight nowhere
+  bool one_expert = false;  ///< the last one has all routes; otherwise routes go anywhere, and one in eight to no expert
   bool weighted = true, add = false;
   int calls = 2;
 
@@ -58,14 +58,14 @@ Comparison comparison(std::vector<int64_t> tokens, int workers) {
   return c;
 }
 
-/// Unequal T, one of them 0 if there are several ranks.
+/// Different T per rank, one of them 0 if there are several ranks.
 std::vector<int64_t> some_tokens(int world, int64_t most = 40) {
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : most - 7 * r % 5);
   return tokens;
 }
 
-/// `n` values of bf16 in [-1, 1].
+/// `n` bf16 values in [-1, 1].
 std::vector<uint16_t> some_rows(Draw& draw, int64_t n) {
   std::vector<uint16_t> rows(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
@@ -75,7 +75,7 @@ std::vector<uint16_t> some_rows(Draw& draw, int64_t n) {
   return rows;
 }
 
-/// What is wrong with the outputs of a call; empty: nothing.
+/// Description of the first difference in a call's outputs; empty if there is none.
 std::string difference(const std::vector<uint16_t>& expected, const std::vector<uint16_t>& got) {
   for (size_t i = 0; i < got.size(); ++i)
     if (got[i] != expected[i])
@@ -84,7 +84,7 @@ std::string difference(const std::vector<uint16_t>& expected, const std::vector<
   return "";
 }
 
-/// What a rank finds wrong; empty: nothing.
+/// Description of a difference on this rank; empty if there is none.
 std::string compare(Group& group, const Comparison& c) {
   const MoeLayerConfig& m = c.config;
   Draw draw(static_cast<uint64_t>(group.rank()) + 100);
@@ -97,7 +97,7 @@ std::string compare(Group& group, const Comparison& c) {
   fused.form = MoeForm::fused;
   MoeLayer by_calls(group, separate, w13.data(), w2.data()), layer(group, fused, w13.data(), w2.data());
   const int64_t tokens = c.tokens[static_cast<size_t>(group.rank())];
-  std::string found;  // of the first call that has something; the others are made, as the other ranks make them
+  std::string found;  // in the first call with a difference; later calls are still made, as the other ranks make them
   for (int call = 0; call < c.calls; ++call) {
     const std::vector<uint16_t> x = some_rows(draw, tokens * m.hidden);
     std::vector<int32_t> ids;
@@ -144,7 +144,7 @@ void expect_equal(const Comparison& c) {
   for (const std::string& text : found) EXPECT_EQ(text, "");
 }
 
-/// One worker of a rank does everything in turn.
+/// A rank's single worker does everything in turn.
 TEST(FusedForm, HasTheBitsOfSeparateCalls) {
   for (const int world : {1, 2, 3, 8})
     for (const int workers : {1, 2, 4}) expect_equal(comparison(some_tokens(world), workers));
@@ -165,7 +165,7 @@ TEST(FusedForm, CutsAnExpertsRowsAsSeparateCallsDo) {
   for (const int64_t tokens : {1, 3, 33, 257, 300, 600}) {
     for (const WeightStorage storage : {WeightStorage::packed, WeightStorage::view}) {
       Comparison c = comparison({tokens, tokens / 2}, 3);
-      c.config.hidden = 520;  // enough elements for one to be rounded otherwise if float32 sums were others
+      c.config.hidden = 520;  // enough elements for one to be rounded differently if the float32 sums differed
       c.config.intermediate = 264;
       c.config.topk = 1;
       c.config.storage = storage;
@@ -206,7 +206,7 @@ TEST(FusedForm, DropsAndFailsAsSeparateCallsDo) {
   }
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: how many, instead of 40.
+/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 40.
 TEST(FusedForm, RandomShapes) {
   const uint64_t layers = harness::from_environment("SWITCHYARD_RANDOM_LAYERS", 40);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {

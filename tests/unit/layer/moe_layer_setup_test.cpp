@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a MoeLayer is made of: which exchange is chosen, its memory, and what is refused, on all ranks alike.
+// The construction of a MoeLayer: the chosen exchange, its memory, and refusals, the same on all ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ MoeLayerConfig on_gpus(DType type = DType::bf16) {
   return c;
 }
 
-/// The exchange that a layer of `world` ranks has, found by what it takes of the heap.
+/// The exchange of a layer of `world` ranks, determined by its heap use.
 MoeExchange exchange_of(MoeLayerConfig config, int world) {
   const auto bytes = [&](MoeExchange exchange) {
     config.exchange = exchange;
@@ -198,7 +198,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
-// On the CPU: the rows of FusedMoe, and what the products of one worker take. With no more, a layer of that size is made.
+// On the CPU: the rows of FusedMoe, and the memory of one worker's products. That is enough to construct a layer of this size.
 TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   MoeLayerConfig c = small();
   c.form = MoeForm::fused;
@@ -211,7 +211,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   const FusedMoeMemory rows = FusedMoe::memory_required(f, 2, Backend::cpu);
   const MoeLayerMemory packed = MoeLayer::memory_required(c, 2);
   EXPECT_EQ(packed.heap_bytes, rows.heap_bytes);
-  EXPECT_GT(packed.scratch_bytes, rows.private_bytes + 256 * (32 * 2 + 2 * 16 * 4 + 32 * 4));  // oneDNN's comes to it
+  EXPECT_GT(packed.scratch_bytes, rows.private_bytes + 256 * (32 * 2 + 2 * 16 * 4 + 32 * 4));  // plus oneDNN's own
   EXPECT_EQ(packed.private_bytes, 0u);
   ExpertOptions options;
   EXPECT_EQ(packed.weight_bytes, ExpertMlp::memory_required({32, 16, 2}, options).weight_bytes);
@@ -230,7 +230,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
             "fused, normal, " + ExpertMlp({32, 16, 4}, weights, weights, {.storage = c.storage}).implementation());
 }
 
-// The memory of a fused layer is that of FusedMoe, with whatever exchange it may have; nothing of the separate calls is added.
+// The memory of a fused layer is that of FusedMoe, for any exchange setting; nothing of the separate calls is added.
 TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
   MoeLayerConfig c = on_gpus();
   c.form = MoeForm::fused;
@@ -278,7 +278,7 @@ TEST(MoeLayerSetup, FusedFormInFp8) {
   refused("hidden (fp8) = 65664: must be in [128, 65536]", [](auto& o) { o.hidden = 65664; });
 }
 
-// The form can be told by its memory: separate calls have a pool, the fused form none.
+// The form can be determined from its memory: separate calls have a pool, the fused form has none.
 TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   const auto chosen = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
@@ -302,7 +302,7 @@ TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::f16; }), MoeForm::separate);
   EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::fp8_e4m3, c.hidden = 256, c.intermediate = 128; }),
             MoeForm::separate);
-  MoeLayerConfig c = on_gpus();  // more experts than it takes
+  MoeLayerConfig c = on_gpus();  // more experts than the fused form supports
   c.exchange = MoeExchange::normal;
   c.num_experts = 5000;
   const size_t automatic = MoeLayer::memory_required(c, 3, Backend::cuda).heap_bytes;
@@ -310,7 +310,7 @@ TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   EXPECT_EQ(automatic, MoeLayer::memory_required(c, 3, Backend::cuda).heap_bytes);
 }
 
-// Named by the field that asks for it, also where another one could change.
+// The error names the field that requests the form, even where another field could be changed.
 TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   const auto refused = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
@@ -327,13 +327,13 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }
 
-/// Of a layer's larger set of weights, of all its experts.
+/// Bytes of the larger of a layer's two weight arrays, for all its experts.
 size_t weight_bytes(const MoeLayerConfig& c) {
   return 2 * static_cast<size_t>(c.num_experts) * 2 * static_cast<size_t>(c.intermediate * c.hidden);
 }
 
-/// How the construction of a layer ends on each of two ranks; `change` is asked for the settings of a rank. A group that
-/// survived makes a layer afterwards.
+/// The outcome of constructing a layer on each of two ranks; `change` modifies the settings of a rank. A group that survived
+/// constructs a layer afterwards.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
                                    bool without_weights = false) {
   if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2);
@@ -343,13 +343,13 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
     change(group.rank(), config);
     void* const weights = rig.room(std::max(weight_bytes(small()), weight_bytes(config)));
     const Outcome end = outcome_of([&] { MoeLayer layer(group, config, without_weights ? nullptr : weights, weights); });
-    group.barrier();  // the group can be used
+    group.barrier();  // the group is still usable
     if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
     if (end.code != ErrorCode::ok) throw Error(end.code, end.text);
   });
 }
 
-/// Ranks load their weights at very different times, and the deadline of calls may be short.
+/// Ranks may load their weights at very different times, and the deadline of calls may be short.
 TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
   for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
     for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
@@ -410,7 +410,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
        ErrorCode::invalid_argument, "hidden = 36");
 }
 
-/// How a call ends on each of two ranks, the first of which gives what is not allowed.
+/// The outcome of a call on each of two ranks, the first of which passes an invalid argument.
 std::vector<Outcome> calls(MoeExchange exchange, MoeForm form,
                            const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
   MoeLayerConfig config = small();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on the CPU, ranks as threads: the bits of the same calls made by hand, against float64, with all that a call can
-// say.
+// MoeLayer on the CPU, ranks as threads: the bits of the same calls made separately, comparison with float64, and all options
+// of a call.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using testing::MoeCase;
 using testing::MoeRank;
 using Rank = MoeRank<HostRig>;
 
-/// `body` on every rank of a group for `m`; what it returns must be empty.
+/// Runs `body` on every rank of a group for `m`; it must return an empty string.
 void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>& body, size_t layers = 1) {
   GroupOptions options;
   options.heap_bytes = m.heap_bytes(Backend::cpu, layers);
@@ -66,8 +66,8 @@ TEST_P(MoeLayers, AddToWhatIsThere) {
   });
 }
 
-// Layers that share all but their weights, in turn: each has the bits of a layer of its own with those weights, also when the
-// one that they were made from is gone.
+// Layers that share everything except their weights, called in turn: each has the bits of a separate layer with those weights,
+// even after the layer that they were made from is destroyed.
 TEST_P(MoeLayers, ShareAllButTheirWeights) {
   const auto body = [](Rank& rank, Group& group) {
     const MoeWeights others = rank.other_weights();
@@ -98,7 +98,8 @@ TEST_P(MoeLayers, ShareAllButTheirWeights) {
   on_ranks(GetParam(), body, 2);
 }
 
-// T from memory: rows behind it are left alone, and the others are as if the ids had ended there. Numbers outside are clamped.
+// T from memory: rows behind it are left unchanged, and the others are as if the ids had ended there. Numbers out of range are
+// clamped.
 TEST_P(MoeLayers, ReadTheNumberOfTokens) {
   const MoeCase& m = GetParam();
   on_ranks(m, [&](Rank& rank, Group&) {
@@ -120,7 +121,7 @@ TEST_P(MoeLayers, ReadTheNumberOfTokens) {
 INSTANTIATE_TEST_SUITE_P(Cpu, MoeLayers, ::testing::ValuesIn(testing::in_both_forms(testing::moe_cases())),
                          [](const auto& c) { return c.param.c.name; });
 
-// The weights may go after the construction; the products are others than those of view.
+// The weights may be discarded after construction; the products differ from those with view.
 TEST(MoeLayer, PacksWeights) {
   MoeCase m{.c = {.name = "packed", .tokens = {40, 9, 0}}, .storage = WeightStorage::packed};
   on_ranks(m, [](Rank& rank, Group&) {
@@ -201,7 +202,7 @@ MoeCase with_capacity(Overflow overflow) {
   return {.c = {.name = "capacity", .tokens = {40, 30}, .only = 4}, .capacity = 140, .overflow = overflow};
 }
 
-// All ranks hear of it, nothing is written, and the next call is as if nothing had been.
+// All ranks report the error, nothing is written, and the next call is unaffected.
 TEST(MoeLayer, FailsBeyondCapacity) {
   on_ranks(with_capacity(Overflow::fail), [&](Rank& rank, Group&) {
     rank.write(0);
@@ -209,7 +210,7 @@ TEST(MoeLayer, FailsBeyondCapacity) {
     std::string found = end.code == ErrorCode::capacity_exceeded ? "" : "not capacity_exceeded: " + end.text;
     if (rank.result() != rank.base_of(0)) found += "out was written";
     if (!rank.layer().dropped().empty()) found += "something was dropped";
-    std::vector<uint16_t> x(256), out(256, 0xffff);  // of a token that no expert is chosen for
+    std::vector<uint16_t> x(256), out(256, 0xffff);  // of a token without an expert
     const std::vector<int32_t> ids(3, -1);
     rank.layer().forward(x.data(), ExpertIds::of(ids.data(), 1, 3), nullptr, out.data());
     if (out != x) found += "the next call gave no zeros";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a MoeLayer and the same layer made by hand of dispatch, ExpertMlp and combine, which must give the same bits;
-// both against float64. The same for both backends: tests of a backend bring a Rig (unit/expert/expert_layer.hpp).
+// One rank of a MoeLayer and the same layer made separately of dispatch, ExpertMlp and combine, which must give the same bits;
+// both compared with float64. The same for both backends: tests of a backend supply a Rig (unit/expert/expert_layer.hpp).
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@
 
 namespace switchyard::testing {
 
-/// A layer of LayerCase with more settings.
+/// A LayerCase with more settings.
 struct MoeCase {
   LayerCase c;  ///< `masked`: low latency
   CombineOrder order = CombineOrder::per_route;
-  bool fp8 = false;                       ///< tokens of c.type, bf16; tokens become fp8 on the way, weights are fp8
+  bool fp8 = false;                       ///< tokens of c.type, bf16; tokens are quantized to fp8 on the way, weights are fp8
   ScaleKind row_scales = ScaleKind::f32;  ///< of fp8
   WeightStorage storage = WeightStorage::view;
   int64_t capacity = 0;
@@ -57,9 +57,9 @@ struct MoeCase {
     if (fp8) l.scales = row_scales;
     return l;
   }
-  /// Of fp8: codes have three bits behind the point, in rows, weights and the rows between; their errors are independent.
+  /// With fp8, codes have three fractional bits, in rows, weights and intermediate rows; their errors are independent.
   double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
-  /// Of the layer by hand and of so many others.
+  /// For the separate calls and `layers` layers.
   size_t heap_bytes(Backend backend, size_t layers = 1) const {
     return layers * MoeLayer::heap_bytes_for(moe(), c.world(), backend) +
            (c.masked ? LowLatencyExchange::heap_bytes_for(low_latency(), c.world())
@@ -69,7 +69,7 @@ struct MoeCase {
 
 inline void PrintTo(const MoeCase& c, std::ostream* out) { *out << c.c.name; }
 
-/// Those of separate calls, all tokens to one expert, and per_rank.
+/// The cases of separate calls, all tokens to one expert, and per_rank.
 inline std::vector<MoeCase> moe_cases() {
   std::vector<MoeCase> all;
   for (const LayerCase& c : layer_cases()) all.push_back({.c = c});
@@ -81,7 +81,7 @@ inline std::vector<MoeCase> moe_cases() {
   return all;
 }
 
-/// `all`, and once more in MoeForm::fused those that have it.
+/// `all`, and the cases that MoeForm::fused supports once more in that form.
 inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   std::vector<MoeCase> both = all;
   for (MoeCase m : all) {
@@ -101,7 +101,7 @@ struct RankWeights {
   operator MoeWeights() const { return {w13, w2, w13_scales, w2_scales}; }  // NOLINT(google-explicit-constructor): the same
 };
 
-/// Weights as e4m3 codes, each 128 x 128 with a power of two of their own.
+/// Weights as e4m3 codes, with a power-of-two scale for each 128 x 128 block.
 struct ScaledCodes {
   std::vector<std::byte> codes;
   std::vector<float> scales;
@@ -155,7 +155,7 @@ struct MoeArguments {
   const float* weights = nullptr;
 };
 
-/// The calls of a layer, one by one.
+/// The separate calls of a layer.
 class MoeByHand {
  public:
   MoeByHand(Group& group, const MoeCase& m, const RankWeights& w) : m_(m) {
@@ -179,7 +179,7 @@ class MoeByHand {
     mlp_.emplace(ExpertShape{m.c.hidden, m.c.intermediate, end - first}, w.w13, w.w2, options);
   }
 
-  /// `base`: rows that the sums begin with, or null; normal mode.
+  /// `base`: rows that the sums start from, or null; normal mode.
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
     const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs: ranks may share one; bits do not depend on it
     if (m_.c.masked) {
@@ -212,7 +212,7 @@ class MoeByHand {
   std::optional<ExpertMlp> mlp_;
 };
 
-/// A rank's memory, a MoeLayer and a MoeByHand. Construction and destruction are collective: all ranks are idle then.
+/// A rank's memory, a MoeLayer and a MoeByHand. Construction and destruction are collective: all ranks are idle at that point.
 template <class Rig>
 class MoeRank {
  public:
@@ -228,13 +228,13 @@ class MoeRank {
     by_hand_.emplace(group, m, w);
   }
 
-  /// Weights of a layer of other experts, which add up to other results.
+  /// Weights for a layer with different experts, which give different results.
   MoeWeights other_weights() {
     const int first = first_expert(m_.c.experts, m_.c.world(), rank_);
     const int end = first_expert(m_.c.experts, m_.c.world(), rank_ + 1);
     return make_weights(rig_, m_, first + m_.c.experts, end + m_.c.experts);
   }
-  /// Collective: a layer of its own.
+  /// Collective: a separate layer.
   MoeLayer made(Group& group, const MoeWeights& w) const {
     MoeLayerConfig config = m_.moe();
     config.w13_scales = w.w13_scales;
@@ -242,7 +242,7 @@ class MoeRank {
     return {group, config, w.w13, w.w2};
   }
 
-  /// The inputs of the calls from now on, T itself in device_tokens(), and rows to add to in out.
+  /// Sets the inputs of subsequent calls, T itself in device_tokens(), and the rows to add to in out.
   void write(uint32_t call) {
     const LayerInput input(m_.c, call, rank_);
     rig_.write(x_, input.x.data(), input.x.size());
@@ -253,7 +253,7 @@ class MoeRank {
     const auto t = static_cast<int32_t>(tokens());
     rig_.write(tokens_, &t, 4);
   }
-  /// Collective, as by_hand().
+  /// Collective, like by_hand().
   void forward(MoeLayerCall call = {}) { forward_by(*layer_, call); }
   void forward_by(MoeLayer& layer, MoeLayerCall call = {}) {
     call.stream = rig_.stream();
@@ -261,8 +261,9 @@ class MoeRank {
   }
   void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
 
-  /// Idle. Empty, or what is wrong with the results of call `call`: other bits than by hand. `rows`, on GPUs: of a call with so
-  /// many tokens, while by hand all went through; those behind are to be as they were.
+  /// Call while idle. Returns an empty string, or how the results of call `call` differ in bits from the separate calls.
+  /// `rows`, on GPUs: the number of tokens of the call, while the separate calls processed all tokens; rows behind it must be
+  /// unchanged.
   std::string judge_bits(uint32_t call, bool add, int64_t rows = -1) {
     const std::vector<std::byte> got = read(out_), base = base_of(call);
     std::vector<std::byte> expected = read(expected_);
@@ -277,7 +278,7 @@ class MoeRank {
     }
     return got == expected ? "" : name_of(call) + "other bits than by hand: " + distance(got, expected);
   }
-  /// As judge_bits(), and of a call with all tokens also whether it is too far from float64.
+  /// Like judge_bits(); for a call with all tokens it also checks the distance from float64.
   std::string judge(uint32_t call, bool add, int64_t rows = -1) {
     if (const std::string wrong = judge_bits(call, add, rows); !wrong.empty()) return wrong;
     if (rows >= 0 && rows < tokens()) return "";
@@ -298,7 +299,7 @@ class MoeRank {
 
   int64_t tokens() const { return m_.c.tokens[static_cast<size_t>(rank_)]; }
   int32_t* device_tokens() { return tokens_; }
-  /// Idle. Of the last forward; empty if nothing is dropped ever.
+  /// Call while idle. Dropped routes of the last forward; empty if nothing is ever dropped.
   std::vector<uint8_t> dropped() {
     const std::span<const uint8_t> of = layer_->dropped();
     std::vector<uint8_t> copy(of.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tickets of a fused layer's tiles against an enumeration of them: every tile once, and none before the tiles that it waits
-// for.
+// The tickets of a fused layer's tiles against an enumeration of them: every tile exactly once, and none before the tiles that
+// it waits for.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -19,7 +19,7 @@ std::vector<int> first_tiles_of(const std::vector<int>& row_tiles) {
   return first;
 }
 
-/// All tiles in the order of their tickets, as the definition says it.
+/// All tiles in the order of their tickets, straight from the definition.
 std::vector<TicketPlace> enumerate(const std::vector<int>& row_tiles, int lag, int up, int down) {
   std::vector<TicketPlace> all;
   const int experts = static_cast<int>(row_tiles.size());
@@ -60,7 +60,7 @@ void for_each_order(F&& f) {
 }
 
 TEST(FusedTickets, ByHand) {
-  // Expert 0 has one row tile, expert 1 two; a column tile up, two down; lag 1.
+  // Expert 0 has one row tile, expert 1 has two; one column tile up, two down; lag 1.
   const int first[] = {0, 1, 3};
   const TicketOrder o{first, 2, 1, 1, 2};
   EXPECT_EQ(count_tickets(o), 3 * 1 + 3 * 2);
@@ -82,7 +82,7 @@ TEST(FusedTickets, AreThoseOfTheEnumeration) {
   });
 }
 
-/// A row tile's number among all of the rank; `at` counts the row tiles of a column tile as neighbours.
+/// A row tile's number among all row tiles of the rank; in `at`, the row tiles of a column tile are neighbors.
 int row_tile_of(const TicketOrder& o, const TicketPlace& p) {
   return o.first_tiles[p.expert] + p.at % (o.first_tiles[p.expert + 1] - o.first_tiles[p.expert]);
 }
@@ -90,7 +90,7 @@ int column_of(const TicketOrder& o, const TicketPlace& p) {
   return p.at / (o.first_tiles[p.expert + 1] - o.first_tiles[p.expert]);
 }
 
-/// One worker alone that takes tickets in turn never comes to a tile whose flags are not set, and sets each flag once.
+/// A single worker that takes tickets in turn never reaches a tile whose flags are not set, and sets each flag once.
 TEST(FusedTickets, ATileWaitsForLowerTicketsAlone) {
   for_each_order([](const TicketOrder& o, const std::vector<TicketPlace>& all) {
     std::set<int64_t> h_done, y_done;
@@ -133,7 +133,7 @@ TEST(FusedPulls, ByHand) {
   }
 }
 
-/// Whoever takes tickets until a stretch begins behind the last row has taken every row once, and each in its stretch.
+/// Taking tickets until a stretch begins behind the last row takes every row once, and each in its stretch.
 TEST(FusedPulls, TakeEachRowOnce) {
   for (const int warps : {1, 2, 7, 132})
     for (const int together : {1, 8, 13, 32})

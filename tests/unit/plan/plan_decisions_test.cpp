@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan as the device makes it, on the host: prefix sums over the gathered counts, and the decisions of plan/decisions.hpp
-// route by route, over random routings. Equal to the host's plan in every table. What the kernel itself makes of them:
+// The device's planning method, on the host: prefix sums over the gathered counts, and the decisions of plan/decisions.hpp
+// route by route, over random routings. Every table must equal the host's plan. The kernel itself is tested in
 // tests/gpu/objects/cuda_plan_test.cpp.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using namespace switchyard::detail;
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// S and D, counted as pass 1 of the kernel does.
+/// S and D, counted like pass 1 of the kernel.
 struct Counts {
   explicit Counts(const oracle::Problem& p)
       : map{p.experts, p.world}, routes(idx(p.world), std::vector<int64_t>(idx(p.experts))) {
@@ -39,7 +39,7 @@ struct Counts {
   std::vector<std::vector<int64_t>> routes, touching;
 };
 
-/// What the plan of one rank says.
+/// The plan of one rank.
 struct Tables {
   std::vector<int32_t> ids, route_row, send_rank, send_row, send_record;
   std::vector<uint8_t> dropped;
@@ -132,7 +132,7 @@ class DevicePlan {
       out_.route_row.push_back(kept ? static_cast<int32_t>(row) : -1);
     }
   }
-  /// Ranks ascending; the first kept route is the primary.
+  /// Ascending ranks; the first kept route is the primary.
   void list_sends(int64_t t) {
     for (int d = 0; d < p_.world; ++d) {
       if ((mask_ >> d & 1) == 0) continue;
@@ -159,7 +159,7 @@ class DevicePlan {
   Tables out_;
 };
 
-/// The host's plan in the same terms. Rank-major counts of an expert are counted in records, which no decision makes.
+/// The host's plan in the same form. Rank-major counts of an expert are counted in records, which involves no decision.
 Tables host_plan(const HandleData& h) {
   Tables t;
   t.ids = h.ids;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle itself, on values worked out by hand: a wrong oracle would make every other test worthless.
+// The oracle itself, on values worked out by hand: a wrong oracle would invalidate every other test.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -52,7 +52,7 @@ TEST(Numbers, EveryCodeSurvives) {
   }
 }
 
-/// The functions over elements and rows take shorter ways than encode and decode.
+/// The functions over elements and rows use faster methods than encode and decode.
 TEST(Numbers, RowsAreCodesOneByOne) {
   struct Of {
     DType type;
@@ -261,7 +261,7 @@ TEST(Routing, CapacityByHand) {
   EXPECT_EQ(x.ranks[0].dropped_per_source, (std::vector<int64_t>{0, 1}));
 }
 
-/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens, rank 1 one that names an expert twice.
+/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens, rank 1 has one, which names an expert twice.
 oracle::Problem two_ranks(oracle::Layout layout) {
   oracle::Problem p;
   p.world = 2;
@@ -311,7 +311,7 @@ TEST(Routing, ExpertMajorRowsByHand) {
   EXPECT_EQ(oracle::owned(p, 1).route_row, (std::vector<int32_t>{4, 5}));
 }
 
-/// The views of one rank alone are those of all.
+/// The views of a single rank equal those of all ranks.
 TEST(Routing, OneRanksViewIsThatOfAll) {
   for (const auto layout : {oracle::Layout::rank_major, oracle::Layout::expert_major}) {
     oracle::Problem p = two_ranks(layout);
@@ -346,7 +346,7 @@ TEST(Views, MatricesByHand) {
   p.topk = 2;
   p.max_tokens = 3;
   p.ids = {{0, 2, 3, 3, -1, 1}, {1, 0, 2, 9}};
-  const auto m = oracle::matrices(p, oracle::expect(p), 0, 2);  // channels: tokens {0, 1} and {2}; of rank 1: {0} and {1}
+  const auto m = oracle::matrices(p, oracle::expect(p), 0, 2);  // channels: tokens {0, 1} and {2}; on rank 1: {0} and {1}
   using Ints = std::vector<int32_t>;
   EXPECT_EQ(m.rank_prefix, (Ints{2, 2, 3, 3}));
   EXPECT_EQ(m.channel_prefix, (Ints{1, 2, 2, 2}));
@@ -375,7 +375,7 @@ TEST(Views, LedgerByHand) {
 
 TEST(LowLatency, ArrivalsByHand) {
   const auto v = oracle::low_latency_view(two_ranks(oracle::Layout::expert_major), 0);
-  EXPECT_EQ(v.rows_of_expert, (std::vector<int32_t>{1, 0, 1}));  // an expert that is named twice gets one row
+  EXPECT_EQ(v.rows_of_expert, (std::vector<int32_t>{1, 0, 1}));  // an expert named twice gets one row
   EXPECT_EQ(v.arrivals[2][0].source, 1);
   EXPECT_EQ(v.arrivals[2][0].k, 0);
   const int64_t first = int64_t{1} << 32;
@@ -383,7 +383,7 @@ TEST(LowLatency, ArrivalsByHand) {
 }
 
 TEST(LowLatency, PlacesOfScalesByHand) {
-  // 3 groups: in rows of whole 16 bytes, or in columns of whole 16 bytes, 4 UE8M0 scales of a row in a word.
+  // 3 groups: in rows of whole 16 bytes, or in columns of whole 16 bytes with 4 UE8M0 scales of a row per word.
   const oracle::ScaleShape rows{switchyard::ScaleOrder::row_major, ScaleKind::f32, 300, 128, 5};
   EXPECT_EQ(rows.offset(0, 1, 2), 16 + 8);
   EXPECT_EQ(rows.offset(1, 0, 0), 5 * 16);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles as bytes: round trip of every field; damage of any kind is refused with invalid_argument and never misread.
+// Serialized handles: round trip of every field; damage of any kind is refused with invalid_argument and never misread.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ void put_u64(Bytes& bytes, size_t at, uint64_t value) {
   for (size_t i = 0; i < 8; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-/// Makes damaged bytes look undamaged: payload length and checksum fit again.
+/// Makes damaged bytes look undamaged: updates payload length and checksum.
 void seal(Bytes& bytes) {
   put_u64(bytes, 8, bytes.size() - 24);
   uint64_t hash = 14695981039346656037u;
@@ -35,7 +35,7 @@ void seal(Bytes& bytes) {
   put_u64(bytes, bytes.size() - 8, hash);
 }
 
-/// Empty if `bytes` are refused as they must be; else what happened.
+/// Empty if `bytes` are refused as required; otherwise what happened instead.
 std::string refusal(const Bytes& bytes) {
   try {
     (void)deserialize(bytes);
@@ -64,7 +64,8 @@ std::shared_ptr<HandleData> small_handle(Layout layout, int capacity_percent, in
   return make_handles(p, false, 2)[static_cast<size_t>(rank)];
 }
 
-/// Names the first entry that would make combine or a cached dispatch touch memory outside its arrays; empty if none does.
+/// Name of the first entry that would make combine or a cached dispatch access memory outside its arrays; empty if there is
+/// none.
 std::string first_bad_index(const HandleData& h) {
   auto outside = [](const auto& v, int64_t low, int64_t high) {
     return std::any_of(v.begin(), v.end(), [&](int64_t x) { return x < low || x >= high; });
@@ -151,8 +152,8 @@ TEST(Damage, EveryFlippedBitIsRefused) {
   }
 }
 
-/// With a fitting checksum a change is either refused, or gives another handle that is consistent: its bytes are the changed
-/// ones, and all its addresses follow the rules.
+/// With a matching checksum a change is either refused, or gives another consistent handle: it serializes to the changed bytes,
+/// and all its addresses follow the rules.
 TEST(Damage, SealedChangesAreRefusedOrConsistent) {
   int accepted = 0, refused = 0;
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -206,7 +207,7 @@ TEST(Damage, TextNamesTheField) {
   EXPECT_NE(text_of(bytes).find("world is 200, allowed is 1 to 64"), std::string::npos) << text_of(bytes);
 }
 
-/// The format is fixed: bytes written today must be read by every later library that knows version 2.
+/// The format is fixed: bytes written today must be readable by every later library that supports version 2.
 TEST(Format, HeadIsLittleEndianAndVersioned) {
   const Bytes bytes = serialize(*small_handle(Layout::rank_major, 0));
   const unsigned char head[] = {'S', 'W', 'C', 'H', 2, 0, 0, 0};

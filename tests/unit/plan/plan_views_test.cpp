@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan's views on cases small enough to be written down by hand.
+// The plan's views on cases small enough to work out by hand.
 #include <gtest/gtest.h>
 
 #include "plan/views.hpp"
@@ -14,7 +14,7 @@ using switchyard::ErrorCode;
 using switchyard::Layout;
 using Ints = std::vector<int32_t>;
 
-/// Two ranks, four experts (0 and 1 on rank 0), top-2. Rank 0: three tokens, rank 1: two.
+/// Two ranks, four experts (0 and 1 on rank 0), top-2. Rank 0 has three tokens, rank 1 has two.
 oracle::Problem hand_problem(Layout layout) {
   oracle::Problem p;
   p.world = 2;
@@ -32,7 +32,7 @@ oracle::Problem hand_problem(Layout layout) {
 
 TEST(Matrices, ByHand) {
   const auto handles = make_handles(hand_problem(Layout::rank_major), true, 0);
-  const auto m = make_matrices(*handles[0], 2);  // channels: tokens {0, 1} and {2}; at rank 1: {0} and {1}
+  const auto m = make_matrices(*handles[0], 2);  // channels: tokens {0, 1} and {2}; on rank 1: {0} and {1}
   EXPECT_EQ(m.rank_prefix_matrix, (Ints{2, 2, 3, 3}));
   EXPECT_EQ(m.channel_prefix_matrix, (Ints{1, 2, 2, 2}));
   EXPECT_EQ(m.recv_src_idx, (Ints{0, 2, 0}));
@@ -90,7 +90,7 @@ TEST(Ledger, ByHand) {
   EXPECT_EQ(l.prev_sum_before_rank, (Ints{0, 0, 1, 1}));
 }
 
-/// The published fixture of the ledger's origin: 2 ranks, 64 tokens, top-8 of 4 experts, expert(f) = (f + rank) mod 4.
+/// The fixture published with the original ledger: 2 ranks, 64 tokens, top-8 of 4 experts, expert(f) = (f + rank) mod 4.
 TEST(Ledger, D06_PublishedFixture) {
   oracle::Problem p;
   p.world = 2;

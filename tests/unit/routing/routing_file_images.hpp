@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing files made byte by byte, for tests and the fuzz target. Independent of the library's writers.
+// Routing files assembled byte by byte, for tests and the fuzz target. Independent of the library's writers.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ inline std::string little_endian(uint64_t value, size_t count) {
   return bytes;
 }
 
-/// A safetensors file of this JSON header and data.
+/// A safetensors file with this JSON header and data.
 inline std::string safetensors(const std::string& header, const std::string& data) {
   return little_endian(header.size(), 8) + header + data;
 }
@@ -36,7 +36,7 @@ inline std::string entry(const std::string& name, const std::string& dtype, cons
          "," + std::to_string(end) + "]}";
 }
 
-/// A JSON object of these entries.
+/// A JSON object with these entries.
 inline std::string object(const std::vector<std::string>& entries) {
   std::string text;
   for (const std::string& e : entries) {
@@ -46,7 +46,7 @@ inline std::string object(const std::vector<std::string>& entries) {
   return text + "}";
 }
 
-/// The entry of metadata with one text.
+/// The metadata entry with one string.
 inline std::string metadata(const std::string& key, const std::string& value) {
   std::string text = "\"__metadata__\":{\"";
   return text.append(key).append("\":\"").append(value).append("\"}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing files that are well formed: every form that can be read, what the writers write, and the recording in data/.
+// Well-formed routing files: every readable form, the output of the writers, and the recording in data/.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ using images::span_of;
 using Ids = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
-/// A folder of its own that disappears with the test.
+/// A temporary folder that is removed with the test.
 class RoutingFiles : public testing::Test {
  protected:
   void SetUp() override {
@@ -106,7 +106,7 @@ TEST_F(RoutingFiles, SafetensorsRoundTrip) {
 }
 
 TEST_F(RoutingFiles, WrittenSafetensorsFollowTheFormat) {
-  // Read by a JSON library and arithmetic only: what another reader of the format would rely on.
+  // Read with only a JSON library and arithmetic, that is, with what another reader of the format would rely on.
   Routing routing = random_routing(0, 5);
   write_safetensors(path("a.safetensors"), std::vector<RecordedRouting>{{kNoLayer, 0, routing}});
   const std::string bytes = content(path("a.safetensors"));
@@ -195,7 +195,7 @@ TEST(RoutingImages, AllTypesAndNames) {
   expect_equal(file.read(12, 2, 9), {9, 2, 1, {4, 5}, {}});
 }
 
-/// Ids of one type in both kinds of file; whatever no int32 can hold is no expert.
+/// Ids of one type in both kinds of file; a value that does not fit an int32 is no expert.
 template <class T>
 void expect_ids(const std::string& dtype, const std::string& descr, const std::vector<T>& given, const Ids& expected) {
   const std::string data = bytes_of(given), count = std::to_string(given.size());
@@ -203,11 +203,11 @@ void expect_ids(const std::string& dtype, const std::string& descr, const std::v
   const std::string header = object({entry("topk_ids", dtype, "[" + count + ",1]", 0, bytes)});
   EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).ids, expected) << dtype;
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).ids, expected) << descr;
-  // Of the second rank: counted in elements of this size.
+  // The second rank: counted in elements of this size.
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).ids, Ids{expected[1]}) << descr;
 }
 
-/// What the format's own library loads: fields of entries that nobody knows, no metadata by name, and tensors of any number of
+/// Forms that the format's own library loads: unknown fields in entries, null metadata, and tensors of any number of
 /// dimensions.
 TEST(RoutingImages, WhatTheReferenceLibraryLoads) {
   const std::string ids =
@@ -247,7 +247,7 @@ TEST(RoutingImages, NpyVersionsAndSpellings) {
 TEST(RoutingImages, NoTokens) {
   expect_equal(parse_one(npy(npy_dict("<i4", "(0, 8)"), ""), 8), {8, 8, 0, {}, {}});
   expect_equal(parse_one(safetensors(object({entry("rank0.topk_ids", "I64", "[0,8]", 0, 0)}), ""), 8), {8, 8, 0, {}, {}});
-  // A rank without tokens needs no weights, though the others have some.
+  // A rank without tokens needs no weights, even if the others have some.
   const std::string image =
       safetensors(object({entry("rank0.topk_ids", "I32", "[0,1]", 0, 0), entry("rank1.topk_ids", "I32", "[1,1]", 0, 4),
                           entry("rank1.topk_weights", "F32", "[1,1]", 4, 8)}),

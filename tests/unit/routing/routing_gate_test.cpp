@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gates against their definition: everything sorted, nothing shared with the library.
+// The gates against their definition: everything sorted, no code shared with the library.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::vector<float> normal(size_t count, uint32_t seed, float scale) {
   return values;
 }
 
-/// Indices of `values`, largest first, of equal ones the lower index first.
+/// Indices of `values`, largest first; among equal ones the lower index first.
 std::vector<int> order_of(const std::vector<float>& values) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -153,7 +153,7 @@ TEST(DeepSeekGate, BiasChangesTheChoiceButNotTheWeights) {
 }
 
 TEST(DeepSeekGate, StaysInTheBestGroupsEvenIfTheirScoresAreNegative) {
-  // Group 0 holds the best single expert but a bad pair; group 1 has the best sum of two. All biased scores of group 1 but two
+  // Group 0 holds the best single expert but a poor pair; group 1 has the best sum of two. All but two biased scores of group 1
   // are negative, and they are still chosen before any expert of another group.
   const DeepSeekV3Gate gate{8, 4, 2, 1, 1.0f, true};
   const std::vector<float> logits(8, 0.0f);  // score 0.5
@@ -269,7 +269,7 @@ TEST(PortableMath, IsAccurate) {
   EXPECT_TRUE(std::isnan(detail::portable_exp(kNan)));
 }
 
-// Equal bits on every machine: these must never depend on the compiler or its flags.
+// The same bits on every machine: these must never depend on the compiler or its flags.
 TEST(PortableMath, KnownBits) {
   EXPECT_EQ(detail::portable_exp(1), 0x1.5bf0a8b14576ap+1);
   EXPECT_EQ(detail::portable_exp(-3.25), 0x1.3da368521902dp-5);

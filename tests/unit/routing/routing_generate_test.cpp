@@ -49,7 +49,7 @@ void expect_refused(Function function, const std::string& text) {
   }
 }
 
-// The expected values come from another implementation of the same description (docs/routing.md), in Python.
+// The expected values were computed by another implementation of the same description (docs/routing.md), in Python.
 TEST(Generate, KnownValues) {
   const Routing uniform = generate(spec_of(Pattern::uniform), 0, 2);
   EXPECT_EQ(token_ids(uniform, 0), (Ids{52, 232, 233, 71, 140, 216, 185, 230}));

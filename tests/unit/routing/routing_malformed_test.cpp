@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Malformed routing files: each kind of damage, and the text that names file, tensor, expected and found.
+// Malformed routing files: each kind of damage, and the error text that names file, tensor, expected and found.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ void expect_malformed(const std::string& image, const std::string& text) {
 /// A safetensors file with this header and `bytes` bytes of data.
 std::string with_header(const std::string& header, size_t bytes) { return safetensors(header, std::string(bytes, '\0')); }
 
-/// The same with one entry for `rank0.topk_ids`, whose value is given.
+/// The same with a single entry for `rank0.topk_ids`, whose value is given.
 std::string with_ids(const std::string& value, size_t bytes = 8) {
   return with_header("{\"rank0.topk_ids\":" + value + "}", bytes);
 }
@@ -87,7 +87,7 @@ TEST(MalformedSafetensors, Json) {
     const std::string image = with_header(broken, 0);
     EXPECT_THROW(RoutingFile::parse(span_of(image), "file"), Error) << broken;
   }
-  // Deep nesting neither recurses nor allocates.
+  // Deep nesting causes neither recursion nor allocation.
   at("{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}", "tensor 'a': expected an object, found an array");
 }
 
@@ -130,7 +130,7 @@ TEST(MalformedSafetensors, DataSizes) {
                    name + "32 bytes for I64 [2, 2], found 16 by its data_offsets");
   expect_malformed(with_header(ids_entry("I32", "[4611686018427387904,4]", 8), 8),
                    name + "more than 2^63 bytes for I32 [4611686018427387904, 4], found 8 by its data_offsets");
-  // 2^62 * 4 elements of 4 bytes is 2^66 = 0 modulo 2^64: must not pass for an empty tensor.
+  // 2^62 * 4 elements of 4 bytes is 2^66 = 0 modulo 2^64: must not be accepted as an empty tensor.
   expect_malformed(with_header(ids_entry("I32", "[4611686018427387904,4]", 0), 0),
                    name + "more than 2^63 bytes for I32 [4611686018427387904, 4], found 0 by its data_offsets");
   const std::string second = "tensor 'rank1.topk_ids': expected ";
@@ -142,7 +142,7 @@ TEST(MalformedSafetensors, DataSizes) {
   expect_malformed(with_header(two(4, 12), 12),
                    second + "data from byte 8, after its predecessor, without gap or overlap, found byte 4");
   expect_malformed(with_header(two(8, 16), 17), "file: expected 16 bytes of data, as the tensors need, found 17");
-  // Other tensors are checked as well: a damaged file is not half trusted.
+  // Other tensors are checked, too: a damaged file is not partly trusted.
   expect_malformed(with_header(object({entry("other", "F64", "[3]", 0, 16)}), 16),
                    "tensor 'other': expected 24 bytes for F64 [3], found 16 by its data_offsets");
 }
@@ -307,7 +307,7 @@ TEST(MalformedNpy, Array) {
   at(npy_dict("<i4", "(1, 33)"), 132, "K, the last extent, of 1 to 32, found [1, 33]");
 }
 
-/// What people give in place of a recording, by their own marks (not by names).
+/// Files often passed in place of a recording, recognized by their signatures (not by their names).
 TEST(MalformedFiles, OtherKindsAreNamed) {
   const auto at = [](const std::string& image, const std::string& kind) {
     expect_malformed(image, "file: expected a safetensors or .npy file, found " + kind);
@@ -321,7 +321,7 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   const std::string text = "JSON text (save the ids with numpy.save or safetensors instead)";
   at("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
      "a Git LFS pointer (git lfs pull fetches the file that it stands for)");
-  // As `gzip -n` begins a file: read as a header's length it is 559903, which a file of that size would allow.
+  // The first bytes of a `gzip -n` file: read as a header length they are 559903, which a file of that size would allow.
   at(std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10) + std::string(600000, 'x'), "a gzip file (decompress it: gunzip)");
   at(std::string("\x1f\x8b\x08\0\x5e\x1a\x02\x66\x02\xff", 10), "a gzip file (decompress it: gunzip)");
   at("\x28\xb5\x2f\xfd\x24 and so on", "a zstd file (decompress it: unzstd)");
@@ -345,14 +345,14 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   at("token,expert_0,expert_1\n0,17,3\n1,4,250\n", csv);
   at("17;3\r\n4;250\r\n", csv);
   at("17 3\n4 250\n-1 5\n", csv);
-  // A header of 559903 bytes begins with gzip's mark, and is none.
+  // A header of 559903 bytes begins with gzip's signature, but is not gzip.
   const std::string one = object({entry("topk_ids", "I32", "[1,1]", 0, 4)});
   const std::string image = safetensors(one + std::string(559903 - one.size(), ' '), "abcd");
   ASSERT_EQ(image.substr(0, 3), "\x1f\x8b\x08");
   EXPECT_EQ(RoutingFile::parse(span_of(image), "file").topk(kNoLayer), 1);
 }
 
-/// Cuts a good file at every length: each of them must be refused, none may read beyond its end.
+/// Truncates a valid file at every length: each result must be refused, and none may be read beyond its end.
 TEST(MalformedFiles, EveryTruncation) {
   const std::string good_safetensors =
       safetensors(object({metadata("num_experts", "9"), entry("rank0.topk_ids", "I32", "[2,2]", 0, 16),
@@ -368,7 +368,7 @@ TEST(MalformedFiles, EveryTruncation) {
   }
 }
 
-/// Serving engines dump tokens before layers: such a file is not a recording of that number of ranks.
+/// Dumps of serving engines have tokens before layers: such a file is not a recording of that number of ranks.
 TEST(MalformedFiles, DumpsOfServingEngines) {
   const auto at = [](const std::string& shape, size_t numbers, const std::string& found) {
     expect_malformed(

@@ -111,7 +111,7 @@ TEST(BenchHtml, SweepsOfTwoQuantitiesGiveAPlotPairEach) {
   const std::string page = bench_html(d);
   EXPECT_EQ(count(page, "<section"), 3u);
   EXPECT_EQ(count(page, "<circle"), 2u * 3 * (5 + 3));
-  EXPECT_LT(page.find("512 tokens per rank"), page.find("4096 tokens per rank"));  // in the order of measuring
+  EXPECT_LT(page.find("512 tokens per rank"), page.find("4096 tokens per rank"));  // in measurement order
   EXPECT_NE(page.find("2 x GPU A"), std::string::npos);
   EXPECT_EQ(count(page, "FAIL"), 1u);
   EXPECT_EQ(count(page, "PASS"), 4u);
@@ -140,11 +140,11 @@ TEST(BenchHtml, SaysWhatTheWarpsOfFusedLayersDid) {
   EXPECT_EQ(count(page, "<td>50.0 %</td>"), 2u) << "the rank that hides least";
   EXPECT_EQ(count(page, "<td>75.0 %</td>"), 0u);
   EXPECT_EQ(count(page, "<td>20.8 us</td>"), 2u) << "the rank that waits longest";
-  for (json& r : d["runs"]) r["fused_workers"] = json::array();  // records were forgotten
+  for (json& r : d["runs"]) r["fused_workers"] = json::array();  // lost records
   EXPECT_EQ(count(bench_html(d), "The fused layer"), 0u);
 }
 
-/// The lead of a page: what all runs share.
+/// The lead of a page: what all runs have in common.
 std::string lead_of(const std::string& page) {
   const size_t begin = page.find("<p class=\"lead\">");
   return page.substr(begin, page.find("<br>", begin) - begin);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `switchyard bench` would measure: its points, and what it takes on GPUs, which needs none to be checked.
+// The measurements that `switchyard bench` would make: its points, and the GPU options it accepts, which can be checked without
+// a GPU.
 #include "tools/bench/points.hpp"
 
 #include <gtest/gtest.h>
@@ -107,11 +108,11 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   EXPECT_NO_THROW(normal->check(o));
   o.slots = 4;  // fewer than a token has choices
   EXPECT_THROW(normal->check(o), Error);
-  o.staging = "direct";  // then nothing asks for them
+  o.staging = "direct";  // then slots are not used
   EXPECT_NO_THROW(normal->check(o));
 }
 
-/// What the library does in a call that names no number, for the built-in tuning and for a shape whose entry says more.
+/// The library's choice for a call that gives no number, with the built-in tuning and for a shape whose entry gives more.
 TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
   const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
     BenchOptions o;

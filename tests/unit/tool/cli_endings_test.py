@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the command line tool ends when something is in the way: contradicting words, an environment that does not work, a full disk,
-a signal. Threads and processes end alike.
+"""How the command line tool ends when something prevents its work: contradictory arguments, an unusable environment, a full
+disk, a signal. Threads and processes end in the same way.
 
 Usage: cli_endings_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -69,7 +69,7 @@ class Usage(unittest.TestCase):
 
 
 class Environment(unittest.TestCase):
-    """A tuning file that is not there: nothing can run, and nothing is a failed check."""
+    """A missing tuning file: nothing can run, and nothing counts as a failed check."""
     ENV = {"SWITCHYARD_TUNING": "/nonexistent/f"}
     TEXT = "SWITCHYARD_TUNING: /nonexistent/f: cannot be read: No such file or directory"
 
@@ -96,7 +96,7 @@ class Environment(unittest.TestCase):
             self.assertIn("--blocks x --warps: 64 x 256 given", err)
 
     def test_a_case_without_room_leaves_the_others(self):
-        def limit():  # heaps of processes are files in memory: a limit for files is one for heaps
+        def limit():  # heaps of processes are files in memory: a limit for files is a limit for heaps
             resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
 
         def call(*args):
@@ -137,7 +137,8 @@ class FullDisk(unittest.TestCase):
 
 
 class Outputs(unittest.TestCase):
-    """What cannot be written is said before anything is measured, as far as it can be known; no signal ends the tool."""
+    """Outputs that cannot be written are reported before any measurement, as far as that can be known; no signal ends the
+    tool."""
     POINT = ["bench", "--mode", "low_latency", "--ranks", "1", "--tokens", "1", "--hidden", "64", "--iterations", "20"]
     TUNE = ["tune", "--ranks", "1", "--tokens", "2", "--hidden", "256", "--iterations", "20"]
 
@@ -171,7 +172,7 @@ class Outputs(unittest.TestCase):
         self.assertIn("cannot write standard output: " + os.strerror(errno.ENOSPC), done.stderr)
 
     def limited(self, blocks, *args):
-        """The tool where no file may be larger than so many KiB."""
+        """Runs the tool with a file size limit of `blocks` KiB."""
         return subprocess.run([cli_test.TOOL, *args], capture_output=True, text=True, timeout=120, check=False,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (blocks << 10, blocks << 10)))
 
@@ -182,7 +183,7 @@ class Outputs(unittest.TestCase):
                          ["trace", "--out", path], ["demo", "--out", path]):
                 for blocks in (0, 1):
                     if args[0] == "tune" and blocks == 1:
-                        continue  # a file of so many bytes can be
+                        continue  # a file of this size fits
                     done = self.limited(blocks, *args)
                     self.assertEqual((done.returncode, done.stdout), (2, ""), args)
                     self.assertRegex(done.stderr, f"^switchyard: --\\w+: cannot write '{path}[^\n]*': " + os.strerror(errno.EFBIG))
@@ -236,7 +237,7 @@ class Inputs(unittest.TestCase):
                 for args in (["info", path], ["merge", Path(folder) / "out", path], ["info", folder], ["info", path / "none"]):
                     done = subprocess.run([sys.executable, script, *args], capture_output=True, text=True, timeout=60, check=False)
                     self.assertEqual(done.returncode, 1, done.stderr)
-                    self.assertRegex(done.stderr, r"\Arecord_routing: [^\n]+\n\Z")  # also where there is no numpy
+                    self.assertRegex(done.stderr, r"\Arecord_routing: [^\n]+\n\Z")  # also without numpy
 
 
 class Signals(unittest.TestCase):
@@ -266,7 +267,7 @@ class Signals(unittest.TestCase):
             self.assertTrue(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, status)
             self.assertIn("ledger combine", out)
             self.assertTrue(out.endswith("\n"), out[-200:])
-            self.assertEqual(out.count("\n"), 1, out[-200:])  # not one of each rank
+            self.assertEqual(out.count("\n"), 1, out[-200:])  # not one per rank
 
     SWEEP = ["bench", "--mode", "low_latency", "--ranks", "2", "--hidden", "256", "--sweep", "tokens=1,2,3,4,5,6", "--iterations"]
 
@@ -328,7 +329,7 @@ class Signals(unittest.TestCase):
 
     @staticmethod
     def interrupted(*args):
-        """What a terminal shows of a call that Ctrl-C ends while it draws its progress, and the call's status."""
+        """Terminal output of a call that Ctrl-C ends while it draws its progress, and the call's status."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.execve(cli_test.TOOL, [cli_test.TOOL, *args], {**os.environ, "TERM": "xterm"})
@@ -337,7 +338,7 @@ class Signals(unittest.TestCase):
         while True:
             try:
                 part = os.read(terminal, 4096)
-            except OSError:  # the last one has closed it
+            except OSError:  # the last writer has closed it
                 part = b""
             if not part:
                 return out, os.waitpid(pid, 0)[1]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whole layers as a user meets them: `switchyard bench --mode layer`, `verify --mode layer` and `trace --mode layer`.
+"""Whole layers from the user's side: `switchyard bench --mode layer`, `verify --mode layer` and `trace --mode layer`.
 
 Usage: cli_layer_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -43,7 +43,7 @@ class Verify(unittest.TestCase):
 
 
     def check_fused(self, checks):
-        """Either the library has the form, and it is checked, or it says why not."""
+        """The fused form is checked if the library has it; otherwise the reason is reported."""
         fused = [check for check in checks if check["name"].startswith(FUSED)]
         if len(fused) == 1:
             self.assertEqual((fused[0]["skipped"], fused[0]["passed"], fused[0]["compared"]), (True, True, 0), fused)
@@ -89,7 +89,7 @@ class Trace(unittest.TestCase):
         for rank in (0, 1):
             for name in ("dispatch", "expert_mlp", "combine"):
                 self.assertEqual(phases[rank, name], 2, name)
-        spans = {(e["pid"], e["name"]): e for e in trace["traceEvents"] if e["ph"] == "X"}  # the last ones
+        spans = {(e["pid"], e["name"]): e for e in trace["traceEvents"] if e["ph"] == "X"}  # the last span of each name
         for rank in (0, 1):
             begin = [spans[rank, name]["ts"] for name in ("dispatch", "expert_mlp", "combine")]
             self.assertEqual(begin, sorted(begin))
@@ -129,7 +129,7 @@ class Trace(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    """A whole layer, its calls by themselves, and its experts without exchange."""
+    """A whole layer, its individual calls, and its experts without exchange."""
 
     def measure(self, *args):
         with tempfile.TemporaryDirectory() as folder:

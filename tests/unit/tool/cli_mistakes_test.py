@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes, as a table. Each gets exit status 2, one line on stderr that names the option and what is allowed, and a line that
-points to --help; nothing on stdout; no file is written or changed.
+"""Usage mistakes, as a table. Each gets exit status 2, one line on stderr that names the option and the allowed values, and a
+line that points to --help; nothing on stdout; no file is written or changed.
 
 Usage: cli_mistakes_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -17,9 +17,9 @@ TOOL = None
 ROOT = Path(__file__).resolve().parents[3]
 TOPOLOGY = json.loads((ROOT / "data/topologies/h100_8_400g.json").read_text())
 TRACE = {"otherData": {"producer": "switchyard", "world": 1, "lost_events": 0}, "traceEvents": []}
-HANG_S = 30  # a mistake is found before anything runs; only a hang takes as long
+HANG_S = 30  # a mistake is found before anything runs; only a hang takes this long
 
-# What the folder holds in which every mistake is made.
+# The contents of the folder in which every mistake is made.
 FILES = {
     "empty.json": b"",
     "binary.json": bytes(range(128, 256)) * 8,
@@ -48,7 +48,7 @@ FILES = {
 SMALL = ("--ranks", "2", "--tokens", "16", "--hidden", "64")
 H100 = str(ROOT / "data/topologies/h100_8_400g.json")
 
-# The command, and what the message says: the option first, then what was given, and what is allowed.
+# The command, and the parts of the message: first the option, then the given value, and the allowed ones.
 MISTAKES = [
     # verbs
     ("frobnicate", "'frobnicate': no such verb", "allowed: demo, verify"),
@@ -192,7 +192,7 @@ MISTAKES = [
     ("plot bench.json --html bench.json", "--html: 'bench.json' given, which is FILE itself", "allowed: another file"),
     ("doctor --measure none/x.json", "--measure: cannot write 'none/x.json': No such file or directory"),
 ]
-# The same with variables of the environment.
+# The same with environment variables.
 VARIABLES = [
     ({"SWITCHYARD_TUNING": "none.tuning"}, ("bench", *SMALL), "SWITCHYARD_TUNING", "none.tuning"),
     ({"SWITCHYARD_TUNING": "bad.tuning"}, ("bench", *SMALL), "SWITCHYARD_TUNING", "bad.tuning, line 1", "sideways"),

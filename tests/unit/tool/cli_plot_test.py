@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard plot` as a user meets it.
+"""`switchyard plot` from the user's side.
 
 Usage: cli_plot_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -16,7 +16,7 @@ from cli_test import run
 
 
 class Plot(unittest.TestCase):
-    """Pages of figures that were written earlier; those of bench and tune themselves are compared where these are tested."""
+    """Pages of figures that were written earlier; the tests of bench and tune compare the pages of these commands."""
 
     RUN = {"config": {"mode": "normal", "tokens_per_rank": 8, "sms": 8}, "dispatch": {"p50_us": 2.0, "p99_us": 3.0},
            "verified": True}

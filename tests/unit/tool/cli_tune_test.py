@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard tune` and SWITCHYARD_TUNING as a user meets them.
+"""`switchyard tune` and SWITCHYARD_TUNING from the user's side.
 
 Usage: cli_tune_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -159,7 +159,7 @@ class Tune(unittest.TestCase):
             self.assertEqual(os.listdir(folder), [])
 
     def pieces_received(self, tuning, *args):
-        """Parts of rows that a dispatch places, from its trace."""
+        """Number of row parts that a dispatch places, from its trace."""
         env = {"SWITCHYARD_TUNING": tuning} if tuning else {}
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("trace", "--mode", "low_latency", "--ranks", "2", "--tokens", "5", "--hidden", "1024", "--experts", "8",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trace of a layer in one call says, of traces made by hand: shares of the warps that multiply, and how much of the
-// communication lies behind them.
+// The figures for a trace of a layer in one call, from handmade traces: shares of the warps that multiply, and how much of the
+// communication they hide.
 #include "tools/layer/layer_times.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using detail::Event;
 
-/// Of rank 0; `track` -1: a call.
+/// A slice, of rank 0 by default; `track` -1: a call.
 TraceSlice span(const char* name, int track, double begin, double end, int rank = 0) {
   const std::string text = name;
   const char* const category = text == "layer"                 ? "call"
@@ -31,7 +31,7 @@ std::vector<TraceSlice> one_call(double at = 0) {
       span("expert_down", 0, at + 50, at + 70),  span("wait_returned", 0, at + 75, at + 80, 0),
       span("sum_returned", 0, at + 80, at + 90), span("expert_up", 1, at + 25, at + 45),
       span("expert_down", 1, at + 45, at + 60),  span("wait_tiles", 2, at + 30, at + 50),  // of a worker that does not multiply
-      span("pull_rows", 3, at + 10, at + 30),                                              // 10 of 20 behind products
+      span("pull_rows", 3, at + 10, at + 30),                                              // 10 of 20 hidden by products
       span("return_rows", 3, at + 60, at + 80)};
 }
 
@@ -51,7 +51,7 @@ TEST(LayerTimes, SharesAndEdgesOfACall) {
   EXPECT_DOUBLE_EQ(t.wait_share, 5.0 / 200);
   EXPECT_DOUBLE_EQ(t.product_share(), 75.0 / 200);
   EXPECT_DOUBLE_EQ(t.communication_us, 40);
-  EXPECT_DOUBLE_EQ(t.hidden_us, 10 + 10);  // products are under way from 20 to 70
+  EXPECT_DOUBLE_EQ(t.hidden_us, 10 + 10);  // products run from 20 to 70
   EXPECT_DOUBLE_EQ(t.hidden_share(), 0.5);
 }
 
@@ -86,10 +86,10 @@ TEST(LayerTimes, LeaveOutTheFirstCalls) {
 TEST(LayerTimes, WhatLiesOutsideACallDoesNotCount) {
   std::vector<TraceSlice> slices = one_call(100);
   slices.push_back(span("expert_up", 0, 0, 50));       // before the call
-  slices.push_back(span("expert_down", 1, 190, 240));  // reaches out of it
+  slices.push_back(span("expert_down", 1, 190, 240));  // extends beyond it
   slices.push_back(span("pull_rows", 3, 195, 300));    // likewise
-  slices.push_back(span("return_rows", 3, 400, 500));  // behind it
-  slices.push_back(span("expert_up", 5, 400, 500));    // of a worker that only works there
+  slices.push_back(span("return_rows", 3, 400, 500));  // after it
+  slices.push_back(span("expert_up", 5, 400, 500));    // of a worker that works only there
   const LayerTimes t = layer_times(slices)[0];
   EXPECT_EQ(t.calls, 1);
   EXPECT_EQ(t.workers, 2);
@@ -101,10 +101,10 @@ TEST(LayerTimes, WhatLiesOutsideACallDoesNotCount) {
 
 TEST(LayerTimes, RanksAreApart) {
   std::vector<TraceSlice> slices = one_call();
-  slices.push_back(span("layer", -1, 0, 10, 1));  // a rank that nothing was routed to
+  slices.push_back(span("layer", -1, 0, 10, 1));  // a rank that received no routes
   slices.push_back(span("sum_returned", 0, 4, 6, 1));
   slices.push_back(span("return_rows", 3, 2, 4, 1));
-  slices.push_back(span("dispatch", -1, 0, 10, 2));  // no layer
+  slices.push_back(span("dispatch", -1, 0, 10, 2));  // not a layer
   slices.push_back(span("pull_rows", 3, 0, 10, 2));
   const std::vector<LayerTimes> all = layer_times(slices);
   ASSERT_EQ(all.size(), 2u);
@@ -140,7 +140,7 @@ TEST(LayerTimes, AreToldAsTextAndAsJson) {
   EXPECT_NE(text.find("17.5 %"), std::string::npos) << text;
 }
 
-/// The names are those of the event table, as a trace gives them back.
+/// The names are those of the event table, as they appear in a trace.
 TEST(LayerTimes, KnowTheEventsOfATrace) {
   TraceOptions options;
   options.num_warps = 2;

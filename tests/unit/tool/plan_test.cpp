@@ -57,7 +57,7 @@ PlanShape shape(int experts, int topk) {
   return s;
 }
 
-/// Every rank's tokens go to `experts`, each.
+/// Every rank's tokens each go to all of `experts`.
 Traffic to_all(const std::vector<int>& hosts, int num_experts, const std::vector<int32_t>& experts) {
   Traffic traffic(HostsOfRanks(hosts), num_experts);
   Routing routing;
@@ -164,7 +164,7 @@ TEST(PlanModel, TwoRanksOfAHostAreBoundByTheirLinks) {
     EXPECT_EQ(predict(topology(), shape(4, 3), traffic, same).us(), p.us());
 }
 
-/// Two hosts of two ranks with an expert each; tokens go to all: a row crosses once, and is forwarded once.
+/// Two hosts with two ranks of one expert each; tokens go to all experts: a row crosses once, and is forwarded once.
 TEST(PlanModel, HostsAreBoundByTheirRails) {
   const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
   const PlanShape s = shape(4, 4);
@@ -177,7 +177,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_EQ(p.dispatch.bytes.link_out, 2 * kRows) << "its own tokens to its neighbour, and a proxy's to the same";
   EXPECT_NEAR(phase(p.dispatch, "network"), kTokens * slot / 1e4, 1e-9);
   EXPECT_NEAR(phase(p.dispatch, "links"), 2 * kRows / 1e5, 1e-9);
-  // Own rows: read, written twice; packed: read, written; forwarded: read, written twice.
+  // Local rows: read, written twice; packed: read, written; forwarded: read, written twice.
   EXPECT_NEAR(phase(p.dispatch, "memory"), (6 * kRows + 2 * kTokens * slot) / 1e6, 1e-9);
   const double counts = 2 * 7 + (32 + 4.0 * (4 + 4 + 2)) * (1 / 1e4 + 2 / 1e5) + 1;
   EXPECT_NEAR(phase(p.dispatch, "counts"), counts, 1e-9);
@@ -186,7 +186,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_NEAR(p.dispatch.us, 20 + counts + kTokens * slot / 1e4 + phase(p.dispatch, "fill"), 1e-9);
   EXPECT_EQ(p.dispatch.bottleneck, "network");
   EXPECT_EQ(p.combine.bytes.network_out, kRows) << "a sum for each token";
-  // Two rows of its own host become a sum, a proxy makes another one of two, and both are read for the result.
+  // Two rows on the local host become a sum, a proxy makes another sum of two, and both are read for the result.
   EXPECT_NEAR(phase(p.combine, "memory"), 9 * kRows / 1e6, 1e-9);
 
   const Prediction exact = predict(topology(), s, traffic, Variant::hierarchical);
@@ -208,10 +208,10 @@ TEST(PlanModel, RailsAndTheMiddleOfTheNetworkAreShared) {
   t.network.host_gbs = 5;
   EXPECT_NEAR(network(), 2 * slots / 5e3, 1e-9);
   t.network.host_gbs = 0;
-  t.network.bisection = 0.25;  // all rows cross it: 2 slots of each host one way, a quarter of 20 GB/s
+  t.network.bisection = 0.25;  // all rows cross it: 2 slots of each host in each direction, a quarter of 20 GB/s
   EXPECT_NEAR(network(), 2 * slots / 5e3, 1e-9);
   t.network.bisection = 1;
-  t.network.post_us = 300;  // three rounds are under way
+  t.network.post_us = 300;  // three rounds are in flight
   const double chunk = 4 << 20;
   EXPECT_NEAR(network(), slots / (chunk / (chunk / 1e4 + 100)), 1e-6);
 }
@@ -226,19 +226,19 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 60 + copies / 4, 1e-9);
   sleepy.host.workers = 1;
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9) << "nobody to wake";
-  // Three rows of memory on each of two ranks, but 100 GB/s of links for what goes to the other one.
+  // Three rows of memory on each of two ranks, but 100 GB/s of links for data to the other one.
   Topology t = cpu_topology(2);
   t.host.link_gbs = t.host.link_read_gbs = 1e9;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 3 * kRows / 1e6, 1e-9);
   t.host.workers = 1;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1e6, 1e-9);
   t.host.workers = 2;
-  t.host.copy.host_read_gbs = t.host.copy.host_write_gbs = 1500;  // they disturb each other
+  t.host.copy.host_read_gbs = t.host.copy.host_write_gbs = 1500;  // they slow each other down
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1.5e6, 1e-9);
   t.host.route_ns = 10;
   t.host.record_read_ns = 20;
   t.host.record_write_ns = 30;
-  const Prediction planned = predict(t, shape(4, 2), two, Variant::per_host);  // two routes a token, two records each way
+  const Prediction planned = predict(t, shape(4, 2), two, Variant::per_host);  // two routes per token, two records each way
   EXPECT_NEAR(phase(planned.dispatch, "plan"), 2 * kTokens * 0.01 + 2 * 2 * kTokens * 0.02, 1e-9);
   EXPECT_NEAR(phase(planned.dispatch, "records"), 2 * 2 * kTokens * 0.03, 1e-9);
   EXPECT_EQ(phase(planned.combine, "records"), 0);
@@ -257,7 +257,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
 }
 
 TEST(PlanModel, RanksOfATestBedGoRoundItsGpus) {
-  Topology bed = topology();  // two GPUs, of which each has two of the four ranks
+  Topology bed = topology();  // two GPUs, each with two of the four ranks
   bed.one_machine = true;
   const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
   const Prediction apart = predict(topology(), shape(4, 4), traffic, Variant::per_host),
@@ -278,7 +278,7 @@ TEST(PlanModel, QuantisedRowsAreShorter) {
   EXPECT_NEAR(phase(p.combine, "memory"), 2 * kRows / 1e6, 1e-9) << "sums are bf16";
 }
 
-/// A crossing row is quantised in its slot, and the same token once more for the ranks of its own host.
+/// A crossing row is quantized in its slot, and the same token once more for the ranks of its own host.
 TEST(PlanModel, RowsThatCrossAreQuantisedAgain) {
   PlanShape s = shape(4, 4);
   s.quantize = ScaleKind::f32;
@@ -310,7 +310,7 @@ TEST(PlanMemory, IsTheLibrarysAndContinues) {
   c.max_tokens = 512;
   for (const Backend backend : {Backend::cpu, Backend::cuda}) {
     EXPECT_EQ(memory_for(c, 48, backend).total(), NormalExchange::memory_required(c, 48, backend).total());
-    // The parabola through 16, 32 and 64 goes through what lies between, but for the rounding to pages.
+    // The parabola through 16, 32 and 64 also passes through the values between, except for rounding to pages.
     const auto at = [&](int world) { return static_cast<double>(NormalExchange::memory_required(c, world, backend).total()); };
     const double between = at(32) + (at(64) - at(16)) / 3;
     EXPECT_NEAR(between, at(48), 6 * 4096);

@@ -104,7 +104,7 @@ TEST(Ranks, AGroupThatCannotBeFormedIsTheSameErrorForThreadsAndProcesses) {
     EXPECT_FALSE(f.while_working);
 
     job = two_ranks(processes);
-    job.group.heap_bytes = size_t{1} << 44;  // refused before anything is taken
+    job.group.heap_bytes = size_t{1} << 44;  // refused before any memory is allocated
     job.size_flags = "-M or -K";
     f = failure_of(job, never);
     EXPECT_EQ(f.code, ErrorCode::system);
@@ -148,7 +148,7 @@ TEST(Ranks, ErrorsKeepTheirCodes) {
   }
 }
 
-/// Processes need no folder to meet, hence leave none behind.
+/// Processes need no folder to meet, and therefore leave none behind.
 TEST(Ranks, ProcessesMeetWithoutFiles) {
   setenv("TMPDIR", "/nonexistent", 1);
   const auto results = run_ranks(two_ranks(true), [](Group& group, RankLink&) -> json { return group.rank(); });

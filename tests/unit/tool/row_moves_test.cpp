@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows the limits of a benchmark move, against the rows that a dispatch must deliver.
+// The rows that a benchmark's limits move, against the rows that a dispatch must deliver.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ TEST(RowMoves, OfAPairAreCountedByHand) {
   EXPECT_EQ(n.routes, 11);
 }
 
-// A row per route, each where the oracle has it.
+// One row per route, each at the oracle's location.
 TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
   for (const int alignment : {1, 4}) {
     const Scenario s = small(Layout::expert_major, alignment);

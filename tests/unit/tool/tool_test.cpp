@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool's own parts: its checks must accept what is right and refuse what is wrong.
+// The command line tool's own parts: its checks must accept correct results and refuse wrong ones.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -69,13 +69,13 @@ TEST(Scenarios, CombineByHand) {
     EXPECT_EQ(oracle::load(DType::bf16, out.data(), i), oracle::rounded(DType::bf16, 0.125f * value + 0.875f * value));
   }
   c.num_bias = 1;
-  s.routing[0].ids = {-1, 9, -1, -1};  // a token without experts yields its bias, also -0
+  s.routing[0].ids = {-1, 9, -1, -1};  // a token without experts yields its bias, including -0
   ExpectedSums(s, c, 0).make(0, out.data());
   fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::bias, 0, 0, 0));
   EXPECT_EQ(row_difference(out.data(), x.data(), DType::bf16, 24), "");
 }
 
-// Capacity 5 of rank 0 cuts the second of its expert 2's two rows.
+// Capacity 5 of rank 0 cuts off the second of its expert 2's two rows.
 TEST(Scenarios, CombineAfterDropsByHand) {
   const Scenario s = small_scenario(Layout::expert_major);
   CombineCase c;
@@ -104,7 +104,7 @@ TEST(Scenarios, AnExpertNamedAgainIsOneRow) {
   }
 }
 
-/// Runs an exchange on two ranks, lets `spoil` change what one of them got, and returns whether all checks passed.
+/// Runs an exchange on two ranks, lets `spoil` modify one rank's result, and returns whether all checks passed.
 bool passes(Layout layout, const std::function<void(Dispatched&)>& spoil, const std::function<void(void*)>& spoil_out = {}) {
   const Scenario s = small_scenario(layout);
   RankJob job;
@@ -250,7 +250,7 @@ TEST(Measure, PercentilesByNearestRank) {
   EXPECT_EQ(t.max, 100);
   EXPECT_EQ(measure::summarize({7.0}).p99, 7);
   EXPECT_STREQ(measure::tail_name(100), "p99");
-  v.pop_back();  // of 99 it is the maximum
+  v.pop_back();  // of 99 values it is the maximum
   EXPECT_EQ(measure::summarize(v).p99, 100);
   EXPECT_STREQ(measure::tail_name(99), "max");
   EXPECT_EQ(measure::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `switchyard trace` says of a trace made by hand: gaps, waits by rank, busiest links, and what recording costs.
+// The output of `switchyard trace` for a handmade trace: gaps, waits by rank, busiest links, and the cost of recording.
 #include "tools/trace/summary.hpp"
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace {
 using detail::Event;
 using nlohmann::json;
 
-/// Two ranks with an expert each. Rank 0 has three tokens, for both experts, for the second twice, and for none; rank 1 one,
-/// for the first.
+/// Two ranks with an expert each. Rank 0 has three tokens: for both experts, for the second twice, and for none; rank 1 has
+/// one, for the first.
 Scenario two_ranks() {
   Scenario s;
   s.world = 2;
@@ -50,10 +50,10 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   Trace trace = two_workers();
   detail::Tracer& r = *trace.tracer(0);
   r.span(detail::kHostTrack, Event::dispatch, 1'000, 11'000, 3);
-  r.span(detail::kHostTrack, Event::combine, 50'000, 60'000, 3);  // 39 us between the calls are no gap
+  r.span(detail::kHostTrack, Event::combine, 50'000, 60'000, 3);  // the 39 us between the calls are not a gap
   r.span(0, Event::send_rows, 1'000, 3'000, 1);
   r.span(0, Event::wait_rows, 6'000, 11'000, 1);     // 3 us before it
-  r.span(1, Event::send_rows, 1'000, 11'500, 1);     // reaches out of the call
+  r.span(1, Event::send_rows, 1'000, 11'500, 1);     // extends beyond the call
   r.span(0, Event::pull_reduce, 49'500, 59'000, 1);  // begins before the call
   r.span(1, Event::pull_reduce, 50'000, 54'000, 1);
   r.span(1, Event::wait_pulled, 54'000, 55'000, 1);  // then 5 us until the end
@@ -71,7 +71,7 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
 }
 
-/// Kernels differ in their number of warps: one that a call does not have is not idle in it.
+/// Kernels differ in their number of warps: a warp that a call does not have is not idle in it.
 TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   Trace trace = two_workers();
   detail::Tracer& r = *trace.tracer(0);
@@ -85,7 +85,7 @@ TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   EXPECT_DOUBLE_EQ(gap.at("us"), 6.0);
   EXPECT_EQ(gap.at("call"), "combine");
   EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
-  // Of 150 us, and 50 without the first call: 97 and 39, and 34.
+  // Out of 150 us, and 50 without the first call: 97 and 39, and 34.
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - (97.0 + 39 + 34) / (150 + 50), 1e-9);
   Trace none = two_workers();
   none.tracer(0)->span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);
@@ -101,14 +101,14 @@ TEST(TraceSummary, CallsWhoseSpansWereForgottenHaveNoGap) {
   for (const uint64_t begin : {1'000u, 18'000u, 22'000u}) r.span(0, Event::send_rows, begin, begin + 1'000, 1);
   ASSERT_EQ(trace.lost(), 1u);
   const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
-  EXPECT_DOUBLE_EQ(ranks[0].at("longest_gap").at("us"), 7.0);  // 23 to 30; the first call would have 10
+  EXPECT_DOUBLE_EQ(ranks[0].at("longest_gap").at("us"), 7.0);  // from 23 to 30; the first call would give 10
 }
 
 TEST(TraceSummary, WaitsAreChargedToTheRankThatIsAwaited) {
   Trace trace = two_workers();
   trace.tracer(0)->span(0, Event::wait_rows, 1'000, 4'000, 1);
   trace.tracer(0)->span(1, Event::wait_rows, 1'000, 2'000, 0);   // its own rows
-  trace.tracer(0)->span(1, Event::wait_rows, 2'000, 3'000, -1);  // no wait
+  trace.tracer(0)->span(1, Event::wait_rows, 2'000, 3'000, -1);  // not a wait
   trace.tracer(1)->span(0, Event::wait_rows, 1'000, 1'500, 0);
   const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
   ASSERT_EQ(ranks.size(), 2u);
@@ -134,7 +134,7 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
 }
 
-/// Two calls of each kind on two ranks whose spans carried bytes that no routing of two_ranks() would.
+/// Two calls of each kind on two ranks, with spans whose bytes no routing of two_ranks() would give.
 Trace with_bytes(size_t events = 64) {
   Trace trace = two_workers(events);
   for (int rank = 0; rank < 2; ++rank) {
@@ -165,8 +165,8 @@ TEST(TraceSummary, OfTwoRanksTheTraceSaysWhatCrossedTheLink) {
 TEST(TraceSummary, AWrittenTraceSaysTheSame) {
   Trace trace = with_bytes();
   trace.tracer(1)->span(1, Event::wait_rows, 1'000, 1'500, 0);
-  trace.tracer(1)->span(1, Event::exchange_counts, 1'500, 1'750, 64);  // its argument is in bytes, and no row
-  trace.tracer(1)->span(0, Event::wait_rows, 42'500, 43'501, 0);       // with an arrow, whose marker is no span
+  trace.tracer(1)->span(1, Event::exchange_counts, 1'500, 1'750, 64);  // its argument is in bytes, not rows
+  trace.tracer(1)->span(0, Event::wait_rows, 42'500, 43'501, 0);       // with an arrow, whose marker is not a span
   trace.tracer(0)->span(0, static_cast<Event>(trace.event("my \"own\"", "things")), 50'000, 60'000, 5);
   const json run = summary_json(options_for("normal"), two_ranks(), trace, {});
   const json read = file_summary_json("x", trace_file_from(json::parse(trace.chrome_json())));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `switchyard tune` chooses, from made-up times; and what it keeps of an older file.
+// The values that `switchyard tune` chooses, from made-up times; and what it keeps of an older file.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ using nlohmann::json;
 
 TuningKey key_of(const std::string& device, int64_t tokens) { return {device, TuningMode::low_latency, 2, 64, tokens}; }
 
-/// A GPU of 132 multiprocessors whose calls take what the functions say.
+/// A GPU with 132 multiprocessors whose call times are given by the functions.
 struct Machine {
   std::function<double(const TuningValues&)> dispatch, combine;
   std::vector<std::string> measured;
@@ -57,7 +57,7 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
   EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
 }
 
-/// They are sought in the same measurements as those of the other calls. The library's own choice is 64.
+/// They are searched in the same measurements as those of the other calls. The library's own choice is 64.
 TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
   size_t most_measured = 0;
   const auto found = [&](const std::function<double(int sms)>& us) {
@@ -101,7 +101,7 @@ TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
 
 TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
   int calls = 0;
-  // 12 warps win by chance the first time only.
+  // 12 warps win by chance, the first time only.
   Machine m{[&](const TuningValues& v) { return v.dispatch_warps == 12 && ++calls == 1 ? 50.0 : 100.0; },
             [](const TuningValues& v) { return v.combine_warps == 16 ? 98.0 : 100.0; },  // within the slack
             {}};
@@ -167,7 +167,7 @@ TEST(TuneSearch, WhatThereIsToTune) {
             (Names{"dispatch_sms", "combine_sms", "dispatch_warps", "combine_warps", "pieces"}));
   EXPECT_EQ(names(TuningMode::flat), (Names{"sms", "warps"}));
   EXPECT_EQ(names(TuningMode::ledger), (Names{"sms", "warps", "chunk_kib"}));
-  // Every candidate is a value that a file may have.
+  // Every candidate is a valid value in a file.
   for (const TuningMode mode :
        {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
     for (const int sms : {1, 5, 66, 114, 132})
@@ -184,8 +184,8 @@ TEST(TuneSearch, WhatThereIsToTune) {
         }
 }
 
-/// A final comparison whose runs have these figures: without and with the values, round by round. Those of rounds that are not
-/// given are as in the last one.
+/// A final comparison whose runs have these figures: without and with the values, round by round. Rounds that are not given
+/// repeat the last one.
 struct Compared {
   TuningMode mode;
   int most_sms = 132;
@@ -212,7 +212,7 @@ json low_latency_run(double dispatch, double combine, double both) {
   }
   return run;
 }
-/// Why values of normal mode that change 100 us each way to these are dropped.
+/// The reason for dropping normal-mode values that change 100 us in each direction to these times.
 std::string dropped_normal(const TuningValues& values, double dispatch, double combine, double slack = 0.03) {
   return Compared{TuningMode::normal, 132, {}}(values, {{normal_run(100, 100), normal_run(dispatch, combine)}}, slack).dropped;
 }
@@ -254,7 +254,7 @@ TEST(TuneCompare, DispatchesThatQuantiseAreAFigure) {
   EXPECT_EQ(dropped(96), "") << "a gain of these alone is one";
 }
 
-/// Whatever a stage looks at is compared in the end.
+/// Every figure that a stage considers is compared at the end.
 TEST(TuneCompare, FiguresOfAMode) {
   using Figures = std::vector<std::string>;
   EXPECT_EQ(tune_figures(TuningMode::low_latency),
@@ -274,11 +274,11 @@ TEST(TuneCompare, BothCallsOfLowLatencyCount) {
   const TuningValues values{96, 112, 0, 0, 0, 0, 0};
   const json untuned = low_latency_run(20, 22, 40);
   Compared compared{TuningMode::low_latency, 132, {}};
-  // Each call alone is as fast as with all multiprocessors, one behind the other they are not.
+  // Each call alone is as fast as with all multiprocessors, but not one after the other.
   EXPECT_EQ(compared(values, {{untuned, low_latency_run(20, 22, 42)}}).dropped,
             "slower by more than the slack: both_per_route (+5.0 %), both_per_rank (+5.0 %)");
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, low_latency_run(20, 22, 40)}}).dropped), "");
-  json one = untuned;  // orders do not make up for each other
+  json one = untuned;  // orders do not compensate for each other
   one["combine_per_rank"]["p50_us"] = 23;
   one["combine_per_route"]["p50_us"] = 15;
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, one}}).dropped),
@@ -339,7 +339,7 @@ TEST(TuneFile, EntriesOfTheSameKeyAreReplacedOthersStay) {
             "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=16 pieces=5\n"
             "\n"
             "device=\"gpu\" mode=low_latency ranks=2 hidden=64 tokens=32\n");
-  // Merging the same again changes the order of entries, nothing else.
+  // Merging the same again changes only the order of entries.
   EXPECT_EQ(merged(text, {{{key_of("gpu", 32), {}}, {}}}), text);
 }
 
