@@ -374,21 +374,21 @@ class Bench {
     int driver = 0, runtime = 0;
     must(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
     must(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-    const auto [least, most] = std::minmax_element(counts_.begin(), counts_.end());
+    const auto [min, max] = std::minmax_element(counts_.begin(), counts_.end());
     const double flops = 2. * static_cast<double>(o_.rows) * static_cast<double>(o_.n) * static_cast<double>(o_.k);
     const double weight_bytes = 2. * o_.experts * static_cast<double>(o_.n) * static_cast<double>(o_.k);
     const bool has_dense = versions_[0].name == kDense;
     json runs = json::array();
     std::printf("%s: %d experts, %lld rows (%lld to %lld each), N %lld, K %lld\n", device.name, o_.experts,
-                static_cast<long long>(o_.rows), static_cast<long long>(*least), static_cast<long long>(*most),
+                static_cast<long long>(o_.rows), static_cast<long long>(*min), static_cast<long long>(*max),
                 static_cast<long long>(o_.n), static_cast<long long>(o_.k));
     for (const Version& v : versions_) {
       const double ms = median(v.ms);
       json run{{"version", v.name},
                {"experts", o_.experts},
                {"rows", o_.rows},
-               {"fewest_rows", *least},
-               {"most_rows", *most},
+               {"fewest_rows", *min},
+               {"most_rows", *max},
                {"n", o_.n},
                {"k", o_.k},
                {"p50_ms", ms},

@@ -65,7 +65,7 @@ def overlap(kernels):
     return {"us": edges[-1] - edges[0], "rounds_us": round(in_rounds, 1), "beside_us": round(beside, 1)}
 
 
-def run(rank, given, store, told):
+def run(rank, given, store, out_path):
     os.environ.update(NETWORK, NCCL_HOSTID=f"host-{rank}")
     torch.cuda.set_device(rank)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -96,7 +96,7 @@ def run(rank, given, store, told):
                 print("{}, rank {}: {us:.0f} us; rounds under way {rounds_us:.0f}, beside other kernels {beside_us:.0f}".format(name, r, **each[name]))
         about = {"device": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__,
                  "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": {name: value for name, value in vars(given).items() if name not in ("json", "tool")}, "environment": NETWORK}
-        with open(told, "w", encoding="utf-8") as file:
+        with open(out_path, "w", encoding="utf-8") as file:
             json.dump({**about, "ranks": everybody}, file)
             file.write("\n")
     dist.destroy_process_group()

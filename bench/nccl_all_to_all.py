@@ -57,7 +57,7 @@ def measure_exchange(given):
             return json.load(file)
 
 
-def exchange_by_nccl(rank, given, sizes, store, told):
+def exchange_by_nccl(rank, given, sizes, store, out_path):
     """One GPU. `sizes`: bytes for the other GPU, by name."""
     os.environ.update(NETWORK, NCCL_HOSTID=f"host-{rank}")
     torch.cuda.set_device(rank)
@@ -65,7 +65,7 @@ def exchange_by_nccl(rank, given, sizes, store, told):
     figures = {}
     for name, size in sizes.items():
         size = size // 16 * 16
-        sent, come = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+        sent, received = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
         sent.fill_(rank + 1)
         splits = [0, size] if rank == 0 else [size, 0]
         taken = []
@@ -74,17 +74,17 @@ def exchange_by_nccl(rank, given, sizes, store, told):
             torch.cuda.synchronize()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            dist.all_to_all_single(come, sent, splits, splits)
+            dist.all_to_all_single(received, sent, splits, splits)
             end.record()
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) / 1e3)
-        assert bool((come == 2 - rank).all()), "all_to_all: other bytes than were sent"
+        assert bool((received == 2 - rank).all()), "all_to_all: other bytes than were sent"
         everybody = [None, None]
         dist.all_gather_object(everybody, taken[3:])
         figures[name] = {"bytes_per_gpu": size, "p50_us": statistics.median(map(max, zip(*everybody))) * 1e6}
-        del sent, come
+        del sent, received
     if rank == 0:
-        with open(told, "w", encoding="utf-8") as file:
+        with open(out_path, "w", encoding="utf-8") as file:
             json.dump({"version": ".".join(map(str, torch.cuda.nccl.version())), "all_to_all": figures}, file)
     dist.destroy_process_group()
 
@@ -114,9 +114,9 @@ def main():
     rows = run["config"]["hidden"] * 2
     sizes = {name: int(run["network"][name] * rows / 2) for name in BYTES_BAR}
     with tempfile.TemporaryDirectory() as folder:
-        told = os.path.join(folder, "nccl.json")
-        torch.multiprocessing.spawn(exchange_by_nccl, (given, sizes, os.path.join(folder, "store"), told), 2)
-        with open(told, encoding="utf-8") as file:
+        out_path = os.path.join(folder, "nccl.json")
+        torch.multiprocessing.spawn(exchange_by_nccl, (given, sizes, os.path.join(folder, "store"), out_path), 2)
+        with open(out_path, encoding="utf-8") as file:
             nccl = json.load(file)
     found = compare(run, nccl)
     for each in found:

@@ -86,8 +86,8 @@ class Bench:
         self.meeting = None  # memory of all ranks where they meet, and its handle
         self.flushed = torch.empty(64 << 20, dtype=torch.float32, device=self.device) if self.cuda else None
 
-    def buffer(self, group, most):
-        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, self.given.hidden, group.size(), self.given.experts)
+    def buffer(self, group, max_tokens):
+        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(max_tokens, self.given.hidden, group.size(), self.given.experts)
         return deep_ep.Buffer(group, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=self.given.backend)
 
     def config(self):
@@ -113,13 +113,13 @@ class Bench:
         dist.broadcast_object_list(found, 0)
         return found[0]
 
-    def tell_beside(self, part, name, microseconds, in_cpp, bar, **more):
+    def print_compared(self, part, name, microseconds, in_cpp, bar, **more):
         """Beside what the tool measured, in microseconds; None: it did not."""
         if in_cpp is not None:
             more = {**more, "C++": round(in_cpp, 2), "ratio": round(microseconds / in_cpp, 3), "at most": bar}
-        self.tell(part, name, microseconds, **more)
+        self.print_figure(part, name, microseconds, **more)
 
-    def tell(self, part, name, microseconds, **more):
+    def print_figure(self, part, name, microseconds, **more):
         figure = {"part": part, "name": name, "us": round(microseconds, 2), **more}
         self.figures.append(figure)
         if self.rank == 0:
@@ -163,12 +163,12 @@ class Bench:
     def graph(self):
         if not self.cuda:
             return
-        most = self.given.decode_tokens
-        buffer = self.buffer(dist.group.WORLD, most)
-        x, ids, weights = self.inputs(most)
+        max_tokens = self.given.decode_tokens
+        buffer = self.buffer(dist.group.WORLD, max_tokens)
+        x, ids, weights = self.inputs(max_tokens)
         for fp8 in (True, False):
             def pair():
-                received, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, most, self.given.experts, use_fp8=fp8)
+                received, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, max_tokens, self.given.experts, use_fp8=fp8)
                 y = buffer.get_next_low_latency_combine_buffer(handle)
                 return buffer.low_latency_combine(y, ids, weights, handle, zero_copy=True)[0]
 
@@ -181,8 +181,8 @@ class Bench:
                 for _ in range(pairs):
                     pair()
             name = f"dispatch {'fp8' if fp8 else 'bf16'} and combine"
-            self.tell("graph", name, self.gpu_time(lambda: None, graph.replay) / pairs, pairs=pairs)
-            self.tell("graph", name + ", eager", self.gpu_time(pair, pair))
+            self.print_figure("graph", name, self.gpu_time(lambda: None, graph.replay) / pairs, pairs=pairs)
+            self.print_figure("graph", name + ", eager", self.gpu_time(pair, pair))
             dist.barrier()
             del graph
             tool = None
@@ -234,7 +234,7 @@ class Bench:
         del graph
         rows = ("--quantize", "f32", "--scale-order", "column_major") if fp8 else ()
         tool = tool or self.by_tool("--mode", "low_latency", "--tokens", str(self.given.decode_tokens), *rows)
-        self.tell_beside("graph", name, self.slowest(taken[5:]), tool and tool["both_per_route"]["p50_us"], PAIR_BAR)
+        self.print_compared("graph", name, self.slowest(taken[5:]), tool and tool["both_per_route"]["p50_us"], PAIR_BAR)
         return tool
 
     def normal(self):
@@ -246,7 +246,7 @@ class Bench:
         x, ids, weights = self.inputs(tokens)
         keywords = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, experts)))
         keywords.update(topk_idx=ids, topk_weights=weights, config=config)
-        most = world * tokens
+        max_tokens = world * tokens
         rows, _, _, _, handle, _ = buffer.dispatch(x, **keywords)
         out, _, _ = buffer.combine(rows, handle, config=config)
         want = x.float() * keywords["is_token_in_rank"].sum(1, keepdim=True)
@@ -258,20 +258,20 @@ class Bench:
         calls = {  # with the name that it has in the tool's results
             "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
             "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
-            "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=most, **keywords)),
+            "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=max_tokens, **keywords)),
         }
         taken = {}
         for name, (there, call) in calls.items():
             taken[name] = self.gpu_time(align, call), tool and tool[there]["p50_us"]
             rate = round(sent * self.given.hidden * 2 / taken[name][0] / 1e3, 1)
-            self.tell_beside("normal", name, *taken[name], NORMAL_BAR, **more, **{"GB/s": rate})
+            self.print_compared("normal", name, *taken[name], NORMAL_BAR, **more, **{"GB/s": rate})
         for name in ("dispatch(handle=...)", "dispatch(num_worst_tokens=...)"):
             both, in_cpp = zip(taken[name], taken["combine"])
-            self.tell_beside("normal", name + " + combine", sum(both), tool and sum(in_cpp), NORMAL_BAR)
+            self.print_compared("normal", name + " + combine", sum(both), tool and sum(in_cpp), NORMAL_BAR)
         exact = self.gpu_time(align, lambda: buffer.dispatch(x, **keywords))
-        self.tell("normal", "dispatch, exact, with its wait for the host", exact, **{"C++": tool and round(tool["dispatch"]["p50_us"], 2)})
-        self.tell("normal", "get_dispatch_layout", self.gpu_time(align, lambda: buffer.get_dispatch_layout(ids, experts)))
-        self.tell("normal", "copy of the received rows, part of dispatch", self.gpu_time(align, rows.clone))
+        self.print_figure("normal", "dispatch, exact, with its wait for the host", exact, **{"C++": tool and round(tool["dispatch"]["p50_us"], 2)})
+        self.print_figure("normal", "get_dispatch_layout", self.gpu_time(align, lambda: buffer.get_dispatch_layout(ids, experts)))
+        self.print_figure("normal", "copy of the received rows, part of dispatch", self.gpu_time(align, rows.clone))
         del rows, handle
         self.synchronize()
         dist.barrier()

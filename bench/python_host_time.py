@@ -128,7 +128,7 @@ class Figure:
                 self.after()
         return statistics.median(taken) / 1e3
 
-    def told(self):
+    def report(self):
         """What is written down of it."""
         return {"us": round(max(statistics.median(self.rounds), 0.0), 3), "least": round(max(min(self.rounds), 0.0), 3),
                 "most": round(max(self.rounds), 3)}
@@ -169,7 +169,7 @@ class Units:
         self.stream, self.x, self.figures = ctypes.c_void_p(stream), x, {}
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.runtime = self._find_runtime()
-        self.room = ctypes.create_string_buffer(4096)
+        self.scratch = ctypes.create_string_buffer(4096)
 
     @staticmethod
     def _find_runtime():
@@ -209,8 +209,8 @@ class Units:
         return getattr(where, name, None) if where is not None else None
 
     def all(self):
-        at = ctypes.byref(self.room)
-        beyond = [ctypes.byref(self.room, 64 * i) for i in range(1, 9)]
+        at = ctypes.byref(self.scratch)
+        beyond = [ctypes.byref(self.scratch, 64 * i) for i in range(1, 9)]
         self.contexts(beyond)
         if self.stream.value:
             self.measure("cudaStreamGetCaptureInfo", [(self.capture_info(), (self.stream, at, *beyond[:5]))])
@@ -236,7 +236,7 @@ class Units:
 
     def pointers(self, at, beyond):
         kinds = (ctypes.c_int * 3)(2, 8, 9)  # kind, managed, index
-        into = (ctypes.c_void_p * 3)(*(ctypes.addressof(self.room) + 64 * i for i in range(1, 4)))
+        into = (ctypes.c_void_p * 3)(*(ctypes.addressof(self.scratch) + 64 * i for i in range(1, 4)))
         pool = ctypes.c_void_p()
         self.do(self.driver.cuMemAllocAsync(ctypes.byref(pool), ctypes.c_size_t(1 << 20), None), "cuMemAllocAsync")
         torch.cuda.synchronize()
@@ -386,25 +386,25 @@ class Measured:
     def figures(self):
         return [self.whole, *((self.in_python, self.in_c, self.by_ctypes) if self.function else ())]
 
-    def told(self, units, stream, where):
-        found = {"stream": where, "name": self.name, **self.whole.told(), **({} if self.bar is None else {"bar": self.bar})}
+    def report(self, units, stream, where):
+        found = {"stream": where, "name": self.name, **self.whole.report(), **({} if self.bar is None else {"bar": self.bar})}
         if self.function is None:
             return found
         functions = {**self.functions, **(SIDE if stream else {}), **(POOL if self.others else {})} if units else {}
-        driver = sum(units[unit].told()["us"] * number for unit, number in functions.items() if unit in units)
-        c = max(self.in_c.told()["us"] - self.by_ctypes.told()["us"], 0.0)
-        return {**found, "python": self.in_python.told()["us"], "c": round(c, 3), "driver": round(driver, 3), "functions": functions}
+        driver = sum(units[unit].report()["us"] * number for unit, number in functions.items() if unit in units)
+        c = max(self.in_c.report()["us"] - self.by_ctypes.report()["us"], 0.0)
+        return {**found, "python": self.in_python.report()["us"], "c": round(c, 3), "driver": round(driver, 3), "functions": functions}
 
 
-def tell(where, told):
+def print_figures(where, report):
     """Prints figures of one stream."""
     columns = ("us", "least", "most", "bar", "python", "c", "driver")
     print(f"\n{where:42}" + "".join(f" {name:>7}" for name in ("whole", *columns[1:])))
-    for each in told:
+    for each in report:
         if "name" in each:
             print(f"{each['name']:42}" + "".join(f" {each[column]:7.2f}" if column in each else 8 * " " for column in columns))
     print(f"\n{where}: functions by themselves")
-    for each in told:
+    for each in report:
         if "unit" in each:
             print("  {unit:50} {us:7.2f} {least:7.2f} {most:7.2f}".format(**each))
 
@@ -416,13 +416,13 @@ def measure_all(given, calls, stream, where):
         measured = [Measured(*each) for each in (*calls.of_drop_in(until_measured), *calls.of_package(until_measured))]
         units, host = Units(stream, calls.x).all() if calls.cuda else {}, Figure(hundred_additions)
         take_turns([host, *(figure for each in measured for figure in each.figures()), *units.values()], given.rounds, synchronize)
-        told = [each.told(units, stream, where) for each in measured]
+        report = [each.report(units, stream, where) for each in measured]
         synchronize()
         measured.clear()  # before their objects end
-    told.append({"stream": where, "unit": "Python: a hundred additions", **host.told()})
-    told += [{"stream": where, "unit": name, **figure.told()} for name, figure in units.items()]
-    tell(where, told)
-    return told
+    report.append({"stream": where, "unit": "Python: a hundred additions", **host.report()})
+    report += [{"stream": where, "unit": name, **figure.report()} for name, figure in units.items()]
+    print_figures(where, report)
+    return report
 
 
 def main():

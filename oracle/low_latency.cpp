@@ -31,18 +31,18 @@ std::set<int> ranks_of(const Problem& p, int source, int64_t token) {
 int64_t Arrival::packed() const { return int64_t{source} * (int64_t{1} << 48) + int64_t{k} * (int64_t{1} << 32) + token; }
 
 LowLatencyView low_latency_view(const Problem& p, int rank) {
-  const int first = p.first_expert(rank), here = p.first_expert(rank + 1) - first;
+  const int first = p.first_expert(rank), local_experts = p.first_expert(rank + 1) - first;
   LowLatencyView view;
   view.rows_per_expert = p.world * p.max_tokens;
-  view.arrivals.resize(static_cast<size_t>(here));
-  view.source_range.resize(static_cast<size_t>(here) * static_cast<size_t>(p.world));
+  view.arrivals.resize(static_cast<size_t>(local_experts));
+  view.source_range.resize(static_cast<size_t>(local_experts) * static_cast<size_t>(p.world));
   for (int source = 0; source < p.world; ++source) {
     std::vector<size_t> before;
     for (const auto& rows : view.arrivals) before.push_back(rows.size());
     for (int64_t token = 0; token < p.tokens(source); ++token) {
       for (int k = 0; k < p.topk; ++k) {
         const int64_t id = p.id(source, token, k);  // of any value
-        if (id < first || id - first >= here) continue;
+        if (id < first || id - first >= local_experts) continue;
         auto& rows = view.arrivals[static_cast<size_t>(id - first)];
         const bool again = !rows.empty() && rows.back().source == source && rows.back().token == token;
         if (!again) rows.push_back({source, token, k});
@@ -95,13 +95,13 @@ uint64_t dispatch_crossings(const Problem& p, int rank, const std::vector<int>& 
 }
 
 uint64_t combine_crossings(const Problem& p, int rank, CombineOrder order, const std::vector<int>& host_of) {
-  const auto far = [&](int r) { return host_of[static_cast<size_t>(r)] != host_of[static_cast<size_t>(rank)]; };
+  const auto remote = [&](int r) { return host_of[static_cast<size_t>(r)] != host_of[static_cast<size_t>(rank)]; };
   uint64_t rows = 0;
   for (int64_t token = 0; token < p.tokens(rank); ++token) {
     if (order == CombineOrder::per_rank) {
-      for (const int r : ranks_of(p, rank, token)) rows += far(r) ? 1 : 0;
+      for (const int r : ranks_of(p, rank, token)) rows += remote(r) ? 1 : 0;
     } else {
-      for (const int64_t expert : experts_of(p, rank, token)) rows += far(p.owner(expert)) ? 1 : 0;
+      for (const int64_t expert : experts_of(p, rank, token)) rows += remote(p.owner(expert)) ? 1 : 0;
     }
   }
   return rows;

@@ -63,12 +63,12 @@ class Receiver {
   Receiver(const Problem& p, int rank)
       : p_(p),
         first_(p.first_expert(rank)),
-        here_(p.first_expert(rank + 1) - first_),
+        local_experts_(p.first_expert(rank + 1) - first_),
         by_expert_(p.layout == Layout::expert_major),
         weighted_(!p.weights.empty()),
         limit_(row_limit(p, rank)) {
-    v_.tokens_per_expert.assign(static_cast<size_t>(here_), 0);
-    v_.dropped_per_source.assign(static_cast<size_t>(int64_t{here_} * p.world), 0);
+    v_.tokens_per_expert.assign(static_cast<size_t>(local_experts_), 0);
+    v_.dropped_per_source.assign(static_cast<size_t>(int64_t{local_experts_} * p.world), 0);
     if (!by_expert_) return;
     v_.expert_first_row = first_rows(p, rank);
     v_.rows_needed = v_.expert_first_row.back();
@@ -85,7 +85,7 @@ class Receiver {
     // A rank-major record beyond capacity has no row: it does not exist.
     if ((by_expert_ || r.kept) && pair == static_cast<int64_t>(v_.records.size())) add_record(r);
     if (!r.kept) {
-      ++at(v_.dropped_per_source, int64_t{r.source} * here_ + local);
+      ++at(v_.dropped_per_source, int64_t{r.source} * local_experts_ + local);
       return;
     }
     ++at(v_.tokens_per_expert, local);
@@ -106,7 +106,7 @@ class Receiver {
   Received take() {
     v_.rows = std::min(v_.rows_needed, limit_);
     for (int64_t& first : v_.expert_first_row) first = std::min(first, v_.rows);
-    for (int e = 0; e < here_; ++e) {
+    for (int e = 0; e < local_experts_; ++e) {
       int64_t rows = aligned(at(v_.tokens_per_expert, e), p_.alignment);
       if (by_expert_) rows = std::min(rows, v_.rows - at(v_.expert_first_row, e));  // capacity may cut an expert's padding
       v_.aligned_per_expert.push_back(rows);
@@ -128,7 +128,7 @@ class Receiver {
   }
 
   const Problem& p_;
-  const int first_, here_;
+  const int first_, local_experts_;
   const bool by_expert_, weighted_;
   const int64_t limit_;
   Received v_;

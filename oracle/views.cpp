@@ -15,7 +15,7 @@ auto& element(V& v, int64_t i) {
 }
 
 /// 1 for the tokens that go to one rank.
-using Goes = std::vector<uint8_t>;
+using Selection = std::vector<uint8_t>;
 
 /// Channel of a token: consecutive ranges of ceil(T / C) tokens.
 int64_t channel_of(int64_t token, int64_t tokens, int channels) {
@@ -24,47 +24,48 @@ int64_t channel_of(int64_t token, int64_t tokens, int channels) {
 }
 
 /// Tokens that go, per channel.
-std::vector<int32_t> per_channel(const Goes& goes, int channels) {
-  const auto tokens = static_cast<int64_t>(goes.size());
+std::vector<int32_t> per_channel(const Selection& selected, int channels) {
+  const auto tokens = static_cast<int64_t>(selected.size());
   std::vector<int32_t> count(static_cast<size_t>(channels), 0);
-  for (int64_t t = 0; t < tokens; ++t) element(count, channel_of(t, tokens, channels)) += element(goes, t);
+  for (int64_t t = 0; t < tokens; ++t) element(count, channel_of(t, tokens, channels)) += element(selected, t);
   return count;
 }
 
 /// Of each token that goes, how many of its channel go before it; -1 of the others.
-std::vector<int32_t> heads(const Goes& goes, int channels) {
-  const auto tokens = static_cast<int64_t>(goes.size());
+std::vector<int32_t> heads(const Selection& selected, int channels) {
+  const auto tokens = static_cast<int64_t>(selected.size());
   std::vector<int32_t> next(static_cast<size_t>(channels), 0), head;
-  for (int64_t t = 0; t < tokens; ++t) head.push_back(element(goes, t) ? element(next, channel_of(t, tokens, channels))++ : -1);
+  for (int64_t t = 0; t < tokens; ++t)
+    head.push_back(element(selected, t) ? element(next, channel_of(t, tokens, channels))++ : -1);
   return head;
 }
 
 }  // namespace
 
 Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channels) {
-  std::vector<std::vector<Goes>> goes(static_cast<size_t>(p.world));  // [source][dest]
+  std::vector<std::vector<Selection>> selected(static_cast<size_t>(p.world));  // [source][dest]
   for (int s = 0; s < p.world; ++s)
-    element(goes, s).assign(static_cast<size_t>(p.world), Goes(static_cast<size_t>(p.tokens(s)), 0));
+    element(selected, s).assign(static_cast<size_t>(p.world), Selection(static_cast<size_t>(p.tokens(s)), 0));
   for (const auto& r : x.routes) {
-    if (r.kept) element(element(element(goes, r.source), r.dest), r.token) = 1;
+    if (r.kept) element(element(element(selected, r.source), r.dest), r.token) = 1;
   }
   Matrices m;
   std::vector<int32_t> sent(static_cast<size_t>(p.world), 0);  // to each rank, so far
   for (int s = 0; s < p.world; ++s) {
     for (int d = 0; d < p.world; ++d) {
-      const Goes& tokens = element(element(goes, s), d);
+      const Selection& tokens = element(element(selected, s), d);
       m.rank_prefix.push_back(element(sent, d) += static_cast<int32_t>(std::count(tokens.begin(), tokens.end(), 1)));
     }
   }
   std::vector<std::vector<int32_t>> head;  // [dest][token]
   for (int d = 0; d < p.world; ++d) {
-    const Goes& tokens = element(element(goes, rank), d);
+    const Selection& tokens = element(element(selected, rank), d);
     int32_t sum = 0;
     for (const int32_t n : per_channel(tokens, num_channels)) m.channel_prefix.push_back(sum += n);
     head.push_back(heads(tokens, num_channels));
   }
   for (int s = 0; s < p.world; ++s) {
-    const Goes& tokens = element(element(goes, s), rank);
+    const Selection& tokens = element(element(selected, s), rank);
     for (int64_t t = 0; t < p.tokens(s); ++t)
       if (element(tokens, t)) m.recv_src_idx.push_back(static_cast<int32_t>(t));
     int32_t sum = 0;
@@ -75,7 +76,7 @@ Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channel
   }
   for (int64_t t = 0; t < p.tokens(rank); ++t) {
     for (int d = 0; d < p.world; ++d) {
-      m.is_token_in_rank.push_back(element(element(element(goes, rank), d), t));
+      m.is_token_in_rank.push_back(element(element(element(selected, rank), d), t));
       m.send_head.push_back(element(element(head, d), t));
     }
   }
@@ -87,16 +88,16 @@ RoutingCounts routing_counts(const Problem& p, int rank) {
   c.tokens_per_rank.assign(static_cast<size_t>(p.world), 0);
   c.tokens_per_expert.assign(static_cast<size_t>(p.experts), 0);
   for (int64_t t = 0; t < p.tokens(rank); ++t) {
-    Goes goes(static_cast<size_t>(p.world), 0);
+    Selection selected(static_cast<size_t>(p.world), 0);
     for (int k = 0; k < p.topk; ++k) {
       const int64_t id = p.id(rank, t, k);
       if (!p.valid(id)) continue;
       ++element(c.tokens_per_expert, id);
-      element(goes, p.owner(id)) = 1;
+      element(selected, p.owner(id)) = 1;
     }
     for (int d = 0; d < p.world; ++d) {
-      c.is_token_in_rank.push_back(element(goes, d));
-      element(c.tokens_per_rank, d) += element(goes, d);
+      c.is_token_in_rank.push_back(element(selected, d));
+      element(c.tokens_per_rank, d) += element(selected, d);
     }
   }
   return c;

@@ -63,6 +63,12 @@ check_python() {
 for name in sys.argv[1:]: ast.parse(open(name).read(), name)' "${list[@]}"
 }
 
+check_names() {
+  local list
+  mapfile -t list < <(select_files '\.(c|h|cpp|hpp|cu|cuh|def|py)$')
+  [[ ${#list[@]} -eq 0 ]] || python3 scripts/lint_names.py "${list[@]}"
+}
+
 check_results() {
   local list
   mapfile -t list < <(git ls-files bench/results)
@@ -88,6 +94,7 @@ sizes=() text=()
 check format check_format
 check sizes python3 scripts/lint_sizes.py "${sizes[@]}"
 check text python3 scripts/lint_text.py "${text[@]}"
+check names check_names
 check sources python3 scripts/lint_sources.py
 check layers python3 scripts/lint_layers.py
 check results check_results

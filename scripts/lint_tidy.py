@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINT = ROOT / "build/lint"
-MOST_TOGETHER = 12
+MAX_TOGETHER = 12
 # GCC's precompiled headers are not clang's, and files can do without them.
 PRECOMPILED = re.compile(r" -Winvalid-pch -include \S*cmake_pch\.hxx")
 # GCC's warning options are not all known to clang. The path analysis stops after a 28th of its usual nodes: the rest takes most of
@@ -52,7 +52,7 @@ def units_of(names, flags):
     groups = {}
     for name in sorted(names):
         groups.setdefault((os.path.dirname(name), flags[name]), []).append(name)
-    return [group[at : at + MOST_TOGETHER] for group in groups.values() for at in range(0, len(group), MOST_TOGETHER)]
+    return [group[at : at + MAX_TOGETHER] for group in groups.values() for at in range(0, len(group), MAX_TOGETHER)]
 
 
 def write_unit(unit, flags, number):

@@ -49,7 +49,7 @@ def planned(tool, topology, config, hosts):
     return json.loads(run(tool, "plan", topology, *args))["points"][0]["variants"][0]
 
 
-def measured_here(tool, args, ranks, hosts="", shapes=()):
+def measured_locally(tool, args, ranks, hosts="", shapes=()):
     """(rows, calls, run) of each of SHAPES, and of the shapes given."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
@@ -124,10 +124,10 @@ def main():
             run(tool, "doctor", "--measure", here, "--backend", args.backend, "--seconds", str(args.seconds))
             numbers = [int(r) for r in args.ranks.split(",")]
             for ranks in numbers:
-                for rows, calls, one in measured_here(tool, args, ranks, shapes=[PREFILL] if ranks == numbers[-1] else []):
+                for rows, calls, one in measured_locally(tool, args, ranks, shapes=[PREFILL] if ranks == numbers[-1] else []):
                     table.add(1, rows, calls, one, planned(tool, here, one["config"], 1))
             for names in args.hosts:
-                for rows, calls, one in measured_here(tool, args, names.count(",") + 1, names):
+                for rows, calls, one in measured_locally(tool, args, names.count(",") + 1, names):
                     hosts = one["network"]["hosts"]
                     table.add(hosts, rows, calls, one, planned(tool, here, one["config"], hosts))
         for added in args.add:

@@ -95,7 +95,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 /// `verify --json ledger`: the option belongs to `verify`, which does not run. \throws UsageError
-void refuse_options_before_a_verb(const CLI::App& app) {
+void refuse_options_before_verb(const CLI::App& app) {
   for (const CLI::App* verb = &app; !verb->get_subcommands().empty(); verb = verb->get_subcommands().front()) {
     const std::string next = verb->get_subcommands().front()->get_name();
     for (const CLI::Option* option : verb->get_options())
@@ -150,7 +150,7 @@ int run(int argc, char** argv) {
       fmt::print("{}", app.help());
       return argc > 1 ? kExitUsage : kExitOk;
     }
-    refuse_options_before_a_verb(app);
+    refuse_options_before_verb(app);
     for (const auto& [verb, act] : verbs)
       if (verb->parsed()) return act();
     return kExitUsage;

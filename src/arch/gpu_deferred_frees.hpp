@@ -70,18 +70,18 @@ class StreamUsers {
 };
 
 /// Counts holders, graphs with calls or a rank, that must be destroyed before something is freed.
-using Holds = std::shared_ptr<std::atomic<int>>;
+using HoldCounter = std::shared_ptr<std::atomic<int>>;
 
 /// Counts a hold during its lifetime.
 class HoldMark {
  public:
-  explicit HoldMark(Holds holds) : holds_(std::move(holds)) { ++*holds_; }
+  explicit HoldMark(HoldCounter holds) : holds_(std::move(holds)) { ++*holds_; }
   ~HoldMark() { --*holds_; }
   HoldMark(const HoldMark&) = delete;
   HoldMark& operator=(const HoldMark&) = delete;
 
  private:
-  Holds holds_;
+  HoldCounter holds_;
 };
 
 /// All uses of some memory at its release. The memory must not be reused before over().
@@ -96,7 +96,7 @@ class MemoryUses {
     if (point) marks_.push_back(point);
     return *this;
   }
-  MemoryUses& while_held(Holds holds) {
+  MemoryUses& while_held(HoldCounter holds) {
     holds_.push_back(std::move(holds));
     return *this;
   }
@@ -106,7 +106,7 @@ class MemoryUses {
   }
 
   bool is_held() const {
-    return std::any_of(holds_.begin(), holds_.end(), [](const Holds& h) { return *h > 0; });
+    return std::any_of(holds_.begin(), holds_.end(), [](const HoldCounter& h) { return *h > 0; });
   }
   /// After over(): true if points are left, not only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
@@ -130,7 +130,7 @@ class MemoryUses {
   std::shared_ptr<StreamPoints> points_;
   StreamUsers users_;
   std::vector<Point> marks_;
-  std::vector<Holds> holds_;
+  std::vector<HoldCounter> holds_;
   std::vector<std::function<bool()>> others_;
 };
 

@@ -100,7 +100,7 @@ inline Status has_pools(int* pools, int device) {
 }
 inline Status allocate_in_order(void** memory, size_t bytes, Stream stream) { return cudaMallocAsync(memory, bytes, stream); }
 inline Status release_in_order(void* memory, Stream stream) { return cudaFreeAsync(memory, stream); }
-inline Status room(size_t* free, size_t* total) { return cudaMemGetInfo(free, total); }
+inline Status memory_info(size_t* free, size_t* total) { return cudaMemGetInfo(free, total); }
 
 inline Status fill(void* to, int byte, size_t bytes, Stream stream) { return cudaMemsetAsync(to, byte, bytes, stream); }
 inline Status copy_to_host(void* to, const void* from, size_t bytes, Stream stream) {
@@ -156,7 +156,7 @@ inline Status current_device(int* device) { return cudaGetDevice(device); }
 /// For the calling thread. Creates a context on the device if it has none.
 inline Status make_current(int device) { return cudaSetDevice(device); }
 /// "0000:1b:00.0"
-inline Status pci_address(char* text, int room, int device) { return cudaDeviceGetPCIBusId(text, room, device); }
+inline Status pci_address(char* text, int capacity, int device) { return cudaDeviceGetPCIBusId(text, capacity, device); }
 inline Status can_access(int* can, int device, int peer) { return cudaDeviceCanAccessPeer(can, device, peer); }
 /// Lets the current device access memory of allocate() on `peer`.
 inline Status enable_access(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }

@@ -33,9 +33,9 @@ inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, 
     return reinterpret_cast<Encode>(function);
   }();
   if (encode == nullptr) return false;
-  constexpr uint32_t kMost = 5;
-  uint64_t sizes[kMost] = {}, strides[kMost] = {};
-  uint32_t box[kMost] = {}, steps[kMost] = {};
+  constexpr uint32_t kMax = 5;
+  uint64_t sizes[kMax] = {}, strides[kMax] = {};
+  uint32_t box[kMax] = {}, steps[kMax] = {};
   uint32_t rank = 0;
   for (const Dimension& d : dimensions) {
     sizes[rank] = d.size;

@@ -30,7 +30,7 @@ namespace switchyard::detail {
 /// Identifies the flag of a protocol that an op accesses. The protocols define the values (layout/sites.def); an arch uses them
 /// only to look up orders in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
-inline constexpr int kMostSites = 64;
+inline constexpr int kMaxSites = 64;
 /// The site of the words of sentinel rows. Ops on such rows take no site.
 inline constexpr Site kSentinelSite{11};
 

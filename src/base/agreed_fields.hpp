@@ -39,13 +39,13 @@ inline uint64_t hash_of(uint64_t seed, const AgreedFields& fields) {
 }
 
 /// The values of one rank, in gathered form.
-struct AgreedClaim {
+struct AgreedProposal {
   static constexpr size_t kMaxFields = 24;
   char object[24] = {};  ///< the object that the rank constructs
   int64_t values[kMaxFields] = {};
 
-  AgreedClaim() = default;
-  AgreedClaim(const char* made, const AgreedFields& fields) {
+  AgreedProposal() = default;
+  AgreedProposal(const char* made, const AgreedFields& fields) {
     assert(fields.size() <= kMaxFields);  // further fields would not be compared
     std::strncpy(object, made, sizeof object - 1);
     for (size_t i = 0; i < std::min(fields.size(), kMaxFields); ++i) values[i] = fields[i].value;
@@ -57,22 +57,22 @@ struct Difference {
   const char* field = nullptr;  ///< the field named in the text, if any
 };
 
-/// The first difference between the claims of all ranks; equal on each. `claim_of(r)` is that of rank r, `fields` are this
+/// The first difference between the claims of all ranks; equal on each. `proposal_of(r)` is that of rank r, `fields` are this
 /// rank's.
-template <class ClaimOf>
-Difference find_difference(const AgreedFields& fields, size_t world, const ClaimOf& claim_of) {
+template <class ProposalOf>
+Difference find_difference(const AgreedFields& fields, size_t world, const ProposalOf& proposal_of) {
   const auto rank = [](size_t r) { return "rank " + std::to_string(r); };
-  const AgreedClaim& first = claim_of(0);
+  const AgreedProposal& first = proposal_of(0);
   for (size_t r = 1; r < world; ++r)
-    if (const AgreedClaim& other = claim_of(r); std::strncmp(first.object, other.object, sizeof first.object) != 0)
+    if (const AgreedProposal& other = proposal_of(r); std::strncmp(first.object, other.object, sizeof first.object) != 0)
       return {"rank 0 makes " + std::string(first.object) + " and " + rank(r) + " " + other.object +
               "; all ranks make the same objects in the same order"};
   const auto text = [](const AgreedField& field, int64_t value) {
     return field.text != nullptr ? field.text(value) : std::to_string(value);
   };
   for (size_t r = 1; r < world; ++r)
-    for (size_t i = 0; i < std::min(fields.size(), AgreedClaim::kMaxFields); ++i)
-      if (const AgreedClaim& other = claim_of(r); first.values[i] != other.values[i])
+    for (size_t i = 0; i < std::min(fields.size(), AgreedProposal::kMaxFields); ++i)
+      if (const AgreedProposal& other = proposal_of(r); first.values[i] != other.values[i])
         return {std::string(fields[i].name) + " = " + text(fields[i], first.values[i]) + " on rank 0 and " +
                     text(fields[i], other.values[i]) + " on " + rank(r) + ": must be equal on all ranks",
                 fields[i].name};

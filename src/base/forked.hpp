@@ -23,7 +23,7 @@ class HomeProcess {
 
 /// Keeps `object` unchanged until the process ends; it stays reachable, so it is not reported as a leak.
 template <class T>
-void keep_for_ever(T* object) noexcept {
+void keep_forever(T* object) noexcept {
   struct Kept {
     T* object;
     Kept* next;
@@ -38,7 +38,7 @@ void keep_for_ever(T* object) noexcept {
 /// HomeProcess `home`.
 template <class T>
 void replace_at_home(std::unique_ptr<T>& pointer, std::unique_ptr<T> next) noexcept {
-  if (pointer && !pointer->home.here()) keep_for_ever(pointer.release());
+  if (pointer && !pointer->home.here()) keep_forever(pointer.release());
   pointer = std::move(next);
 }
 

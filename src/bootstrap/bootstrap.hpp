@@ -20,9 +20,9 @@ using Milliseconds = std::chrono::milliseconds;
 
 /// This rank's interface to ranks of other hosts: the calls it publishes to them, and the calls and aborts they report. Called
 /// by threads of the bootstrap; must not block.
-class FarSide {
+class RemoteObserver {
  public:
-  virtual ~FarSide() = default;
+  virtual ~RemoteObserver() = default;
   /// Returns the words of this rank's calls after number `known`, as far as they are kept, up to number `last`.
   virtual std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const = 0;
   /// Reports that `rank` has made `last` calls; `words` are those of the last of them.
@@ -62,20 +62,20 @@ class Bootstrap {
   virtual void watch(std::function<void(int)> on_death) = 0;
   /// Processes: `side` represents this rank to ranks of other hosts until leave() has returned, ten times a second and with
   /// every collective call. Call at most once, after setup, before watch().
-  virtual void watch_far(FarSide*) {}
+  virtual void watch_remote(RemoteObserver*) {}
   /// Forwards an abort word to all ranks of other hosts that are processes. Any thread; never blocks.
-  virtual void tell_abort(uint64_t) noexcept {}
+  virtual void announce_abort(uint64_t) noexcept {}
   /// Time since the last bytes from a rank of another host that is a process; negative for other ranks. Any thread.
   virtual Milliseconds silence(int) const noexcept { return Milliseconds{-1}; }
   /// True if the process of a rank appears to be stalled: it is stopped, or its host has been silent for half a second. False
   /// for this rank. Any thread.
-  virtual bool stands_still(int) const noexcept { return false; }
+  virtual bool is_stalled(int) const noexcept { return false; }
   /// The probable cause of a wait for `awaited`. A stalled rank keeps others from serving their peers: if `awaited` itself
   /// runs, the cause is the first stalled rank. Any thread.
   int cause_of_wait(int awaited) const noexcept {
-    if (awaited < 0 || stands_still(awaited)) return awaited;
+    if (awaited < 0 || is_stalled(awaited)) return awaited;
     for (int r = 0; r < world(); ++r)
-      if (stands_still(r)) return r;
+      if (is_stalled(r)) return r;
     return awaited;
   }
   /// Sets the silence after which a rank of another host counts as dead. Any thread.

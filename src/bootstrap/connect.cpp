@@ -55,7 +55,7 @@ class Rendezvous {
         store_->report_ready();
         continue;
       }
-      if (store_->finished()) return {me_, *hosts_, mesh_->take(), ways_, here_};
+      if (store_->finished()) return {me_, *hosts_, mesh_->take(), peer_addresses_, own_address_};
       if (deadline_.passed())
         store_->throw_timeout(mesh_ ? mesh_->missing() : std::vector<int>(), mesh_ ? mesh_->describe_network() : "");
       wait();
@@ -65,11 +65,11 @@ class Rendezvous {
  private:
   void meet(const Roster& roster) {
     hosts_ = hosts_in(roster);
-    ways_ = store_->ways();
+    peer_addresses_ = store_->peer_addresses();
     Listener network = store_->take_network();
-    if (network) here_ = local_address(network.fd());
+    if (network) own_address_ = local_address(network.fd());
     if (hosts_->one_host()) network.close();
-    mesh_.emplace(Doors{std::move(mesh_listener_), std::move(network)}, me_, roster, ways_, all_ranks(me_.world));
+    mesh_.emplace(Listeners{std::move(mesh_listener_), std::move(network)}, me_, roster, peer_addresses_, all_ranks(me_.world));
   }
 
   void step_mesh() {
@@ -105,8 +105,8 @@ class Rendezvous {
       mesh_->prepare(polls_);
       wake = std::min(wake, mesh_->until_wake());
     }
-    const auto most = static_cast<int>(std::min<Milliseconds::rep>(wake.count(), 3'600'000));
-    ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), deadline_.poll_ms(most));
+    const auto max = static_cast<int>(std::min<Milliseconds::rep>(wake.count(), 3'600'000));
+    ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), deadline_.poll_ms(max));
   }
 
   Member me_;
@@ -114,8 +114,8 @@ class Rendezvous {
   Listener mesh_listener_;
   std::unique_ptr<Store> store_;
   std::optional<HostMap> hosts_;
-  std::vector<std::optional<SocketAddress>> ways_;
-  SocketAddress here_;
+  std::vector<std::optional<SocketAddress>> peer_addresses_;
+  SocketAddress own_address_;
   std::optional<MeshBuilder> mesh_;
   bool reported_ = false;
   std::vector<pollfd> polls_;

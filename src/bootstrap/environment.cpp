@@ -80,9 +80,9 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
   const std::string job =
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
   // torchrun's own store uses the port.
-  const int beside = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
-  return Launcher{"torchrun",   *rank,       *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
-                  world->value, host->value, beside};
+  const int neighbour_port = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
+  return Launcher{"torchrun",   *rank,       *world,        job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
+                  world->value, host->value, neighbour_port};
 }
 
 std::optional<Launcher> find_open_mpi(const Environment& env) {

@@ -61,9 +61,9 @@ class HostMap {
   /// Number of rails: the maximum number of ranks on a host. Each rail has one rank of each host, its proxies for one rail
   /// index, so ranks of hosts with fewer ranks are on several rails.
   int rails() const noexcept {
-    size_t most = 0;
-    for (const std::vector<int>& ranks : ranks_) most = std::max(most, ranks.size());
-    return static_cast<int>(most);
+    size_t max = 0;
+    for (const std::vector<int>& ranks : ranks_) max = std::max(max, ranks.size());
+    return static_cast<int>(max);
   }
   /// [hosts]
   std::vector<int> rail_ranks(int rail) const {

@@ -55,8 +55,8 @@ class Meeting {
       return round;
     }
     while (round->arrived < static_cast<int>(left_.size())) {
-      if (const int gone = find_gone(*round); gone >= 0) {
-        throw PeerFailed(gone, ErrorCode::system, "set-up step " + std::to_string(number) + " on rank " + std::to_string(rank),
+      if (const int lost = find_lost_rank(*round); lost >= 0) {
+        throw PeerFailed(lost, ErrorCode::system, "set-up step " + std::to_string(number) + " on rank " + std::to_string(rank),
                          true);
       }
       if (deadline.passed() || (interrupt && interrupt())) throw_missing(*round, rank, number, deadline.budget());
@@ -72,7 +72,7 @@ class Meeting {
   }
 
  private:
-  int find_gone(const Round& round) const {
+  int find_lost_rank(const Round& round) const {
     for (size_t r = 0; r < left_.size(); ++r) {
       if (left_[r] && !round.of_rank[r].present) return static_cast<int>(r);
     }
@@ -97,8 +97,8 @@ class Meeting {
 };
 
 /// Remote ends of one rank's sockets, for the higher ranks to take; `error` explains their absence.
-struct FarEnds {
-  explicit FarEnds(int world) : of_rank(static_cast<size_t>(world)) {}
+struct RemoteEnds {
+  explicit RemoteEnds(int world) : of_rank(static_cast<size_t>(world)) {}
   std::vector<UniqueFd> of_rank;
   int error = 0;
 };
@@ -143,20 +143,20 @@ class ThreadBootstrap final : public Bootstrap {
 
   std::vector<UniqueFd> connect_rails(Milliseconds deadline) override {
     std::vector<UniqueFd> near(static_cast<size_t>(world()));
-    const auto far = std::make_shared<FarEnds>(world());
+    const auto remote = std::make_shared<RemoteEnds>(world());
     for (const int peer : host_map().rail_peers(rank())) {
       int ends[2];
       if (peer < rank()) continue;
       if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
-        far->error = errno;
+        remote->error = errno;
         break;
       }
       near[static_cast<size_t>(peer)].reset(ends[0]);
-      far->of_rank[static_cast<size_t>(peer)].reset(ends[1]);
+      remote->of_rank[static_cast<size_t>(peer)].reset(ends[1]);
     }
-    const auto all = exchange_objects(far, deadline);
+    const auto all = exchange_objects(remote, deadline);
     for (size_t r = 0; r < all.size(); ++r) {
-      auto& theirs = *static_cast<FarEnds*>(all[r].get());
+      auto& theirs = *static_cast<RemoteEnds*>(all[r].get());
       if (theirs.error != 0)
         throw Error(ErrorCode::system, "rank " + std::to_string(r) + " cannot make sockets to ranks of other hosts: " +
                                            std::generic_category().message(theirs.error));

@@ -77,11 +77,11 @@ std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t len
 }
 
 LedgerTables to_tables(const sy_ledger* ledger) {
-  constexpr int kMostExperts = 1 << 20;
+  constexpr int kMaxExperts = 1 << 20;
   const sy_ledger l = read_struct(ledger, kLedger, "ledger");
   require_range("ledger->world", l.world, 1, SWITCHYARD_MAX_RANKS);
-  require_range("ledger->num_experts", l.num_experts, 1, kMostExperts);
-  require_range("ledger->num_experts_padded", l.num_experts_padded, l.num_experts, kMostExperts + 15);
+  require_range("ledger->num_experts", l.num_experts, 1, kMaxExperts);
+  require_range("ledger->num_experts_padded", l.num_experts_padded, l.num_experts, kMaxExperts + 15);
   require_range("ledger->experts_here", l.experts_here, 0, l.num_experts);
   require_range("ledger->num_routes", l.num_routes, 0, INT32_MAX);
   const int64_t all = int64_t{l.world} * l.num_experts_padded;

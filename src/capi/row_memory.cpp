@@ -26,7 +26,7 @@ Lent& lent() {
   return *all;
 }
 
-thread_local std::weak_ptr<Grouped<RowMemory>> used_here;
+thread_local std::weak_ptr<Grouped<RowMemory>> current_memory;
 
 void* lend(const RowMemoryShare& lender, size_t bytes, void* stream) {
   void* const memory = lender->object.allocate(bytes, stream);
@@ -77,13 +77,13 @@ switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory) {
 }
 
 switchyard_code_t sy_row_memory_use(const sy_row_memory* memory) {
-  used_here = memory ? memory->state : RowMemoryShare();
+  current_memory = memory ? memory->state : RowMemoryShare();
   return SWITCHYARD_OK;
 }
 
 void* sy_row_memory_allocate(ptrdiff_t bytes, int, void* stream) {
   void* memory = nullptr;
-  const RowMemoryShare lender = used_here.lock();
+  const RowMemoryShare lender = current_memory.lock();
   if (bytes > 0 && lender) guarded([&] { memory = lend(lender, static_cast<size_t>(bytes), stream); });
   return memory;
 }

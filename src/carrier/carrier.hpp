@@ -13,19 +13,19 @@ namespace switchyard::detail {
 
 /// Data sent to and received from one peer in a round. Both ends post it with the same sizes; an empty span means no data in
 /// that direction.
-struct Leg {
+struct PeerTransfer {
   int peer = -1;  ///< a rank
   std::span<const std::byte> send;
   std::span<std::byte> receive;
 };
 
 enum class RoundState : uint8_t {
-  under_way,
+  in_progress,
   done,    ///< all bytes of the round, and of those before it, have been sent and received
   broken,  ///< a peer has closed its end or is unreachable, or abort() was called
   unlike,  ///< a peer sends other data than expected: the ends make different calls
 };
-struct RoundLook {
+struct RoundStatus {
   RoundState state = RoundState::done;
   int peer = -1;  ///< rank that the round waits for, or that broke it; -1: none
 };
@@ -44,9 +44,9 @@ class Carrier {
   void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
   /// Starts a round, with at most one leg per peer. The memory of the spans must stay valid until the round is done; if the
   /// round never completes, it must be shared. `stream`: CUDA: the stream that orders the round; CPU: null.
-  virtual void post(uint64_t round, std::span<const Leg> legs, void* stream) = 0;
+  virtual void post(uint64_t round, std::span<const PeerTransfer> transfers, void* stream) = 0;
   /// Makes progress on all rounds and returns the state of `round`. Never waits.
-  virtual RoundLook advance(uint64_t round) = 0;
+  virtual RoundStatus advance(uint64_t round) = 0;
   /// Ends all rounds locally: advance() returns `broken` from now on. Any thread, at any time. Peers may observe it (sockets)
   /// or not (MPI): the caller notifies them through the group.
   virtual void abort() noexcept = 0;

@@ -16,9 +16,9 @@ namespace switchyard::detail {
 /// Parameters of a rank's carrier.
 struct MpiCarrierSpec {
   int rank = 0;
-  std::vector<int> processes;           ///< [world] the MPI_COMM_WORLD rank of each rank's process
-  uint64_t nonce = 0;                   ///< of the group, equal on all its ranks: identifies messages of other groups
-  size_t most_bytes = size_t{1} << 30;  ///< maximum message size; longer data is split
+  std::vector<int> processes;          ///< [world] the MPI_COMM_WORLD rank of each rank's process
+  uint64_t nonce = 0;                  ///< of the group, equal on all its ranks: identifies messages of other groups
+  size_t max_bytes = size_t{1} << 30;  ///< maximum message size; longer data is split
 };
 
 /// Rank of this process in MPI_COMM_WORLD. Loads the module, initializes MPI if the process has not (MPI is then finalized with

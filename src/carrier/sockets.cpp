@@ -18,22 +18,22 @@ namespace switchyard::detail {
 namespace {
 
 /// Precedes the bytes of each leg. Both ends count the legs of a connection, so that different calls are detected.
-struct LegHead {
+struct TransferHead {
   uint64_t number;
   uint64_t bytes;
-  bool operator==(const LegHead&) const = default;
+  bool operator==(const TransferHead&) const = default;
 };
 
 /// One direction of a leg.
 template <class Byte>
 struct Transfer {
   uint64_t round;
-  LegHead head;
+  TransferHead head;
   Byte* data;
-  LegHead seen{};   ///< receiving: bytes of the head so far
-  size_t done = 0;  ///< bytes of the head and of the data
+  TransferHead seen{};  ///< receiving: bytes of the head so far
+  size_t done = 0;      ///< bytes of the head and of the data
 
-  size_t size() const { return sizeof(LegHead) + head.bytes; }
+  size_t size() const { return sizeof(TransferHead) + head.bytes; }
 };
 
 struct Link {
@@ -51,9 +51,9 @@ struct Link {
 /// The rest of a transfer, as pieces for the system call.
 int pieces_of(std::byte* head, std::byte* data, size_t done, size_t size, iovec (&out)[2]) {
   int n = 0;
-  if (done < sizeof(LegHead)) out[n++] = {head + done, sizeof(LegHead) - done};
-  const size_t of_data = done > sizeof(LegHead) ? done - sizeof(LegHead) : 0;
-  if (size > sizeof(LegHead) + of_data) out[n++] = {data + of_data, size - sizeof(LegHead) - of_data};
+  if (done < sizeof(TransferHead)) out[n++] = {head + done, sizeof(TransferHead) - done};
+  const size_t of_data = done > sizeof(TransferHead) ? done - sizeof(TransferHead) : 0;
+  if (size > sizeof(TransferHead) + of_data) out[n++] = {data + of_data, size - sizeof(TransferHead) - of_data};
   return n;
 }
 
@@ -71,20 +71,21 @@ class SocketCarrier final : public Carrier {
     }
   }
 
-  void post(uint64_t round, std::span<const Leg> legs, void*) override {
-    for (const Leg& leg : legs) {
-      Link* const link = find(leg.peer);
+  void post(uint64_t round, std::span<const PeerTransfer> transfers, void*) override {
+    for (const PeerTransfer& transfer : transfers) {
+      Link* const link = find(transfer.peer);
       if (link == nullptr) {
-        fail(RoundState::broken, leg.peer);
+        fail(RoundState::broken, transfer.peer);
         continue;
       }
-      if (!leg.send.empty()) link->sends.push_back({round, {link->sent++, leg.send.size()}, leg.send.data()});
-      if (!leg.receive.empty()) link->receives.push_back({round, {link->received++, leg.receive.size()}, leg.receive.data()});
+      if (!transfer.send.empty()) link->sends.push_back({round, {link->sent++, transfer.send.size()}, transfer.send.data()});
+      if (!transfer.receive.empty())
+        link->receives.push_back({round, {link->received++, transfer.receive.size()}, transfer.receive.data()});
     }
     for (Link& link : links_) send_some(link);
   }
 
-  RoundLook advance(uint64_t round) override {
+  RoundStatus advance(uint64_t round) override {
     for (Link& link : links_) {
       if (failure_.state != RoundState::done) break;
       send_some(link);
@@ -93,7 +94,7 @@ class SocketCarrier final : public Carrier {
     if (aborted_.load(std::memory_order_acquire)) fail(RoundState::broken, -1);
     if (failure_.state != RoundState::done) return failure_;
     for (const Link& link : links_)
-      if (link.waits_for(round)) return {RoundState::under_way, link.peer};
+      if (link.waits_for(round)) return {RoundState::in_progress, link.peer};
     return {};
   }
 
@@ -135,7 +136,7 @@ class SocketCarrier final : public Carrier {
       Transfer<std::byte>& t = link.receives.front();
       iovec pieces[2];
       // Receive only the head first: it determines whether the bytes after it are the expected ones.
-      const size_t end = t.done < sizeof(LegHead) ? sizeof(LegHead) : t.size();
+      const size_t end = t.done < sizeof(TransferHead) ? sizeof(TransferHead) : t.size();
       msghdr message{};
       message.msg_iov = pieces;
       message.msg_iovlen = static_cast<size_t>(pieces_of(reinterpret_cast<std::byte*>(&t.seen), t.data, t.done, end, pieces));
@@ -144,13 +145,13 @@ class SocketCarrier final : public Carrier {
       if (n < 0 && would_wait(errno)) return;
       if (n <= 0) return fail(RoundState::broken, link.peer);
       t.done += static_cast<size_t>(n);
-      if (t.done == sizeof(LegHead) && !(t.seen == t.head)) return fail(RoundState::unlike, link.peer);
+      if (t.done == sizeof(TransferHead) && !(t.seen == t.head)) return fail(RoundState::unlike, link.peer);
       if (t.done == t.size()) link.receives.pop_front();
     }
   }
 
   std::vector<Link> links_;
-  RoundLook failure_;  ///< `done`: none
+  RoundStatus failure_;  ///< `done`: none
   std::atomic<bool> aborted_{false};
 };
 

@@ -23,12 +23,12 @@ inline void check_aligned(const char* where, const char* name, const void* p) {
 /// Checks rows of `columns` elements of `type`; `data` must not be null if there are rows.
 inline void check_rows(const char* where, const char* name, const ConstRows& given, DType type, int64_t columns) {
   const std::string text = name;
-  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
+  constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1024;
   require(given.dtype == type, where, text + " is of " + to_string(given.dtype) + ": must be of " + to_string(type));
   require(given.cols == columns, where,
           text + " has " + std::to_string(given.cols) + " columns: must have " + std::to_string(columns));
-  require(given.rows >= 0 && given.rows <= kMostRows, where,
-          text + " has " + std::to_string(given.rows) + " rows: must have 0 to " + std::to_string(kMostRows));
+  require(given.rows >= 0 && given.rows <= kMaxRows, where,
+          text + " has " + std::to_string(given.rows) + " rows: must have 0 to " + std::to_string(kMaxRows));
   require(given.data != nullptr || given.rows == 0, where, text + " is null: allowed if it has no rows");
 }
 

@@ -32,10 +32,10 @@ void check_shape(const ExpertShape& shape) {
 void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
   const bool fp8 = options.type == DType::fp8_e4m3;
   const int64_t step = fp8 ? 16 : 8;
-  const auto width = [&](const char* member, int64_t value, int64_t most) {
-    require(value % step == 0 && value <= most, kExpertClass,
+  const auto width = [&](const char* member, int64_t value, int64_t max) {
+    require(value % step == 0 && value <= max, kExpertClass,
             std::string("shape.") + member + " is " + std::to_string(value) + "; allowed on GPUs" + (fp8 ? " in fp8" : "") +
-                ": a multiple of " + std::to_string(step) + ", at most " + std::to_string(most));
+                ": a multiple of " + std::to_string(step) + ", at most " + std::to_string(max));
   };
   width("hidden", shape.hidden, kMostGemmColumns);
   width("intermediate", shape.intermediate, kMostGemmColumns / 2);
@@ -44,9 +44,9 @@ void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
               std::to_string(kMostGemmExperts));
   require(options.storage == WeightStorage::view, kExpertClass,
           "options.storage is packed; allowed on GPUs: view, as the weights are read where the caller has them");
-  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
-  require(options.max_rows >= 0 && options.max_rows <= kMostRows, kExpertClass,
-          "options.max_rows is " + std::to_string(options.max_rows) + "; allowed: 0 to " + std::to_string(kMostRows));
+  constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1024;
+  require(options.max_rows >= 0 && options.max_rows <= kMaxRows, kExpertClass,
+          "options.max_rows is " + std::to_string(options.max_rows) + "; allowed: 0 to " + std::to_string(kMaxRows));
 }
 
 void check_options(const ExpertShape& shape, const ExpertOptions& options) {
@@ -84,17 +84,17 @@ void check_weights(const char* where, const char* scales, const ExpertShape& sha
   given(std::string(scales) + "w2_scales", w.w2_scales, "for fp8_e4m3 the scales of the weights of ");
 }
 
-[[noreturn]] void only_on_the_cpu(const char* where, const char* instead) {
+[[noreturn]] void cpu_only(const char* where, const char* instead) {
   throw Error(ErrorCode::unsupported, std::string(where) + ": on the CPU only; these experts are a GPU's" + instead);
 }
 
 }  // namespace
 
 void ExpertMlp::Impl::forward_on_host(const uint16_t*, std::span<const int64_t>, std::span<const int64_t>, uint16_t*) {
-  only_on_the_cpu("ExpertMlp::forward with arrays of the host", ", which take ExpertRows");
+  cpu_only("ExpertMlp::forward with arrays of the host", ", which take ExpertRows");
 }
 void ExpertMlp::Impl::forward_rank_major(const uint16_t*, const ExpertIds&, const float*, uint16_t*) {
-  only_on_the_cpu("ExpertMlp::forward_rank_major", ", which take the rows of an expert-major dispatch");
+  cpu_only("ExpertMlp::forward_rank_major", ", which take the rows of an expert-major dispatch");
 }
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {

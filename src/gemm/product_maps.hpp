@@ -74,9 +74,9 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// In boxes of up to `most` rows of a tile, a multiple of kRowStep.
-  void set_rows(GroupedParams& to, const void* data, int64_t rows, int most) const {
-    for (uint32_t step = 1; step <= static_cast<uint32_t>(most / kRowStep); ++step) {
+  /// In boxes of up to `max` rows of a tile, a multiple of kRowStep.
+  void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
+    for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],
                {data,
                 map_element(type),

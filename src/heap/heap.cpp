@@ -67,27 +67,27 @@ void check_memory(int world, uint64_t needed, uint64_t available, const std::str
 }
 
 /// The size of a rank's request, and the rank's estimate of available memory.
-struct Claim {
+struct Proposal {
   uint64_t bytes;
   uint64_t available;
   char limit[112];
 };
 
 /// Gathers the claims of all ranks before any rank allocates. Throws alike on all of them if a host has too little memory.
-std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
+std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
-  Claim mine = {bytes, available.bytes, {}};
+  Proposal mine = {bytes, available.bytes, {}};
   std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
-  std::vector<Claim> all(static_cast<size_t>(bootstrap.world()));
+  std::vector<Proposal> all(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
   for (int host = 0; host < bootstrap.host_map().hosts(); ++host) {
     const std::vector<int>& ranks = bootstrap.host_map().ranks_of(host);
-    Claim* least = &all[static_cast<size_t>(ranks.front())];
+    Proposal* least = &all[static_cast<size_t>(ranks.front())];
     uint64_t needed = 0;
     for (const int r : ranks) {
-      Claim& claim = all[static_cast<size_t>(r)];
-      needed += claim.bytes;
-      if (claim.available < least->available) least = &claim;
+      Proposal& proposal = all[static_cast<size_t>(r)];
+      needed += proposal.bytes;
+      if (proposal.available < least->available) least = &proposal;
     }
     least->limit[sizeof least->limit - 1] = '\0';
     check_memory(static_cast<int>(ranks.size()), needed, least->available, least->limit);
@@ -153,7 +153,7 @@ void MappedHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
     if (!asleep_) throw Error(ErrorCode::invalid_argument, "wake: the heap does not sleep");
     for (const Range& range : away_) bytes += range.second;
   });
-  (void)agree_on_room(bootstrap, bytes, deadline);
+  (void)agree_on_memory(bootstrap, bytes, deadline);
   try {
     run_step(bootstrap, deadline, kSubject, [&] {
       for (const auto& [offset, length] : away_) mine().commit(offset, length);
@@ -178,11 +178,11 @@ std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_
   const Deadline deadline(budget);
   size_t segment_bytes = 0;
   run_step(bootstrap, deadline, kSubject, [&] { segment_bytes = checked_segment_bytes(bytes); });
-  const std::vector<Claim> claims = agree_on_room(bootstrap, segment_bytes, deadline);
-  for (size_t r = 0; r < claims.size(); ++r) {
-    if (claims[r].bytes == claims[0].bytes) continue;
-    throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(claims[0].bytes) + " and rank " +
-                                         std::to_string(r) + " for " + std::to_string(claims[r].bytes) +
+  const std::vector<Proposal> proposals = agree_on_memory(bootstrap, segment_bytes, deadline);
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    if (proposals[r].bytes == proposals[0].bytes) continue;
+    throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(proposals[0].bytes) +
+                                         " and rank " + std::to_string(r) + " for " + std::to_string(proposals[r].bytes) +
                                          "; all ranks must pass the same size");
   }
   Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)

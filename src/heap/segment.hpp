@@ -51,11 +51,11 @@ size_t page_bytes();
 
 /// Calls step(offset, bytes), which returns 0 or an errno, for consecutive parts of [0, bytes). A signal may undo the progress
 /// of a system call (EINTR), and a profiler's timer sends them periodically: the size of the parts is halved each time, down to
-/// a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in kMostInterrupts
+/// a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in kMaxInterrupts
 /// calls.
 template <class Step>
 int in_parts(size_t bytes, const Step& step) {
-  constexpr int kMostInterrupts = 10'000;
+  constexpr int kMaxInterrupts = 10'000;
   size_t part = bytes;
   int interrupts = 0;
   for (size_t done = 0; done < bytes;) {
@@ -66,7 +66,7 @@ int in_parts(size_t bytes, const Step& step) {
       interrupts = 0;
       continue;
     }
-    if (error != EINTR || ++interrupts > kMostInterrupts) return error;
+    if (error != EINTR || ++interrupts > kMaxInterrupts) return error;
     part = std::max(page_bytes(), now / 2 / page_bytes() * page_bytes());
   }
   return 0;

@@ -49,7 +49,7 @@ class LayerForm {
 /// A rank's experts in a layer of separate calls, by weight set.
 class LayerExperts {
  public:
-  LayerExperts(ExpertMlp first, int most_sms) : num_sms(most_sms) { sets_.emplace(next_++, std::move(first)); }
+  LayerExperts(ExpertMlp first, int max_sms) : num_sms(max_sms) { sets_.emplace(next_++, std::move(first)); }
 
   const int num_sms;  ///< CUDA: maximum multiprocessors of a product, unless a call sets it; 0: all
   ExpertMlp& of(int set) { return sets_.at(set); }

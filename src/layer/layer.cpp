@@ -23,7 +23,7 @@ using detail::LayerSetup;
 
 /// A rank's message to its peers in a construction.
 struct Share {
-  detail::AgreedClaim agreed;
+  detail::AgreedProposal agreed;
   GpuPlace place;
 };
 
@@ -31,9 +31,9 @@ struct Share {
 /// multiprocessors while they wait for this rank's next step, and a product ends only when all its blocks have run.
 int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const GroupOptions& options) {
   const auto here = std::count_if(all.begin(), all.end(), [&](const Share& share) { return share.place.uuid == mine.uuid; });
-  int most = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
-  if (options.num_sms > 0) most = most > 0 ? std::min(most, options.num_sms) : options.num_sms;
-  return std::min(most, mine.multiprocessors);
+  int max = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
+  if (options.num_sms > 0) max = max > 0 ? std::min(max, options.num_sms) : options.num_sms;
+  return std::min(max, mine.multiprocessors);
 }
 
 /// CPU. Local.
@@ -61,7 +61,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
     if (wanted.form == MoeForm::automatic && group.hosts() > 1) wanted.form = MoeForm::separate;  // one kernel needs one host
     setup = detail::set_up(wanted, group.size(), backend);
     fields = setup.agreed_fields();
-    mine.agreed = detail::AgreedClaim(kClass, fields);
+    mine.agreed = detail::AgreedProposal(kClass, fields);
     if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
     setup.gpu = mine.place.device;
     const CurrentGpu current(setup.gpu);
@@ -75,7 +75,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   };
   group.agree(kClass, prepare, &mine, sizeof mine, all.data());
   const auto differs =
-      detail::find_difference(fields, all.size(), [&](size_t r) -> const detail::AgreedClaim& { return all[r].agreed; });
+      detail::find_difference(fields, all.size(), [&](size_t r) -> const detail::AgreedProposal& { return all[r].agreed; });
   if (!differs.text.empty()) throw Error(ErrorCode::mismatch, differs.text, differs.field != nullptr ? differs.field : "");
   if (setup.config.form == MoeForm::fused)
     return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));

@@ -32,9 +32,9 @@ void check_sizes(const MoeLayerConfig& c, int world) {
   if (world < 1 || world > kMaxRanks)
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]", "world");
-  constexpr int64_t kMostColumns = int64_t{1} << 24;
-  check_range("hidden", c.hidden, 1, kMostColumns);
-  check_range("intermediate", c.intermediate, 1, kMostColumns);
+  constexpr int64_t kMaxColumns = int64_t{1} << 24;
+  check_range("hidden", c.hidden, 1, kMaxColumns);
+  check_range("intermediate", c.intermediate, 1, kMaxColumns);
   check_range("num_experts", c.num_experts, 1, 1 << 20);
   check_range("topk", c.topk, 1, kMaxTopk);
   check_range("max_tokens", c.max_tokens, 0, int64_t{1} << 26);
@@ -102,8 +102,8 @@ int LayerSetup::experts_of(int rank) const {
 NormalConfig LayerSetup::normal() const {
   NormalConfig c = expert_major(config);
   const auto left_out = static_cast<size_t>(most_rows(c, world) - rows());
-  const size_t usual = NormalExchange::memory_required(c, world, backend).pool_bytes;
-  c.pool_bytes = usual - 2 * left_out * row_bytes();  // received rows and returned rows
+  const size_t default_bytes = NormalExchange::memory_required(c, world, backend).pool_bytes;
+  c.pool_bytes = default_bytes - 2 * left_out * row_bytes();  // received rows and returned rows
   if (backend == Backend::cuda && config.captured) c.pool_bytes *= 2;
   return c;
 }
@@ -140,8 +140,8 @@ FusedMoeConfig LayerSetup::fused() const {
 
 int64_t LayerSetup::rows() const {
   if (config.exchange == MoeExchange::low_latency) return experts_of(0) * config.max_tokens * world;
-  const int64_t most = most_rows(expert_major(config), world);
-  return config.capacity > 0 ? std::min(config.capacity, most) : most;
+  const int64_t max = most_rows(expert_major(config), world);
+  return config.capacity > 0 ? std::min(config.capacity, max) : max;
 }
 
 ExpertOptions LayerSetup::expert_options() const {

@@ -60,7 +60,7 @@ struct CountsHead {
 /// call.
 struct ControlLayout {
   static constexpr int64_t kLine = 64;
-  static constexpr int kMostChunks = kLine / 8;  ///< words of a flag's line
+  static constexpr int kMaxChunks = kLine / 8;  ///< words of a flag's line
 
   uint64_t base = 0;  ///< heap offset
   int world = 1;

@@ -19,8 +19,8 @@ struct FusedLayout {
   int64_t x_bytes = row_bytes;  ///< of a token as it is sent
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
-  SWITCHYARD_FN int64_t told_at() const { return control().bytes(); }
-  SWITCHYARD_FN int64_t returned_at() const { return told_at() + round_up(int64_t{world} * 8, 128); }
+  SWITCHYARD_FN int64_t announced_at() const { return control().bytes(); }
+  SWITCHYARD_FN int64_t returned_at() const { return announced_at() + round_up(int64_t{world} * 8, 128); }
   SWITCHYARD_FN int64_t flags_bytes() const { return returned_at() + round_up(tokens * topk * 8, 128); }
   SWITCHYARD_FN int64_t source_at() const { return flags_bytes(); }
   SWITCHYARD_FN int64_t places_at() const { return source_at() + round_up(rows * 8, 128); }
@@ -29,7 +29,7 @@ struct FusedLayout {
   SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
 
   /// Rank `writer` has announced the destinations of its tokens, which are at x().
-  SWITCHYARD_FN SymPtr<uint64_t> told(int writer) const { return at<uint64_t>(told_at()) + writer; }
+  SWITCHYARD_FN SymPtr<uint64_t> announced(int writer) const { return at<uint64_t>(announced_at()) + writer; }
   /// The output of route f of the reader's tokens is in its inbox or, if the expert is local, in its outputs.
   SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t f) const { return at<uint64_t>(returned_at()) + f; }
   /// pack_source of a row of the rank's experts, written by its source.
@@ -54,7 +54,7 @@ struct FusedParts {
 
 /// Counters of this rank only; 0 between calls.
 struct FusedCounters {
-  uint64_t stagings, tellings, told, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel
+  uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel
 };
 
 /// Memory of this rank only. Flags hold the word of the call: epochs, never reset.

@@ -49,7 +49,7 @@ struct HeapHeader {
 
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by any rank, never cleared
   uint64_t left_ranks;  ///< bit r: rank r has left, and delivers nothing beyond data already here; set by rank r. Host memory
-  uint64_t left_ns;     ///< time when this rank left, on the reader's clock; a rank of another host only (kUnderWayNs)
+  uint64_t left_ns;     ///< time when this rank left, on the reader's clock; a rank of another host only (kInFlightNs)
   /// This rank's calls, which its peers compare with their own: the number of calls so far, and the words of the last of them
   /// (next_call_word), number n at n % kCallsKept. Written only by this rank, when it enters a call.
   alignas(64) uint64_t num_calls;
@@ -57,7 +57,7 @@ struct HeapHeader {
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
 /// Time that data from a rank of another host may still be in flight after the report that it left, which takes another path.
-inline constexpr uint64_t kUnderWayNs = 1'000'000'000;
+inline constexpr uint64_t kInFlightNs = 1'000'000'000;
 static_assert(sizeof(HeapHeader) <= kHeapHeaderBytes);
 
 /// {number:16, all calls before:24 (a hash), object:16, operation:8} of the collective call that follows `last`; numbers count

@@ -18,7 +18,7 @@ inline constexpr int kNumSites = 0
 #define SWITCHYARD_SITE(name) +1
 #include "layout/sites.def"
     ;
-static_assert(kNumSites <= kMostSites && Site::returned == kSentinelSite);
+static_assert(kNumSites <= kMaxSites && Site::returned == kSentinelSite);
 
 /// Number of flags in the control region, which are the first ones.
 inline constexpr int kNumControlSites = 0

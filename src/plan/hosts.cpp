@@ -22,9 +22,10 @@ void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_
   }
 }
 
-int rows_back(const BackTables& token, RowsBack rows, int topk, const ExpertMap& map, std::span<const int> host_of, int host) {
+int count_returned_rows(const BackTables& token, ReturnKind rows, int topk, const ExpertMap& map, std::span<const int> host_of,
+                        int host) {
   int kept = 0;
-  if (rows == RowsBack::per_route) {
+  if (rows == ReturnKind::per_route) {
     for (int k = 0; k < topk; ++k)
       kept += token.route_row[k] >= 0 && host_of[static_cast<size_t>(map.owner(token.ids[k]))] == host ? 1 : 0;
     return kept;
@@ -33,7 +34,7 @@ int rows_back(const BackTables& token, RowsBack rows, int topk, const ExpertMap&
     const SendEntry& e = token.entries[i];
     kept += e.rank >= 0 && e.row >= 0 && host_of[static_cast<size_t>(e.rank)] == host ? 1 : 0;
   }
-  return rows == RowsBack::per_host ? std::min(kept, 1) : kept;
+  return rows == ReturnKind::per_host ? std::min(kept, 1) : kept;
 }
 
 }  // namespace switchyard::detail

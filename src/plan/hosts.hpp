@@ -39,7 +39,7 @@ void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_
                   std::vector<std::vector<int32_t>>& leaving);
 
 /// Which rows a host returns for a token.
-enum class RowsBack : uint8_t {
+enum class ReturnKind : uint8_t {
   per_rank,   ///< one per rank there that keeps a row of it
   per_route,  ///< one per kept route there
   per_host,   ///< one, if any is kept there
@@ -51,6 +51,7 @@ struct BackTables {
   const int32_t* ids = nullptr;        ///< [K] of token t
   const int32_t* route_row = nullptr;  ///< [K] of token t
 };
-int rows_back(const BackTables& token, RowsBack rows, int topk, const ExpertMap& map, std::span<const int> host_of, int host);
+int count_returned_rows(const BackTables& token, ReturnKind rows, int topk, const ExpertMap& map, std::span<const int> host_of,
+                        int host);
 
 }  // namespace switchyard::detail

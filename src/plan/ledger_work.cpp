@@ -52,7 +52,7 @@ LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, 
   return work;
 }
 
-int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes) {
+int64_t max_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes) {
   return routes / rows_per_chunk(row_bytes, chunk_bytes) + int64_t{world} * experts_here;
 }
 

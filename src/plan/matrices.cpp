@@ -15,8 +15,8 @@ namespace {
 int64_t kept_tokens(const HandleData& h, int source, int dest) {
   const int64_t sent = h.counts.d(source, dest);
   if (h.layout == Layout::expert_major) return sent;
-  const int64_t room = h.counts.capacity[idx(dest)] - h.counts.touching_before(source, dest);
-  return std::clamp<int64_t>(room, 0, sent);
+  const int64_t capacity_left = h.counts.capacity[idx(dest)] - h.counts.touching_before(source, dest);
+  return std::clamp<int64_t>(capacity_left, 0, sent);
 }
 
 void fill_rank_prefix(const HandleData& h, DispatchMatrices& m) {
@@ -95,10 +95,10 @@ bool dropped_at_capacity(const HandleData& h) {
 }
 
 DispatchMatrices make_matrices(const HandleData& h, int num_channels) {
-  constexpr int kMostChannels = 1 << 20;
-  if (num_channels < 1 || num_channels > kMostChannels) {
+  constexpr int kMaxChannels = 1 << 20;
+  if (num_channels < 1 || num_channels > kMaxChannels) {
     throw Error(ErrorCode::invalid_argument,
-                "num_channels is " + std::to_string(num_channels) + "; allowed: 1 to " + std::to_string(kMostChannels));
+                "num_channels is " + std::to_string(num_channels) + "; allowed: 1 to " + std::to_string(kMaxChannels));
   }
   if (h.layout == Layout::expert_major && dropped_at_capacity(h)) {
     throw Error(ErrorCode::unsupported, "matrices of an expert-major dispatch that dropped routes at capacity");

@@ -53,9 +53,9 @@ int64_t GatheredCounts::touching_before(int source, int dest) const {
 
 void GatheredCounts::expert_first_rows(int alignment, int dest, std::vector<int64_t>& out) const {
   const ExpertMap map{experts, world};
-  const int here = map.count(dest), first = map.first(dest);
-  out.assign(idx(here + 1), 0);
-  for (int el = 0; el < here; ++el) {
+  const int local_experts = map.count(dest), first = map.first(dest);
+  out.assign(idx(local_experts + 1), 0);
+  for (int el = 0; el < local_experts; ++el) {
     int64_t count = 0;
     for (int r = 0; r < world; ++r) count += s(r, first + el);
     out[idx(el + 1)] = out[idx(el)] + round_up(count, alignment);
@@ -146,10 +146,10 @@ void build_owner_side(const LocalPlan& local, HandleData& h) {
   h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
   place_routes(local, h);
   list_sends(local, h);
-  place_rows_here(h);
+  place_local_rows(h);
 }
 
-void place_rows_here(HandleData& h) {
+void place_local_rows(HandleData& h) {
   const int64_t capacity = h.counts.capacity[idx(h.rank)];
   h.first_row.clear();
   if (h.layout == Layout::expert_major) h.counts.expert_first_rows(h.alignment, h.rank, h.first_row);
@@ -210,23 +210,24 @@ void fill_rows_from_records(HandleData& h) {
 
 /// Rank-major: kept routes per (source, local expert), counted from the received records. Expert-major: from the segments.
 void count_kept(HandleData& h, std::vector<int64_t>& kept) {
-  const int here = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
-  kept.assign(idx(world) * idx(here), 0);
+  const int local_experts = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
+  kept.assign(idx(world) * idx(local_experts), 0);
   if (h.layout == Layout::rank_major) {
     int64_t record = 0;
     for (int source = 0; source < world; ++source)
       for (int64_t end = std::min(record + h.counts.d(source, h.rank), h.num_records); record < end; ++record)
         for (int k = 0; k < h.topk; ++k)
-          if (const int32_t el = h.record_route[idx(record * h.topk + k)]; el >= 0) ++kept[idx(source) * idx(here) + idx(el)];
+          if (const int32_t el = h.record_route[idx(record * h.topk + k)]; el >= 0)
+            ++kept[idx(source) * idx(local_experts) + idx(el)];
     return;
   }
   std::vector<int64_t> starts;
   h.counts.expert_first_rows(h.alignment, h.rank, starts);
-  for (int el = 0; el < here; ++el) {
+  for (int el = 0; el < local_experts; ++el) {
     int64_t row = starts[idx(el)];
     for (int source = 0; source < world; ++source) {
       const int64_t count = h.counts.s(source, first + el);
-      kept[idx(source) * idx(here) + idx(el)] = kept_of(row, count, h.rows);
+      kept[idx(source) * idx(local_experts) + idx(el)] = kept_of(row, count, h.rows);
       row += count;
     }
   }
@@ -235,18 +236,18 @@ void count_kept(HandleData& h, std::vector<int64_t>& kept) {
 }  // namespace
 
 void build_receiver_side(HandleData& h) {
-  const int here = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
+  const int local_experts = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
   if (h.layout == Layout::expert_major) fill_rows_from_records(h);
   std::vector<int64_t> kept;
   count_kept(h, kept);
-  h.kept_per_expert.assign(idx(here), 0);
-  h.aligned_per_expert.assign(idx(here), 0);
-  h.dropped_here.assign(h.reports_drops ? idx(world) * idx(here) : 0, 0);
-  for (int el = 0; el < here; ++el) {
+  h.kept_per_expert.assign(idx(local_experts), 0);
+  h.aligned_per_expert.assign(idx(local_experts), 0);
+  h.local_dropped.assign(h.reports_drops ? idx(world) * idx(local_experts) : 0, 0);
+  for (int el = 0; el < local_experts; ++el) {
     for (int source = 0; source < world; ++source) {
-      const size_t at = idx(source) * idx(here) + idx(el);
+      const size_t at = idx(source) * idx(local_experts) + idx(el);
       h.kept_per_expert[idx(el)] += kept[at];
-      if (h.reports_drops) h.dropped_here[at] = h.counts.s(source, first + el) - kept[at];
+      if (h.reports_drops) h.local_dropped[at] = h.counts.s(source, first + el) - kept[at];
     }
     const int64_t count = h.kept_per_expert[idx(el)];
     h.aligned_per_expert[idx(el)] = h.layout == Layout::expert_major

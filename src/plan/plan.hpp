@@ -99,7 +99,7 @@ struct HandleData {
   int64_t hidden = 0;
   uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls with handles compare it
   int64_t invalid_ids = 0;     ///< routes of this rank with ids that are neither -1 nor an expert
-  bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
+  bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `local_dropped` have their full length
   GatheredCounts counts;
   ExpertMap map;
 
@@ -125,7 +125,7 @@ struct HandleData {
   std::vector<int64_t> first_row;     ///< expert-major: [experts here]
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
-  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
+  std::vector<int64_t> local_dropped;       ///< [W * experts here], empty unless reports_drops
 
   std::shared_ptr<HostTables> hosts;  ///< traffic between hosts (plan/hosts.hpp); null: none possible, or deserialized
 };
@@ -139,7 +139,7 @@ inline const HandleData& host_data(const HandleData& h) { return h.device ? h.de
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
 /// The receiver's part of build_owner_side(): `rows`, `num_records` and `first_row`, from the counts.
-void place_rows_here(HandleData& h);
+void place_local_rows(HandleData& h);
 
 /// [W + 1] kept records of this rank by source.
 std::vector<int64_t> record_ranges(const HandleData& h);
@@ -147,7 +147,7 @@ std::vector<int64_t> record_ranges(const HandleData& h);
 std::vector<int64_t> padding_ranges(const HandleData& h);
 
 /// After all records have arrived (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
-/// aligned_per_expert and dropped_here. O(records * K).
+/// aligned_per_expert and local_dropped. O(records * K).
 void build_receiver_side(HandleData& h);
 
 }  // namespace switchyard::detail

@@ -204,8 +204,8 @@ class OwnerSide {
     require(missing == std::count(h_.dropped.begin(), h_.dropped.end(), 1), "dropped disagrees with the routes per expert");
     for (int d = 0; d < c.world; ++d) {
       const int64_t before = c.touching_before(h_.rank, d);
-      const int64_t room = kept_of(before, c.d(h_.rank, d), c.capacity[idx(d)]);
-      const int64_t sent = h_.layout == Layout::rank_major ? room : c.d(h_.rank, d);
+      const int64_t capacity_left = kept_of(before, c.d(h_.rank, d), c.capacity[idx(d)]);
+      const int64_t sent = h_.layout == Layout::rank_major ? capacity_left : c.d(h_.rank, d);
       require(records_[idx(d)] == before + sent, "ids disagree with the tokens per rank");
       const bool cut = c.rows_needed(h_.layout, h_.alignment, d) > c.capacity[idx(d)];
       for (int e = h_.map.first(d); e < h_.map.first(d) + h_.map.count(d); ++e) {
@@ -288,7 +288,7 @@ void read_owner_side(Reader& in, HandleData& h) {
 /// One record of `source`: its routes name experts (rank-major) or rows (expert-major; the rows of each segment are in order).
 void check_record(const HandleData& h, int64_t record, int source, const std::vector<int64_t>& starts,
                   std::vector<int64_t>& next) {
-  const int here = h.map.count(h.rank);
+  const int local_experts = h.map.count(h.rank);
   bool any = false;
   for (int k = 0; k < h.topk; ++k) {
     const size_t at = idx(record * h.topk + k);
@@ -304,7 +304,7 @@ void check_record(const HandleData& h, int64_t record, int source, const std::ve
       require(route < h.rows, "a record's row lies beyond the rows");
       local_expert = static_cast<int>(std::upper_bound(starts.begin(), starts.end(), route) - starts.begin()) - 1;
     }
-    require(local_expert >= 0 && local_expert < here, "a record names an expert of another rank");
+    require(local_expert >= 0 && local_expert < local_experts, "a record names an expert of another rank");
     int64_t& n = next[idx(local_expert)];
     require(n < h.counts.s(source, h.map.first(h.rank) + local_expert), "more routes arrived than were counted");
     if (h.layout == Layout::expert_major) {
@@ -352,7 +352,7 @@ void require_tail(const std::vector<T>& v, int64_t begin, T value, const char* w
 }
 
 void read_receiver_side(Reader& in, HandleData& h) {
-  place_rows_here(h);
+  place_local_rows(h);
   require(h.rows_allocated >= h.rows, "fewer rows allocated than received");
   require(h.records_allocated >= h.num_records, "fewer records allocated than received");
   const bool same = h.layout == Layout::expert_major || h.records_allocated == h.rows_allocated;

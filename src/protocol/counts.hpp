@@ -39,7 +39,7 @@ SWITCHYARD_FN constexpr bool sends_counts(Operation operation) {
 
 /// True if rank `r`, whose `counts` flag is given, sends counts in this call; records the mismatch.
 template <class A>
-struct CountsCame {
+struct CountsArrived {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, const uint64_t* counts, int r) const {
     if (A::peek(counts) != call->word()) return false;
     return !record_mismatch<A>(w, *call, Site::placement, r);
@@ -53,13 +53,13 @@ struct CountsCame {
 template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   WarpSpan<A> span(w, call, site == Site::counts ? Event::wait_counts : Event::wait_placement, -1);
-  const auto strayed = [&](typename A::Warp& warp, int r) {
+  const auto diverged = [&](typename A::Warp& warp, int r) {
     return !sends_counts(call.operation) &&
-           A::out_of_line(warp, CountsCame<A>{}, &call,
+           A::out_of_line(warp, CountsArrived<A>{}, &call,
                           static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))), r);
   };
   return wait_ranks<A>(
-      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
+      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, diverged);
 }
 
 /// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts` flag.
@@ -105,10 +105,10 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
   } else {
     A::for_lanes(w, call.world(), [&](int r) {
       if (!is_mapped<A>(call.heap, r)) return;
-      Placement theirs_to_read = place;
-      if (distances != nullptr) theirs_to_read.rows += distances[r];
-      if (own_rows != nullptr && r == call.rank()) theirs_to_read.rows = *own_rows;
-      *call.heap.at(r, control.placement(call.epoch, call.rank())) = theirs_to_read;
+      Placement place_for_reader = place;
+      if (distances != nullptr) place_for_reader.rows += distances[r];
+      if (own_rows != nullptr && r == call.rank()) place_for_reader.rows = *own_rows;
+      *call.heap.at(r, control.placement(call.epoch, call.rank())) = place_for_reader;
     });
   }
   A::settle(w);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bounded wait of the protocols. Every wait for a rank in src/protocol uses it, so every one has a deadline, polls the
 // abort word, names its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
-// (src/exchange/fused/layer_room.cuh).
+// (src/exchange/fused/layer_storage.cuh).
 #pragma once
 
 #include "arch/bits.hpp"
@@ -72,7 +72,7 @@ SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call,
 /// True if rank `r` has made a different call than this rank. Applies where all ranks make the calls of a group in the same
 /// order.
 template <class A>
-SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
+SWITCHYARD_FN bool made_other_call(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
     const SymPtr<HeapHeader> header{0};
     const HeapHeader* const theirs = call.heap.base[r] != nullptr ? call.heap.at(r, header) : call.headers[r];
@@ -83,10 +83,10 @@ SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
 
 /// True if data that rank `r` delivered before it left may still be in flight.
 template <class A>
-SWITCHYARD_FN bool may_be_under_way(const CallContext& call, int r) {
+SWITCHYARD_FN bool may_be_in_flight(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
     if (call.heap.base[r] != nullptr) return false;  // on this host: its stores preceded its departure
-    return A::now_ns() - A::peek(&call.headers[r]->left_ns) < kUnderWayNs;
+    return A::now_ns() - A::peek(&call.headers[r]->left_ns) < kInFlightNs;
   }
   return false;
 }
@@ -102,7 +102,7 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
     if (word != 0) return word;
   }
   const uint64_t left = A::template load_acquire<Scope::system>(call->left_ranks, Site::none);
-  if ((left >> awaited & 1) == 0 || may_be_under_way<A>(*call, awaited)) return 0;
+  if ((left >> awaited & 1) == 0 || may_be_in_flight<A>(*call, awaited)) return 0;
   return make_left_word(awaited, static_cast<int>(ErrorCode::system));
 }
 
@@ -113,7 +113,7 @@ struct DeadlineCheck {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
     const uint64_t waited = A::now_ns() - start;
     return find_end<A>(call, awaited, !call->host_abort_word || asks_host(looks, w.index(), w.total())) == 0 &&
-           static_cast<int64_t>(waited - call->timeout_ns) < 0 && !called_otherwise<A>(*call, awaited);
+           static_cast<int64_t>(waited - call->timeout_ns) < 0 && !made_other_call<A>(*call, awaited);
   }
 };
 
@@ -124,7 +124,7 @@ struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
                                 uint64_t expected, int awaited, uint64_t start) const {
     const uint64_t abort = find_end<A>(call, awaited, true);
-    if (abort == 0 && called_otherwise<A>(*call, awaited)) return record_mismatch<A>(w, *call, site, awaited);
+    if (abort == 0 && made_other_call<A>(*call, awaited)) return record_mismatch<A>(w, *call, site, awaited);
     const uint64_t waited = A::now_ns() - start;
     if (abort == 0 && static_cast<int64_t>(waited - call->timeout_ns) < 0) return true;
     FaultRecord fault;
@@ -204,10 +204,10 @@ class WaitClock {
   SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
                                   uint64_t expected) {
     A::pause(w, polls_++);
-    if (!looks_around()) return true;
+    if (!is_check_due()) return true;
     if ((polls_ & kEnding) == 0) {
       if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
-      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_ / kPollsPerLook)) polls_ |= kEnding;
+      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_ / kPollsPerCheck)) polls_ |= kEnding;
       return true;
     }
     polls_ &= ~kEnding;
@@ -218,13 +218,13 @@ class WaitClock {
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
   /// Query after keep_waiting(): true once in sixteen polls, when keep_waiting() also ran its other checks.
-  SWITCHYARD_FN bool looks_around() const { return polls_ % kPollsPerLook == 0; }
+  SWITCHYARD_FN bool is_check_due() const { return polls_ % kPollsPerCheck == 0; }
   /// Nanoseconds since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;
-  static constexpr int kPollsPerLook = 16;
+  static constexpr int kPollsPerCheck = 16;
   // The poll count at which a long wait starts, so that it sleeps between polls.
   static constexpr int kPollsOfLongWait = 1 << 16;
   static constexpr int kManyPolls = 1 << 23;  // the count wraps here; pauses between polls are at their longest
@@ -234,8 +234,8 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Default for `strayed` of wait_for: no check beyond those of DeadlineCheck.
-struct NoOtherSign {
+/// Default for `diverged` of wait_for: no check beyond those of DeadlineCheck.
+struct NeverDiverged {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&, int) const {
     return false;
@@ -246,17 +246,17 @@ struct NoOtherSign {
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller must return
 /// without touching shared data.
 /// `span` covers the wait in a trace: the caller has opened it, and if a wait was needed its argument becomes the last awaited
-/// rank. `strayed(w, rank)` is called now and then; it returns true if the awaited rank makes a different call, which it has
+/// rank. `diverged(w, rank)` is called now and then; it returns true if the awaited rank makes a different call, which it has
 /// then recorded.
-template <class A, class Flag, class Writer, class Strayed = NoOtherSign>
+template <class A, class Flag, class Writer, class Diverged = NeverDiverged>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
-                            Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Strayed& strayed = {}) {
+                            Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Diverged& diverged = {}) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
   WaitClock<A> clock(writer(missing), wait);
   while (true) {
     if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
-    if (clock.looks_around() && strayed(w, clock.awaited())) return false;
+    if (clock.is_check_due() && diverged(w, clock.awaited())) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
     if (missing < 0) {
       span.set_arg(clock.awaited());
@@ -268,11 +268,11 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 }
 
 /// Waits until the flags of all ranks, flag(r) written by rank r, have reached this call.
-template <class A, class Flag, class Strayed = NoOtherSign>
+template <class A, class Flag, class Diverged = NeverDiverged>
 SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>& span,
-                              const Strayed& strayed = {}) {
+                              const Diverged& diverged = {}) {
   return wait_for<A>(
-      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);
+      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, diverged);
 }
 
 /// Counts the `warps` warps of this rank that have finished a phase. Returns true to the last one. That warp is ordered after

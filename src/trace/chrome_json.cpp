@@ -45,8 +45,8 @@ std::string json_quoted(std::string_view text) {
 /// nanosecond prevents that.
 std::string micros(uint64_t ns) {
   char buffer[40];
-  const bool falls_short = static_cast<uint64_t>(static_cast<double>(ns) / 1000.0 * 1000.0) < ns;
-  std::snprintf(buffer, sizeof buffer, "%" PRIu64 ".%03" PRIu64 "%s", ns / 1000, ns % 1000, falls_short ? "1" : "");
+  const bool rounds_down = static_cast<uint64_t>(static_cast<double>(ns) / 1000.0 * 1000.0) < ns;
+  std::snprintf(buffer, sizeof buffer, "%" PRIu64 ".%03" PRIu64 "%s", ns / 1000, ns % 1000, rounds_down ? "1" : "");
   return buffer;
 }
 
@@ -86,7 +86,7 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
 }
 
 /// False for user events, which have no row in the event table.
-bool is_event_of_the_library(const PlacedRecord& p) { return p.record.event < static_cast<uint16_t>(Event::count_of_events); }
+bool is_library_event(const PlacedRecord& p) { return p.record.event < static_cast<uint16_t>(Event::count_of_events); }
 
 /// The kinds of spans that end a wait of this kind; the last of them did.
 std::initializer_list<Event> causes_of(Event wait) {
@@ -182,7 +182,7 @@ void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;
   for (const PlacedRecord& p : all) {
-    if (p.record.kind == RecordKind::span && is_event_of_the_library(p)) causes[{p.rank, p.record.event}].push_back(&p);
+    if (p.record.kind == RecordKind::span && is_library_event(p)) causes[{p.rank, p.record.event}].push_back(&p);
   }
   for (auto& [key, spans] : causes) {
     std::sort(spans.begin(), spans.end(), [](const auto* a, const auto* b) { return signal_ns(*a) < signal_ns(*b); });
@@ -190,7 +190,7 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   int id = 0;
   for (const PlacedRecord& wait : all) {
     if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
-    if (!is_event_of_the_library(wait) || wait.record.end_ns < wait.record.begin_ns + kInsideNs) continue;
+    if (!is_library_event(wait) || wait.record.end_ns < wait.record.begin_ns + kInsideNs) continue;
     const uint64_t marker = wait.record.end_ns - kInsideNs;
     const uint64_t latest = marker > 1 ? marker - 2 : 0;  // begins before the marker, also when rounded
     const PlacedRecord* const cause =

@@ -73,9 +73,10 @@ void append_calls(Tracer& tracer, Launches launches, const HostTime& host) {
 }  // namespace
 
 HostTime::HostTime(const TimerReading& first, const TimerReading& last)
-    : at_(last.way_ns <= first.way_ns ? last : first), error_ns_((std::max(first.way_ns, last.way_ns) + 1) / 2) {
+    : at_(last.round_trip_ns <= first.round_trip_ns ? last : first),
+      error_ns_((std::max(first.round_trip_ns, last.round_trip_ns) + 1) / 2) {
   const int64_t drift = last.host_minus_timer - first.host_minus_timer;
-  if (last.timer_ns > first.timer_ns && last.timer_ns - first.timer_ns > kReadingsApartNs) {
+  if (last.timer_ns > first.timer_ns && last.timer_ns - first.timer_ns > kMinReadingIntervalNs) {
     slope_ = static_cast<double>(drift) / static_cast<double>(last.timer_ns - first.timer_ns);
   } else if (drift != 0) {
     error_ns_ += static_cast<uint64_t>(drift < 0 ? -drift : drift);

@@ -49,15 +49,15 @@ struct DeviceTrace {
 struct TimerReading {
   uint64_t timer_ns = 0;
   int64_t host_minus_timer = 0;  ///< this host's steady clock minus the timer, at the middle of the round trip
-  uint64_t way_ns = 0;           ///< its duration: the difference is within half of it
+  uint64_t round_trip_ns = 0;    ///< its duration: the difference is within half of it
 };
 
 /// Converts a GPU's global timer to host time, from one reading before and one after a recording, because the two clocks drift
-/// apart. Readings more than kReadingsApartNs apart are connected by a line. For closer readings the slope would be dominated
-/// by their error, so one difference is used for all times: that of the shorter round trip.
+/// apart. Readings more than kMinReadingIntervalNs apart are connected by a line. For closer readings the slope would be
+/// dominated by their error, so one difference is used for all times: that of the shorter round trip.
 class HostTime {
  public:
-  static constexpr uint64_t kReadingsApartNs = 100'000'000;
+  static constexpr uint64_t kMinReadingIntervalNs = 100'000'000;
 
   explicit HostTime(const TimerReading& only) : HostTime(only, only) {}
   HostTime(const TimerReading& first, const TimerReading& last);

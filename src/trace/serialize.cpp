@@ -87,38 +87,38 @@ void Trace::merge(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
   Reader in(bytes);
   if (in.get<uint64_t>() != kMagic) damaged("the bytes were not made by Trace::serialize");
-  const int32_t world_there = in.get<int32_t>();
+  const int32_t file_world = in.get<int32_t>();
   const int32_t rank = in.get<int32_t>();
   const int32_t blocks = in.get<int32_t>();
   const int32_t warps = in.get<int32_t>();
-  if (world_there != world() || blocks != impl.options.num_blocks || warps != impl.options.num_warps) {
-    damaged("world, num_blocks, num_warps are " + std::to_string(world_there) + ", " + std::to_string(blocks) + ", " +
+  if (file_world != world() || blocks != impl.options.num_blocks || warps != impl.options.num_warps) {
+    damaged("world, num_blocks, num_warps are " + std::to_string(file_world) + ", " + std::to_string(blocks) + ", " +
             std::to_string(warps) + "; this Trace has " + std::to_string(world()) + ", " +
             std::to_string(impl.options.num_blocks) + ", " + std::to_string(impl.options.num_warps));
   }
-  if (rank < 0 || rank >= world_there)
-    damaged("rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(world_there - 1));
+  if (rank < 0 || rank >= file_world)
+    damaged("rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(file_world - 1));
   const uint64_t num_events = in.get<uint64_t>();
   if (num_events > 4096) damaged("number of own events is " + std::to_string(num_events) + "; allowed: up to 4096");
-  std::vector<uint16_t> event_here;
+  std::vector<uint16_t> own_events;
   for (uint64_t i = 0; i < num_events; ++i) {
     const std::string name = in.text();
-    event_here.push_back(event(name, in.text()));
+    own_events.push_back(event(name, in.text()));
   }
   constexpr auto kBuiltIn = static_cast<uint16_t>(detail::Event::count_of_events);
   detail::Tracer& tracer = impl.tracers[static_cast<size_t>(rank)];
   const uint64_t clock_error_ns = in.get<uint64_t>();
   std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been parsed
-  std::vector<uint64_t> lost_there;
+  std::vector<uint64_t> file_lost;
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
     const uint64_t size = in.get<uint64_t>();
-    lost_there.push_back(in.get<uint64_t>());
+    file_lost.push_back(in.get<uint64_t>());
     for (uint64_t i = 0; i < size; ++i) {
       auto record = in.get<detail::TraceRecord>();
       if (record.event >= kBuiltIn) {
-        if (size_t{record.event} - kBuiltIn >= event_here.size())
+        if (size_t{record.event} - kBuiltIn >= own_events.size())
           damaged("event " + std::to_string(record.event) + " has no name");
-        record.event = event_here[size_t{record.event} - kBuiltIn];
+        record.event = own_events[size_t{record.event} - kBuiltIn];
       }
       if (record.kind > detail::RecordKind::instant || record.in_ticks || record.end_ns < record.begin_ns)
         damaged("a record is not a record");
@@ -128,7 +128,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
   if (!in.empty()) damaged("bytes follow the last track");
   tracer.set_clock_error_ns(std::max(tracer.clock_error_ns(), clock_error_ns));
   for (const auto& [track, record] : records) tracer.append(track, record);
-  for (size_t i = 0; i < lost_there.size(); ++i) tracer.add_lost(static_cast<int>(i) + detail::kHostTrack, lost_there[i]);
+  for (size_t i = 0; i < file_lost.size(); ++i) tracer.add_lost(static_cast<int>(i) + detail::kHostTrack, file_lost[i]);
 }
 
 }  // namespace switchyard

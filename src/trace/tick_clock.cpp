@@ -5,8 +5,8 @@
 
 namespace switchyard::detail {
 
-void TickClock::add_latest(uint64_t ticks, uint64_t ns, uint64_t apart_ns) {
-  if (anchors_.size() > 1 && ns - anchors_.back().ns < apart_ns) anchors_.pop_back();
+void TickClock::add_latest(uint64_t ticks, uint64_t ns, uint64_t interval_ns) {
+  if (anchors_.size() > 1 && ns - anchors_.back().ns < interval_ns) anchors_.pop_back();
   anchors_.push_back({ticks, ns});
 }
 

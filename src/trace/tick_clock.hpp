@@ -12,9 +12,9 @@ namespace switchyard::detail {
 class TickClock {
  public:
   void add(uint64_t ticks, uint64_t ns) { anchors_.push_back({ticks, ns}); }
-  /// Adds an anchor later than all others. It replaces the previous one if that is less than `apart_ns` older and not the
+  /// Adds an anchor later than all others. It replaces the previous one if that is less than `interval_ns` older and not the
   /// first, because the error of an anchor must be small relative to the time between two.
-  void add_latest(uint64_t ticks, uint64_t ns, uint64_t apart_ns);
+  void add_latest(uint64_t ticks, uint64_t ns, uint64_t interval_ns);
   /// Call after the last add(): sorts the anchors and keeps one of each tick.
   void sort();
   /// Call after sort(). If false, ns() must not be called.

@@ -32,18 +32,18 @@ namespace {
 
 /// Reads both clocks eight times; returns the pair with the smallest gap.
 std::pair<uint64_t, uint64_t> ticks_and_ns() {
-  uint64_t best_way = std::numeric_limits<uint64_t>::max();
+  uint64_t best_round_trip = std::numeric_limits<uint64_t>::max();
   std::pair<uint64_t, uint64_t> best;
   for (int i = 0; i < 8; ++i) {
     const uint64_t before = Tracer::ticks(), ns = Tracer::now_ns(), after = Tracer::ticks();
-    if (after - before >= best_way) continue;
-    best_way = after - before;
-    best = {before + best_way / 2, ns};
+    if (after - before >= best_round_trip) continue;
+    best_round_trip = after - before;
+    best = {before + best_round_trip / 2, ns};
   }
   return best;
 }
 
-constexpr uint64_t kAnchorsApartNs = 1'000'000;
+constexpr uint64_t kAnchorIntervalNs = 1'000'000;
 
 /// True if the kernel uses the counter for timekeeping. It first checks the counter against other clocks, and stops using it if
 /// it differs between cores.
@@ -62,7 +62,7 @@ bool kernel_counts_ticks() {
 void ClockAnchors::add() {
   const std::lock_guard lock(mutex_);
   const auto [ticks, ns] = ticks_and_ns();
-  anchors_.add_latest(ticks, ns, kAnchorsApartNs);
+  anchors_.add_latest(ticks, ns, kAnchorIntervalNs);
 }
 
 TickClock ClockAnchors::clock() const {
@@ -72,7 +72,7 @@ TickClock ClockAnchors::clock() const {
     clock = anchors_;
   }
   const auto [ticks, ns] = ticks_and_ns();
-  clock.add_latest(ticks, ns, kAnchorsApartNs);
+  clock.add_latest(ticks, ns, kAnchorIntervalNs);
   clock.sort();
   return clock;
 }
@@ -220,9 +220,9 @@ uint64_t Trace::lost() const {
 }
 
 uint64_t Trace::clock_error_ns() const {
-  uint64_t most = 0;
-  for (const Tracer& tracer : impl_->tracers) most = std::max(most, tracer.clock_error_ns());
-  return most;
+  uint64_t max = 0;
+  for (const Tracer& tracer : impl_->tracers) max = std::max(max, tracer.clock_error_ns());
+  return max;
 }
 
 std::vector<TracePhase> Trace::summary() const {

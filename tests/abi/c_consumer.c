@@ -19,7 +19,7 @@ static int32_t first_of(int rank) { return rank == 0 ? 0 : 2; }
 static int32_t experts_of(int rank) { return rank == 0 ? 2 : 1; }
 static float value(int rank, int64_t token, int column) { return (float)(100 * rank + 10 * (int)token + column); }
 static float weight(int rank, int64_t token, int k) { return (float)(1 + rank + 2 * (int)token + 4 * k) * 0.25f; }
-static int goes_to(int source, int64_t token, int rank) {
+static int is_sent_to(int source, int64_t token, int rank) {
   return owner(kIds[source][token][0]) == rank || owner(kIds[source][token][1]) == rank;
 }
 
@@ -92,7 +92,7 @@ static void check_rank_major(const sy_dispatched_view* v, int rank, float offset
   int64_t row = 0;
   for (int s = 0; s < kWorld; ++s)
     for (int64_t t = 0; t < kTokens[s]; ++t) {
-      if (!goes_to(s, t, rank)) continue;
+      if (!is_sent_to(s, t, rank)) continue;
       CHECK(row_equals(v, row, s, t, offset));
       CHECK(v->source_token[row] == t);
       for (int k = 0; k < kTopk; ++k) {
@@ -182,7 +182,8 @@ static void check_combined(const Rank* me, const float* out, const float* out_we
       if (me->layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR) factor += valid ? weight(me->rank, t, k) * (float)(id + 1) : 0.0f;
       if (out_weights) CHECK(out_weights[t * kTopk + k] == (valid ? weight(me->rank, t, k) : 0.0f));
     }
-    if (me->layout == SWITCHYARD_LAYOUT_RANK_MAJOR) factor = (float)(2 * (goes_to(me->rank, t, 0) + goes_to(me->rank, t, 1)));
+    if (me->layout == SWITCHYARD_LAYOUT_RANK_MAJOR)
+      factor = (float)(2 * (is_sent_to(me->rank, t, 0) + is_sent_to(me->rank, t, 1)));
     for (int j = 0; j < kHidden; ++j) {
       const float expected = factor * (value(me->rank, t, j) + offset) + (bias ? 2.0f * bias[t * kHidden + j] : 0.0f);
       CHECK(out[t * kHidden + j] == expected);
@@ -279,8 +280,8 @@ static void invalid_ids(int rank, sy_group* group) {
 }
 
 // Dispatch, combine, cached dispatch from a handle that outlives its dispatch and was converted to bytes and back, combine.
-static void round_trip(int rank_here, sy_group* group) {
-  const Rank rank_of_run = {rank_here, group, layout_of_run};
+static void round_trip(int own_rank, sy_group* group) {
+  const Rank rank_of_run = {own_rank, group, layout_of_run};
   const Rank* me = &rank_of_run;
   sy_exchange* exchange = create(me);
   Input in;
@@ -294,8 +295,8 @@ static void round_trip(int rank_here, sy_group* group) {
   uint64_t sent = 0, remote = 0;
   for (int64_t t = 0; t < kTokens[me->rank]; ++t)
     for (int r = 0; r < kWorld; ++r) {
-      sent += (uint64_t)goes_to(me->rank, t, r);
-      remote += (uint64_t)(r != me->rank && goes_to(me->rank, t, r));
+      sent += (uint64_t)is_sent_to(me->rank, t, r);
+      remote += (uint64_t)(r != me->rank && is_sent_to(me->rank, t, r));
     }
   CHECK(statistics.payload_rows == sent && statistics.remote_bytes == remote * kHidden * sizeof(float) &&
         statistics.total_us > 0.0);
@@ -340,11 +341,11 @@ static void check_matrices(const sy_handle* handle, int rank) {
       int32_t sent = 0;
       for (int64_t t = 0; t < kTokens[s]; ++t) {
         if (s == rank) {
-          CHECK(m.is_token_in_rank[t * kWorld + d] == goes_to(s, t, d));
-          CHECK(m.send_head[t * kWorld + d] == (goes_to(s, t, d) ? sent : -1));
+          CHECK(m.is_token_in_rank[t * kWorld + d] == is_sent_to(s, t, d));
+          CHECK(m.send_head[t * kWorld + d] == (is_sent_to(s, t, d) ? sent : -1));
         }
-        if (d == rank && goes_to(s, t, d)) CHECK(m.recv_src_idx[received++] == t);
-        sent += goes_to(s, t, d);
+        if (d == rank && is_sent_to(s, t, d)) CHECK(m.recv_src_idx[received++] == t);
+        sent += is_sent_to(s, t, d);
       }
       prefix += sent;
       CHECK(m.rank_prefix_matrix[s * kWorld + d] == prefix);
@@ -371,8 +372,8 @@ static void check_ledger(const sy_handle* handle, int rank) {
   CHECK_OK(sy_storage_release(l.storage));
 }
 
-static void views(int rank_here, sy_group* group) {
-  const Rank rank_of_run = {rank_here, group, layout_of_run};
+static void views(int own_rank, sy_group* group) {
+  const Rank rank_of_run = {own_rank, group, layout_of_run};
   const Rank* me = &rank_of_run;
   int32_t rank = -1, size = -1, gathered[kWorld] = {-1, -1};
   CHECK_OK(sy_group_rank(me->group, &rank));
@@ -404,8 +405,8 @@ static void views(int rank_here, sy_group* group) {
 
 // ---- Options of dispatch ----
 
-static void options_of_dispatch(int rank_here, sy_group* group) {
-  const Rank rank_of_run = {rank_here, group, layout_of_run};
+static void options_of_dispatch(int own_rank, sy_group* group) {
+  const Rank rank_of_run = {own_rank, group, layout_of_run};
   const Rank* me = &rank_of_run;
   sy_exchange* exchange = create(me);
   Input in;

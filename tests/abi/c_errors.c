@@ -123,18 +123,18 @@ static void memory_of_an_exchange(void) {
   CHECK(gpu_heap > heap && gpu_heap > on_gpu.total_bytes);
   CHECK_FAILS(sy_exchange_memory_required_on(&config, 2, 2, &on_gpu), SWITCHYARD_INVALID_ARGUMENT, "backend = 2");
   CHECK_FAILS(sy_exchange_heap_bytes_on(&config, 2, -1, &gpu_heap), SWITCHYARD_INVALID_ARGUMENT, "backend = -1");
-  int64_t most = 0;
-  CHECK_OK(sy_exchange_most_rows(&config, 2, &most));
-  CHECK(most == 2 * config.max_tokens);  // rank-major: every token of both ranks
-  CHECK_FAILS(sy_exchange_most_rows(&config, 0, &most), SWITCHYARD_INVALID_ARGUMENT, "world = 0");
+  int64_t max = 0;
+  CHECK_OK(sy_exchange_most_rows(&config, 2, &max));
+  CHECK(max == 2 * config.max_tokens);  // rank-major: every token of both ranks
+  CHECK_FAILS(sy_exchange_most_rows(&config, 0, &max), SWITCHYARD_INVALID_ARGUMENT, "world = 0");
   sy_normal_config ring = config;
   ring.staging = SWITCHYARD_STAGING_RING;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));  // default settings
   ring.ring_num_channels = 10;
   ring.ring_slots = 256;
-  const size_t usual = need.ring_bytes;
+  const size_t default_bytes = need.ring_bytes;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
-  CHECK(usual > 0 && usual < need.ring_bytes);
+  CHECK(default_bytes > 0 && default_bytes < need.ring_bytes);
   const size_t unbounded = need.ring_bytes;
   ring.ring_max_bytes = unbounded / 2;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));

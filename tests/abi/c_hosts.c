@@ -12,7 +12,7 @@
 
 #include "c_check.h"
 
-enum { kHidden = 16, kMostRanks = 3 };
+enum { kHidden = 16, kMaxTestRanks = 3 };
 
 static sy_group_options options_on(const char* host) {
   sy_group_options o = patient_options(1 << 20);
@@ -34,7 +34,7 @@ static void exchange_of_one_token(sy_group* group) {
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   float x[kHidden], out[kHidden] = {0};
-  int32_t ids[kMostRanks] = {0, 1, 2};
+  int32_t ids[kMaxTestRanks] = {0, 1, 2};
   for (int j = 0; j < kHidden; ++j) x[j] = (float)(100 * rank + j);
   const sy_const_row_view rows = view_of_rows(x, 1, kHidden);
   const sy_expert_ids expert_ids = view_of_ids(ids, 1, world);

@@ -7,7 +7,7 @@
 #include "c_check.h"
 #include "switchyard/c/low_latency.h"
 
-enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens };
+enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens };
 
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2. -1 is no expert; a token of rank 1 names an expert twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, -1}, {2, 2}}};
@@ -88,8 +88,8 @@ static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
 // Every row of every local expert is the one that `row_source` names, each (source, token) once, sources ascending.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
-  CHECK(v->experts_here == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kRoom && v->x_cols == kHidden);
-  CHECK(v->x_rows == v->experts_here * kRoom && v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scales == NULL);
+  CHECK(v->experts_here == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity && v->x_cols == kHidden);
+  CHECK(v->x_rows == v->experts_here * kCapacity && v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scales == NULL);
   for (int32_t e = 0; e < v->experts_here; ++e) {
     const int32_t expert = first_of(rank) + e;
     int32_t first = 0;
@@ -98,7 +98,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
       const int32_t rows = rows_from(s, tokens[s], expert);
       CHECK(v->source_range[e * kWorld + s] == ((int64_t)first << 32 | rows));
       for (int32_t i = first; i < first + rows; ++i) {
-        const int64_t row = e * kRoom + i, from = v->row_source[row];
+        const int64_t row = e * kCapacity + i, from = v->row_source[row];
         const int64_t token = from & 0xffff, k = from >> 32 & 0xffff;
         CHECK(from >> 48 == s && token < tokens[s] && k < kTopk && kIds[s][token][k] == expert);
         CHECK((seen >> (s * kMaxTokens + token) & 1) == 0);
@@ -116,7 +116,7 @@ static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
   for (int32_t e = 0; e < o->view.experts_here; ++e)
     for (int64_t i = 0; i < (int64_t)o->view.rows_of_expert[e] * kHidden; ++i) {
-      const int64_t at = (int64_t)e * kRoom * kHidden + i;
+      const int64_t at = (int64_t)e * kCapacity * kHidden + i;
       ((float*)o->y.data)[at] = (float)(first_of(rank) + e + 1) * ((const float*)o->view.x)[at];
     }
 }
@@ -216,7 +216,7 @@ static void quantised(int rank, sy_group* group) {
   for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kGroup == 0 ? 448.0f : 1.0f;
   CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, NULL));
   for (int32_t e = 0; e < o.view.experts_here; ++e)
-    for (int64_t row = e * kRoom; row < e * kRoom + o.view.rows_of_expert[e]; ++row) {
+    for (int64_t row = e * kCapacity; row < e * kCapacity + o.view.rows_of_expert[e]; ++row) {
       for (size_t g = 0; g < kHidden / kGroup; ++g) {
         float scale = 0.0f;
         memcpy(&scale, (const char*)o.view.x_scales + (size_t)row * scale_bytes + g * sizeof scale, sizeof scale);

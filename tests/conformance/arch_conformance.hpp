@@ -189,30 +189,30 @@ TYPED_TEST_P(ArchConformance, MulticastReachesTheLargestGroup) {
 }
 
 TYPED_TEST_P(ArchConformance, MulticastToSkipsNoPlace) {
-  constexpr int kMost = kPlaces<TypeParam>;
+  constexpr int kMax = kPlaces<TypeParam>;
   this->for_each_variant([&] {
     typename TestFixture::Memory src(4112);
     src.randomize(this->random_);
     for (const uint64_t places :
-         {uint64_t{0}, uint64_t{1}, uint64_t{0b1010}, uint64_t{1} << (kMost - 1), ~uint64_t{0}, this->random_()}) {
-      typename TestFixture::Memory dst(4112 * kMost);
-      std::vector<std::byte> before(dst.data(), dst.data() + 4112 * kMost);
+         {uint64_t{0}, uint64_t{1}, uint64_t{0b1010}, uint64_t{1} << (kMax - 1), ~uint64_t{0}, this->random_()}) {
+      typename TestFixture::Memory dst(4112 * kMax);
+      std::vector<std::byte> before(dst.data(), dst.data() + 4112 * kMax);
       std::vector<void*> dsts;
-      for (size_t i = 0; i < kMost; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
+      for (size_t i = 0; i < kMax; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
       const auto expect = [&](const std::byte* sent) {
         this->warp_.settle();
-        for (size_t i = 0; i < kMost; ++i) {
+        for (size_t i = 0; i < kMax; ++i) {
           const std::byte* want = places >> i & 1 ? sent : before.data() + 4112 * i;
           ASSERT_EQ(std::memcmp(dst.data() + 4112 * i, want, 4112), 0) << i << " of " << std::hex << places;
         }
       };
-      this->warp_.multicast_to(dsts.data(), kMost, src.data(), 4112);
+      this->warp_.multicast_to(dsts.data(), kMax, src.data(), 4112);
       expect(src.data());
       src.randomize(this->random_);
-      this->warp_.multicast_fetched(dsts.data(), kMost, src.data(), 4112);
+      this->warp_.multicast_fetched(dsts.data(), kMax, src.data(), 4112);
       expect(src.data());
       src.randomize(this->random_);
-      this->warp_.multicast_fetched_words(dsts.data(), kMost, src.data(), 4112);
+      this->warp_.multicast_fetched_words(dsts.data(), kMax, src.data(), 4112);
       expect(src.data());
       EXPECT_TRUE(dst.guards_intact());
     }

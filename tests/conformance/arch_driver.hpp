@@ -18,7 +18,7 @@ namespace switchyard::conformance {
 /// Function passed to out_of_line and out_of_line_if_cheap: publishes the value, and returns whether it is odd. Flag ops must
 /// work out of line, too.
 template <class A>
-struct StoreAndTell {
+struct StoreAndPublish {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, uint64_t* flag, uint64_t value) const {
     A::template store_release<detail::Scope::system>(w, flag, value, detail::Site::counts);
     return value % 2 != 0;
@@ -84,7 +84,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { d.peek(flag) } -> std::same_as<uint64_t>;
   d.count(flag, value);
   d.count_max(flag, value);
-  // Both run StoreAndTell; the second may run it in line.
+  // Both run StoreAndPublish; the second may run it in line.
   { d.out_of_line(flag, value) } -> std::same_as<bool>;
   { d.out_of_line_if_cheap(flag, value) } -> std::same_as<bool>;
   // A block of n warps, n rounds of: each warp writes its index and the round to a word of its own, block_sync, each adds up

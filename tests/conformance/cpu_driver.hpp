@@ -133,9 +133,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   uint64_t peek(const uint64_t* flag) { return Cpu::peek(flag); }
   void count(uint64_t* statistic, uint64_t value) { Cpu::count(warp, statistic, value); }
   void count_max(uint64_t* statistic, uint64_t value) { Cpu::count_max(warp, statistic, value); }
-  bool out_of_line(uint64_t* flag, uint64_t value) { return Cpu::out_of_line(warp, StoreAndTell<Cpu>{}, flag, value); }
+  bool out_of_line(uint64_t* flag, uint64_t value) { return Cpu::out_of_line(warp, StoreAndPublish<Cpu>{}, flag, value); }
   bool out_of_line_if_cheap(uint64_t* flag, uint64_t value) {
-    return Cpu::out_of_line_if_cheap(warp, StoreAndTell<Cpu>{}, flag, value);
+    return Cpu::out_of_line_if_cheap(warp, StoreAndPublish<Cpu>{}, flag, value);
   }
   std::vector<uint64_t> block_sums(int warps, int rounds) {
     std::vector<uint64_t> words(static_cast<size_t>(warps)), sums(static_cast<size_t>(warps * rounds));

@@ -95,15 +95,15 @@ TYPED_TEST_P(ArchConformance, StatisticsAreCounted) {
   typename TestFixture::Memory memory(4 * 8);
   std::memset(memory.data(), 0, memory.size());
   auto* const words = reinterpret_cast<uint64_t*>(memory.data());
-  uint64_t total = 0, most = 0;
+  uint64_t total = 0, max = 0;
   for (const uint64_t value : {uint64_t{0}, uint64_t{3}, uint64_t{1} << 40, uint64_t{7}, ~uint64_t{0}, uint64_t{1}}) {
     this->warp_.count(words + 1, value);
     this->warp_.count_max(words + 2, value);
     this->warp_.settle();
     total += value;
-    most = std::max(most, value);
+    max = std::max(max, value);
     EXPECT_EQ(words[1], total) << "after " << value;
-    EXPECT_EQ(words[2], most) << "after " << value;
+    EXPECT_EQ(words[2], max) << "after " << value;
   }
   EXPECT_EQ(words[0], 0u);
   EXPECT_EQ(words[3], 0u);

@@ -7,7 +7,7 @@
 namespace switchyard::conformance {
 
 /// Bytes of a sentinel row of `bytes` bytes, which has whole words of 8, all zero.
-inline size_t sentinel_room(size_t bytes) { return (bytes + 7) / 8 * 8; }
+inline size_t sentinel_bytes(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 /// Whether `row` is a sentinel form of `want`: equal except for the sign of zeros, and without a zero word.
 inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
@@ -41,8 +41,8 @@ TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
           const int64_t hidden = whole_elements<TypeParam>(columns, type);
           const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
           Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
-          Guarded<TypeParam> one(sentinel_room(bytes)), two(sentinel_room(bytes)), summed(sentinel_room(bytes)),
-              mapped(sentinel_room(bytes));
+          Guarded<TypeParam> one(sentinel_bytes(bytes)), two(sentinel_bytes(bytes)), summed(sentinel_bytes(bytes)),
+              mapped(sentinel_bytes(bytes));
           for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
           fill_with_zeros(src.data(), type, hidden, this->random_);
           void* const dsts[] = {one.data(), nullptr, two.data()};
@@ -70,7 +70,7 @@ TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
 /// n rows with many zeros, memory for them as sentinel rows, and weights; with five rows or more one place is empty, with three
 /// or more one row is given twice.
 template <class A>
-struct ToldRowsCase {
+struct SentinelRowsCase {
   std::vector<std::unique_ptr<Guarded<A>>> given, sentinels;
   std::vector<const void*> plain, rows;  ///< by place
   std::vector<const void*> there;        ///< those of `plain` that are not null
@@ -78,11 +78,11 @@ struct ToldRowsCase {
   int late;  ///< the place of the row that arrives last
 
   template <class Random>
-  ToldRowsCase(int n, DType type, int64_t hidden, Random& random) : late(n == 3 ? 1 : n - 1) {
+  SentinelRowsCase(int n, DType type, int64_t hidden, Random& random) : late(n == 3 ? 1 : n - 1) {
     const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
     for (int i = 0; i < n; ++i) {
       given.push_back(std::make_unique<Guarded<A>>(bytes));
-      sentinels.push_back(std::make_unique<Guarded<A>>(sentinel_room(bytes)));
+      sentinels.push_back(std::make_unique<Guarded<A>>(sentinel_bytes(bytes)));
       fill_with_zeros(given.back()->data(), type, hidden, random);
       std::memset(sentinels.back()->data(), 0, sentinels.back()->size());
       plain.push_back(given.back()->data());
@@ -99,7 +99,7 @@ struct ToldRowsCase {
   }
   std::byte* sentinel_at(int i) { return sentinels[static_cast<size_t>(i)]->data(); }
   /// True if row i is announced on its own.
-  bool comes(int i) const { return rows[static_cast<size_t>(i)] != nullptr && !(i == 2 && rows.size() > 2); }
+  bool arrives(int i) const { return rows[static_cast<size_t>(i)] != nullptr && !(i == 2 && rows.size() > 2); }
 };
 
 // A sum of rows that have all arrived has the bits of a sum of the rows themselves, and leaves zeros. While one row, or one
@@ -112,7 +112,7 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
         for (const int64_t columns : {8, 130, 520, 1024}) {
           const int64_t hidden = whole_elements<TypeParam>(columns, type);
           const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-          ToldRowsCase<TypeParam> c(n, type, hidden, this->random_);
+          SentinelRowsCase<TypeParam> c(n, type, hidden, this->random_);
           Guarded<TypeParam> want(bytes), out(bytes);
           this->warp_.reduce_rows(detail::ReduceSpec{want.data(),
                                                      c.there.data(),
@@ -122,17 +122,17 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
                                                      type,
                                                      hidden});
           const detail::ReduceSpec spec{out.data(), c.rows.data(), c.weights.data(), n, {nullptr, nullptr}, type, hidden};
-          const auto tell = [&](int i) {
+          const auto announce = [&](int i) {
             void* const to[] = {c.sentinel_at(i)};
             this->warp_.multicast_sentinel(to, 1, c.plain[static_cast<size_t>(i)], bytes);
             this->warp_.settle();
           };
           for (int i = 0; i < n; ++i)
-            if (i != c.late && c.comes(i)) tell(i);
+            if (i != c.late && c.arrives(i)) announce(i);
           ASSERT_EQ(this->warp_.reduce_if_arrived(spec, 3), c.late);
-          tell(c.late);
+          announce(c.late);
           uint64_t word = 0;
-          std::byte* const at = c.sentinel_at(c.late) + this->random_() % (sentinel_room(bytes) / 8) * 8;
+          std::byte* const at = c.sentinel_at(c.late) + this->random_() % (sentinel_bytes(bytes) / 8) * 8;
           std::swap(word, *reinterpret_cast<uint64_t*>(at));
           ASSERT_EQ(this->warp_.reduce_if_arrived(spec, 0), c.late);
           std::swap(word, *reinterpret_cast<uint64_t*>(at));
@@ -153,7 +153,7 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
 
 /// Whether `row` is the form of the `bytes` bytes `want` that sentinel_copies() makes: no word of 8 bytes is all ones, and only
 /// words of 4 that were all ones have changed.
-inline ::testing::AssertionResult tells_copy(const std::byte* row, const std::byte* want, size_t bytes) {
+inline ::testing::AssertionResult detects_copy(const std::byte* row, const std::byte* want, size_t bytes) {
   constexpr uint32_t kOnes = 0xffffffff, kInstead = 0xffff7fff;
   for (size_t at = 0; at < bytes; at += 4) {
     uint32_t here = 0, there = 0;
@@ -176,7 +176,7 @@ TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
     for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
       const size_t bytes = whole<TypeParam>(size);
       if (bytes == 0) continue;
-      typename TestFixture::Memory src(sentinel_room(bytes)), row(sentinel_room(bytes));
+      typename TestFixture::Memory src(sentinel_bytes(bytes)), row(sentinel_bytes(bytes));
       for (const int ones : {0, 2, 100}) {  // percentage of the words
         src.randomize(this->random_);
         row.randomize(this->random_);
@@ -191,8 +191,8 @@ TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
         this->warp_.multicast_sentinel(to, 1, src.data(), bytes, true);
         this->warp_.settle();
         ASSERT_TRUE(this->warp_.has_arrived(row.data(), bytes)) << bytes;
-        ASSERT_TRUE(tells_copy(row.data(), src.data(), bytes)) << bytes;
-        std::memset(row.data() + this->random_() % (sentinel_room(bytes) / 8) * 8, 0xff, 8);
+        ASSERT_TRUE(detects_copy(row.data(), src.data(), bytes)) << bytes;
+        std::memset(row.data() + this->random_() % (sentinel_bytes(bytes) / 8) * 8, 0xff, 8);
         ASSERT_FALSE(this->warp_.has_arrived(row.data(), bytes)) << bytes;
         ASSERT_TRUE(row.guards_intact());
       }

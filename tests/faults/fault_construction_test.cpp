@@ -87,13 +87,13 @@ TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
         EXPECT_EQ(first[r].text, first[0].text);
         EXPECT_EQ(second[r].text, first[0].text);
       }
-      const std::string who = "rank " + std::to_string(std::max(culprit, 0));
+      const std::string culprit_text = "rank " + std::to_string(std::max(culprit, 0));
       if (size == Size::too_large) {
         EXPECT_NE(first[0].text.find(" bytes of the symmetric heap: "), std::string::npos) << first[0].text;
         EXPECT_NE(first[0].text.find("::heap_bytes_for says"), std::string::npos) << first[0].text;
       }
       if (size != Size::other) {
-        EXPECT_NE(first[0].text.find(who), std::string::npos) << first[0].text;
+        EXPECT_NE(first[0].text.find(culprit_text), std::string::npos) << first[0].text;
       }
     }
   }
@@ -188,9 +188,9 @@ TEST(Agreement, GathersOrThrowsOnAllRanksAlike) {
     const Outcome subjects = outcome_of([&] { group.agree(group.rank() == 2 ? "a layer" : "a model", share); });
     EXPECT_EQ(code_name(subjects.code), "mismatch");
     EXPECT_NE(subjects.text.find("rank 0 makes a model and rank 2 a layer"), std::string::npos) << subjects.text;
-    const Outcome room = outcome_of([&] { group.agree("a model", share, &mine, sizeof mine, nullptr); });
-    EXPECT_EQ(code_name(room.code), "invalid_argument");
-    EXPECT_NE(room.text.find("a model, rank 0: a model: all is null, with bytes = 4"), std::string::npos) << room.text;
+    const Outcome status = outcome_of([&] { group.agree("a model", share, &mine, sizeof mine, nullptr); });
+    EXPECT_EQ(code_name(status.code), "invalid_argument");
+    EXPECT_NE(status.text.find("a model, rank 0: a model: all is null, with bytes = 4"), std::string::npos) << status.text;
     group.set_timeout(60s);
     group.barrier();
   });
@@ -235,8 +235,8 @@ TEST(CallDeadline, IsChangedAtRunTime) {
 /// Durations whose nanoseconds do not fit into 64 bits, and the minimum and maximum allowed durations.
 TEST(CallDeadline, MayBeAnyDuration) {
   using std::chrono::nanoseconds;
-  const milliseconds most = std::chrono::duration_cast<milliseconds>(nanoseconds::max());
-  for (const milliseconds never : {milliseconds::max(), milliseconds::max() / 2, most, most + 1ms, 2 * most + 100ms,
+  const milliseconds max = std::chrono::duration_cast<milliseconds>(nanoseconds::max());
+  for (const milliseconds never : {milliseconds::max(), milliseconds::max() / 2, max, max + 1ms, 2 * max + 100ms,
                                    milliseconds(int64_t{1} << 62), milliseconds(std::chrono::hours(24 * 365 * 20))}) {
     GroupOptions options = options_with(never);
     options.rendezvous_timeout = never;

@@ -40,12 +40,12 @@ class ALeavingRank : public testing::TestWithParam<WatchedCall> {};
 TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
   const auto all = leaving_outcomes(3, [&](Group& group) {
     const Outcome o = outcome_of([&] {
-      GetParam().tell(group, [&](const std::function<void()>& call) {
+      GetParam().play(group, [&](const std::function<void()>& call) {
         if (group.rank() == 1) throw OwnError();
         call();
       });
     });
-    EXPECT_TRUE(says_that_it_left(o, 1)) << group.rank() << " " << shown(o);
+    EXPECT_TRUE(reports_departure(o, 1)) << group.rank() << " " << shown(o);
     EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "peer_failed") << "sticky";
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
@@ -57,10 +57,10 @@ TEST_P(ALeavingRank, IsNoticedWhileItsObjectsLive) {
   options.rendezvous_timeout = 600s;
   std::latch others_ended(2);
   const auto all = outcomes(3, options, [&](Group& group) {
-    GetParam().tell(group, [&](const std::function<void()>& call) {
+    GetParam().play(group, [&](const std::function<void()>& call) {
       if (group.rank() != 1) {
         const Outcome o = outcome_of(call);
-        EXPECT_TRUE(says_that_it_left(o, 1)) << group.rank() << " " << shown(o);
+        EXPECT_TRUE(reports_departure(o, 1)) << group.rank() << " " << shown(o);
         others_ended.count_down();
         return;
       }
@@ -137,7 +137,7 @@ TEST(ARankThatIsDone, EndsNoWaitForOthers) {
     if (group.rank() == 1) return;
     std::this_thread::sleep_for(20ms);
     EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "ok");
-    EXPECT_TRUE(says_that_it_left(outcome_of([&] { group.barrier(); }), 1));
+    EXPECT_TRUE(reports_departure(outcome_of([&] { group.barrier(); }), 1));
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }

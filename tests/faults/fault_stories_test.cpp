@@ -50,7 +50,7 @@ TEST_P(SilentRank, OthersReportItInFull) {
     std::barrier gone(world);
     const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
       switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // so that the report contains the number of this call
-      c.tell(group, [&](const std::function<void()>& call) {
+      c.play(group, [&](const std::function<void()>& call) {
         group.barrier();
         Outcome first;
         if (group.rank() != silent) first = outcome_of(call);
@@ -65,7 +65,7 @@ TEST_P(SilentRank, OthersReportItInFull) {
         }
         EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "peer_failed");
       });
-      EXPECT_EQ(code_name(outcome_of([&] { c.tell(group, [](const auto&) {}); }).code), "peer_failed") << "another object";
+      EXPECT_EQ(code_name(outcome_of([&] { c.play(group, [](const auto&) {}); }).code), "peer_failed") << "another object";
     });
     for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
   }
@@ -79,7 +79,7 @@ TEST_P(SilentInSetUp, IsNamed) {
   auto options = options_with(kSoon);
   options.rendezvous_timeout = kSoon;
   const auto all = outcomes(3, options, [&](Group& group) {
-    GetParam().tell(group, [&](const std::function<void()>& call) {
+    GetParam().play(group, [&](const std::function<void()>& call) {
       if (group.rank() != 1) call();
     });
   });
@@ -99,7 +99,7 @@ class SlowRank : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
-    GetParam().tell(group, [&](const std::function<void()>& call) {
+    GetParam().play(group, [&](const std::function<void()>& call) {
       group.barrier();
       const auto before = group.wait_statistics();
       if (group.rank() == 1) std::this_thread::sleep_for(200ms);
@@ -128,7 +128,7 @@ TEST_P(Abort, EndsEveryWaitAndNamesTheRank) {
   auto options = options_with(600s);
   options.rendezvous_timeout = 600s;
   const auto all = outcomes(3, options, [&](Group& group) {
-    GetParam().tell(group, [&](const std::function<void()>& call) {
+    GetParam().play(group, [&](const std::function<void()>& call) {
       if (group.rank() != 2) return call();
       group.abort(static_cast<int32_t>(ErrorCode::io));
       group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first counts

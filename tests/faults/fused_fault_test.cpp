@@ -24,19 +24,19 @@ using switchyard::Group;
 
 constexpr int kWorld = 3, kBad = 1;
 
-/// Makes two calls; in the second one rank kBad runs `deed` in a tile.
-std::vector<Outcome> with_a_deed(std::chrono::milliseconds timeout, const std::function<void()>& deed) {
+/// Makes two calls; in the second one rank kBad runs `action` in a tile.
+std::vector<Outcome> with_action(std::chrono::milliseconds timeout, const std::function<void()>& action) {
   return outcomes(kWorld, options_with(timeout), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
-    if (group.rank() == kBad) rig.products->on_tile = deed;
+    if (group.rank() == kBad) rig.products->on_tile = action;
     group.barrier();
     rig.round();
   });
 }
 
 TEST(FusedFaults, ProductsThatThrowEndTheCallOnAllRanks) {
-  const auto all = with_a_deed(600s, [] { throw std::runtime_error("my expert failed"); });
+  const auto all = with_action(600s, [] { throw std::runtime_error("my expert failed"); });
   EXPECT_EQ(code_name(all[kBad].code), "system") << all[kBad].text;
   EXPECT_NE(all[kBad].text.find("my expert failed"), std::string::npos) << all[kBad].text;
   for (const size_t r : {0, 2}) {
@@ -60,8 +60,8 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
     const Outcome o = outcome_of([&] { rig.round(); });
     if (group.rank() != kBad) ++ended;
     if (group.rank() == kBad) {  // it may have everything that it needs; then its next call fails
-      const Outcome told = o.code == ErrorCode::ok ? outcome_of([&] { group.barrier(); }) : o;
-      EXPECT_TRUE(told.code == ErrorCode::peer_failed || told.code == ErrorCode::peer_timeout) << shown(told);
+      const Outcome failure = o.code == ErrorCode::ok ? outcome_of([&] { group.barrier(); }) : o;
+      EXPECT_TRUE(failure.code == ErrorCode::peer_failed || failure.code == ErrorCode::peer_timeout) << shown(failure);
     } else if (o.code == ErrorCode::peer_timeout) {
       EXPECT_STREQ(o.report.site, "layer_returned");
       EXPECT_STREQ(o.report.operation, "MoE layer");
@@ -122,8 +122,8 @@ TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
     });
     int named = 0;
     for (const Outcome& o : all) {
-      const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::invalid_argument;
-      EXPECT_TRUE(told || o.code == ErrorCode::invalid_argument) << shown(o);
+      const bool failure = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::invalid_argument;
+      EXPECT_TRUE(failure || o.code == ErrorCode::invalid_argument) << shown(o);
       named += o.text.find("FusedProducts::tile_rows = ") != std::string::npos ? 1 : 0;
     }
     EXPECT_GE(named, 1);

@@ -219,7 +219,7 @@ std::vector<Ends> ends_of(const Call& call, bool deferred, const std::function<v
   return ends;
 }
 
-void expect_told(const std::vector<Ends>& ends, int poor, const std::string& what) {
+void expect_reported(const std::vector<Ends>& ends, int poor, const std::string& what) {
   for (int r = 0; r < kWorld; ++r) {
     const Ends& e = ends[static_cast<size_t>(r)];
     if (r == poor) {
@@ -228,10 +228,10 @@ void expect_told(const std::vector<Ends>& ends, int poor, const std::string& wha
       continue;
     }
     // A rank that had everything it needed gets the error in its next call.
-    const Outcome& told = e.call.code == ErrorCode::ok ? e.next : e.call;
-    EXPECT_EQ(code_name(told.code), "peer_failed") << what << ", rank " << r << ": " << told.text;
-    EXPECT_EQ(code_name(told.reason), "system") << what << ", rank " << r << ": " << told.text;
-    EXPECT_EQ(told.failed_rank, poor) << what << ", rank " << r << ": " << told.text;
+    const Outcome& failure = e.call.code == ErrorCode::ok ? e.next : e.call;
+    EXPECT_EQ(code_name(failure.code), "peer_failed") << what << ", rank " << r << ": " << failure.text;
+    EXPECT_EQ(code_name(failure.reason), "system") << what << ", rank " << r << ": " << failure.text;
+    EXPECT_EQ(failure.failed_rank, poor) << what << ", rank " << r << ": " << failure.text;
   }
 }
 
@@ -261,7 +261,7 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
         EXPECT_EQ(code_name(e.next.code), "ok") << what << ": " << e.next.text;
       }
     } else {
-      expect_told(ends, kPoor, what);
+      expect_reported(ends, kPoor, what);
     }
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
@@ -286,7 +286,7 @@ TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
       for (int r = 0; r < kWorld; ++r)
         if (ends[static_cast<size_t>(r)].call.code == ErrorCode::system) poor = r;
       failures += poor >= 0;
-      if (poor >= 0) expect_told(ends, poor, call.name);
+      if (poor >= 0) expect_reported(ends, poor, call.name);
       EXPECT_TRUE(poor >= 0 || !failed || ends[0].call.code == ErrorCode::ok) << call.name << ": " << ends[0].call.text;
     }
   }

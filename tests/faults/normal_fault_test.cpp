@@ -164,7 +164,7 @@ TEST(Construction, CountsFitTheFlagsThatCarryThem) {
     Staging staging;
     Layout layout;
     int topk;
-    int64_t most;
+    int64_t max;
     const char* in_text;
   };
   const Bound bounds[] = {
@@ -175,10 +175,10 @@ TEST(Construction, CountsFitTheFlagsThatCarryThem) {
   };
   for (const Bound& b : bounds) {
     for (const int64_t fewer : {0, 1}) {
-      const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most - fewer);
+      const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.max - fewer);
       EXPECT_EQ(code_name(o.code), "ok") << o.text;
     }
-    const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most + 1);
+    const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.max + 1);
     EXPECT_EQ(code_name(o.code), "invalid_argument") << b.in_text;
     EXPECT_NE(o.text.find(b.in_text), std::string::npos) << o.text;
   }

@@ -34,13 +34,13 @@ struct WatchedCall {
   std::function<void(switchyard::Group&, const Watch&)> body;
 
   /// Makes an object and the preceding calls, then lets the test make the call. All ranks wait for each other in it.
-  void tell(switchyard::Group& group, const Watch& watch) const {
-    bool told = false;
+  void play(switchyard::Group& group, const Watch& watch) const {
+    bool called = false;
     body(group, [&](const std::function<void()>& call) {
-      told = true;
+      called = true;
       watch(call);
     });
-    if (!told) throw std::logic_error(name + ": the call was left out");
+    if (!called) throw std::logic_error(name + ": the call was left out");
   }
 };
 inline std::ostream& operator<<(std::ostream& out, const WatchedCall& c) { return out << c.name; }
@@ -165,7 +165,7 @@ inline std::vector<WatchedCall> all_calls() {
 }
 
 /// For a rank that stayed.
-inline bool says_that_it_left(const Outcome& o, int rank) {
+inline bool reports_departure(const Outcome& o, int rank) {
   return o.code == switchyard::ErrorCode::peer_failed && o.failed_rank == rank &&
          o.text.find("rank " + std::to_string(rank) + " left the group") != std::string::npos;
 }

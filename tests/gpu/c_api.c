@@ -16,7 +16,7 @@
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
 
-enum { kWorld = 2, kHidden = 384, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens, kAlignment = 4 };
+enum { kWorld = 2, kHidden = 384, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens, kAlignment = 4 };
 
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts.
 static const int32_t kIds[kWorld][kMaxTokens * kTopk] = {{0, 2, 1, 0, 2, -1}, {2, 1, 9, 0}};
@@ -218,19 +218,19 @@ static sy_low_latency_config low_latency_config(void) {
 
 static void check_delivered(const Rank* me, const sy_low_latency_view* v) {
   const size_t experts = (size_t)experts_of(me->rank);
-  CHECK(v->experts_here == experts_of(me->rank) && v->rows_per_expert == kRoom && v->x_rows == v->experts_here * kRoom);
-  float* const x = malloc(experts * kRoom * kHidden * sizeof *x);
+  CHECK(v->experts_here == experts_of(me->rank) && v->rows_per_expert == kCapacity && v->x_rows == v->experts_here * kCapacity);
+  float* const x = malloc(experts * kCapacity * kHidden * sizeof *x);
   int32_t counts[2] = {-1, -1};
-  int64_t sources[2 * kRoom];
-  read_back(x, v->x, experts * kRoom * kHidden * sizeof *x);
+  int64_t sources[2 * kCapacity];
+  read_back(x, v->x, experts * kCapacity * kHidden * sizeof *x);
   read_back(counts, v->rows_of_expert, experts * sizeof counts[0]);
-  read_back(sources, v->row_source, experts * kRoom * sizeof sources[0]);
+  read_back(sources, v->row_source, experts * kCapacity * sizeof sources[0]);
   for (int32_t e = 0; e < v->experts_here; ++e) {
     unsigned expected = 0, seen = 0;
     for (int s = 0; s < kWorld; ++s)
       for (int64_t f = 0; f < kTokens[s] * kTopk; ++f)
         if (kIds[s][f] == first_of(me->rank) + e) expected |= 1u << (s * kMaxTokens + f / kTopk);
-    for (int64_t row = e * kRoom; row < e * kRoom + counts[e]; ++row) {
+    for (int64_t row = e * kCapacity; row < e * kCapacity + counts[e]; ++row) {
       const int64_t s = sources[row] >> 48, token = sources[row] & 0xffff;
       seen |= 1u << (s * kMaxTokens + token);
       for (int j = 0; j < kHidden; ++j) CHECK(x[row * kHidden + j] == value((int)s, token, j));

@@ -12,11 +12,11 @@ namespace harness {
 /// One rank's mismatches. The first few are kept, the others counted.
 class Failures {
  public:
-  explicit Failures(std::string who = {}) : who_(std::move(who)) {}
+  explicit Failures(std::string subject = {}) : subject_(std::move(subject)) {}
 
   void set_context(const std::string& context) { context_ = context; }
   void add(const std::string& what) {
-    if (++count_ <= kKept) texts_.push_back(who_ + " " + context_ + ": " + what);
+    if (++count_ <= kKept) texts_.push_back(subject_ + " " + context_ + ": " + what);
   }
   template <class A, class B>
   bool equal(const A& expected, const B& actual, const std::string& name) {
@@ -46,13 +46,13 @@ class Failures {
   bool any() const { return count_ != 0; }
   std::vector<std::string> take() const {
     auto texts = texts_;
-    if (count_ > kKept) texts.push_back(who_ + " and " + std::to_string(count_ - kKept) + " more");
+    if (count_ > kKept) texts.push_back(subject_ + " and " + std::to_string(count_ - kKept) + " more");
     return texts;
   }
 
  private:
   static constexpr size_t kKept = 8;
-  std::string who_, context_;
+  std::string subject_, context_;
   std::vector<std::string> texts_;
   size_t count_ = 0;
 };

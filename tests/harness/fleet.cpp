@@ -164,10 +164,10 @@ Ranks ranks_of_suite() {
   std::exit(2);
 }
 
-std::chrono::seconds patience(std::chrono::seconds usual) {
+std::chrono::seconds patience(std::chrono::seconds default_value) {
   const char* const text = std::getenv("SWITCHYARD_TEST_DEADLINE_S");
   const long given = text ? std::strtol(text, nullptr, 10) : 0;
-  return given > 0 ? std::chrono::seconds(given) : usual;
+  return given > 0 ? std::chrono::seconds(given) : default_value;
 }
 
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die, int limit_ms) {

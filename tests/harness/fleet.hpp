@@ -53,9 +53,9 @@ std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBo
 /// ranks of a suite that runs with both.
 Ranks ranks_of_suite();
 
-/// SWITCHYARD_TEST_DEADLINE_S in the environment, or `usual`: how long ranks on GPUs wait for each other. For runs under a tool
-/// that slows kernels down; with it run_processes also waits at least ten times as long.
-std::chrono::seconds patience(std::chrono::seconds usual);
+/// SWITCHYARD_TEST_DEADLINE_S in the environment, or `default_value`: how long ranks on GPUs wait for each other. For runs
+/// under a tool that slows kernels down; with it run_processes also waits at least ten times as long.
+std::chrono::seconds patience(std::chrono::seconds default_value);
 
 /// Path prefix of the folders that run_processes makes for stores, and removes.
 std::string store_prefix();

@@ -56,7 +56,7 @@ class RankSteps {
   /// For ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait
   /// for this rank.
   void meet();
-  void come_late(int max_us, uint64_t seed) { random_delay(max_us, seed, group_.rank(), calls_++); }
+  void arrive_late(int max_us, uint64_t seed) { random_delay(max_us, seed, group_.rank(), calls_++); }
   /// Checks the traffic of the previous call: `rows` of `row_bytes` each.
   void check_traffic(const switchyard::CallStatistics& stats, const oracle::Traffic& rows, uint64_t row_bytes);
 

@@ -75,7 +75,7 @@ class Trial {
   /// Lets all others end and kills the victims. Returns "", or a description of the failure.
   std::string finish() {
     for (const int r : victims_) ranks_.kill(r);
-    ranks_.tell_all("end");
+    ranks_.send_line_to_all("end");
     std::string wrong;
     for (const RankEnd& end : ranks_.finish(kLong)) {
       const bool good = is_victim(end.rank) ? end.signal == SIGKILL && !end.overdue : end.ok() && blames_rightly(end);
@@ -201,7 +201,7 @@ class NetworkTrials : public testing::Test {
   /// The network drops everything for two seconds, starting just before the call.
   static void lose_everything(Batch& batch, int) {
     Networks::get().cut();
-    for (auto& each : batch) each->ranks().tell_all("go");
+    for (auto& each : batch) each->ranks().send_line_to_all("go");
     ::usleep(2'000'000);
     Networks::get().mend();
   }

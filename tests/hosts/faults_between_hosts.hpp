@@ -32,7 +32,7 @@ inline void expect_all_ok(const std::vector<Outcome>& all) {
 inline void expect_named_when_silent(const WatchedCall& c, const std::string& hosts, int missing) {
   std::barrier gone(4);
   const auto all = outcomes(4, options_on(hosts, kSoon), [&](switchyard::Group& group) {
-    c.tell(group, [&](const std::function<void()>& call) {
+    c.play(group, [&](const std::function<void()>& call) {
       group.barrier();
       Outcome first;
       if (group.rank() != missing) first = outcome_of(call);

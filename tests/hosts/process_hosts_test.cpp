@@ -200,7 +200,7 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
     me.await("end");  // no rank leaves before all were notified
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", 5s));
-  ranks.tell_all("end");
+  ranks.send_line_to_all("end");
   const auto ends = ranks.finish(5s);
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end << all_said(end);
 }
@@ -225,7 +225,7 @@ std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::fun
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
   after(ranks);
-  ranks.tell_all("end");
+  ranks.send_line_to_all("end");
   return ranks.finish(kLong);
 }
 
@@ -287,7 +287,7 @@ TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
 
 /// Stops ranks 2 and 3 of "a,a,b,b" while `body` runs.
 template <class Body>
-void while_host_1_stands_still(ForkedRanks& ranks, const Body& body) {
+void with_host_1_stopped(ForkedRanks& ranks, const Body& body) {
   for (const int r : {2, 3}) ranks.kill(r, SIGSTOP);
   body();
   for (const int r : {2, 3}) ranks.kill(r, SIGCONT);
@@ -297,7 +297,7 @@ void while_host_1_stands_still(ForkedRanks& ranks, const Body& body) {
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
                                     [&](ForkedRanks& ranks) {
-                                      while_host_1_stands_still(ranks, [&] {
+                                      with_host_1_stopped(ranks, [&] {
                                         for (const int r : {0, 1})
                                           EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
                                       });
@@ -321,8 +321,8 @@ TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
     me.await("look");
     const auto end = std::chrono::steady_clock::now() + 30s;
     const auto wait_until_still = [&](bool still) {
-      while (link.stands_still(1) != still && std::chrono::steady_clock::now() < end) ::usleep(1000);
-      return link.stands_still(1) == still;
+      while (link.is_stalled(1) != still && std::chrono::steady_clock::now() < end) ::usleep(1000);
+      return link.is_stalled(1) == still;
     };
     if (me.rank() != 1) {
       const int other = 2 - me.rank();
@@ -336,19 +336,19 @@ TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
   });
   for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
   ranks.kill(1, SIGSTOP);
-  ranks.tell_all("look");
+  ranks.send_line_to_all("look");
   for (const int r : {0, 2}) EXPECT_TRUE(ranks.wait_until_said(r, "seen", kLong));
   ranks.kill(1, SIGCONT);
-  ranks.tell_all("end");
+  ranks.send_line_to_all("end");
   expect_all_ok(ranks.finish(kLong));
 }
 
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
                                     [&](ForkedRanks& ranks) {
-                                      while_host_1_stands_still(ranks, [&] { ::usleep(2'000'000); });
-                                      ranks.tell(2, "go");
-                                      ranks.tell(3, "go");
+                                      with_host_1_stopped(ranks, [&] { ::usleep(2'000'000); });
+                                      ranks.send_line(2, "go");
+                                      ranks.send_line(3, "go");
                                       for (int r = 0; r < 4; ++r)
                                         EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
                                     },
@@ -361,7 +361,7 @@ TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
   options.silence = 1s;
   const auto ends = ends_of_barrier(options,
                                     [&](ForkedRanks& ranks) {
-                                      while_host_1_stands_still(ranks, [&] {
+                                      with_host_1_stopped(ranks, [&] {
                                         for (const int r : {0, 1})
                                           EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
                                       });

@@ -33,7 +33,7 @@ using switchyard::detail::site_name;
 constexpr std::chrono::milliseconds kDelay{100};
 /// A rank that is descheduled at that moment begins to wait later, by at most this. Otherwise the call is repeated.
 constexpr std::chrono::milliseconds kTolerance{20};
-constexpr int kMostTrials = 20;
+constexpr int kMaxTrials = 20;
 
 /// The ranks that wait for the late flag.
 enum class Waiting { others, own_rank };
@@ -146,7 +146,7 @@ std::string missing_spans(const LateSite& c, int late) {
   Trace trace(kWorld, tracks);
   const auto all = outcomes(kWorld, options, [&](Group& group) {
     if (group.rank() == late) switchyard::detail::defer_copies(group);  // its objects use the arch CpuLate
-    call.tell(group, [&](const std::function<void()>& make) {
+    call.play(group, [&](const std::function<void()>& make) {
       group.barrier();
       if (group.rank() == late) lateness_of_site.arm(c.site, kDelay);
       group.set_trace(&trace);
@@ -179,8 +179,8 @@ TEST_P(LateSites, ASpanOfEachWaitingRankCoversTheDelay) {
   make_deferred<FusedImpl, FusedOnCpu> = FusedImpl::make_on_cpu<CpuLate>;
   for (const int late : {2, 0}) {
     std::string missing = "no trial";
-    for (int trial = 0; trial < kMostTrials && !missing.empty(); ++trial) missing = missing_spans(GetParam(), late);
-    EXPECT_EQ(missing, "") << "in each of " << kMostTrials << " trials";
+    for (int trial = 0; trial < kMaxTrials && !missing.empty(); ++trial) missing = missing_spans(GetParam(), late);
+    EXPECT_EQ(missing, "") << "in each of " << kMaxTrials << " trials";
   }
 }
 

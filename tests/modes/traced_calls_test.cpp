@@ -46,7 +46,7 @@ void expect_all_ok(const std::vector<Outcome>& all) {
 
 /// Payload over links as reported by the ranks, by the phases that transport it, and in the spans of these phases.
 struct Crossed {
-  std::atomic<uint64_t> told{0};
+  std::atomic<uint64_t> reported{0};
   std::map<std::string, uint64_t> traced(const Trace& trace) const {
     std::map<std::string, uint64_t> bytes;
     for (const auto& phase : trace.summary())
@@ -63,7 +63,7 @@ switchyard::LowLatencyConfig plain_rows() {
 }
 
 /// Runs `body` on all ranks while they record. It adds the values of last_call().
-std::map<std::string, uint64_t> traced_bytes(uint64_t& told, const std::function<void(Group&, Crossed&)>& body) {
+std::map<std::string, uint64_t> traced_bytes(uint64_t& reported, const std::function<void(Group&, Crossed&)>& body) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
   Crossed crossed;
@@ -74,7 +74,7 @@ std::map<std::string, uint64_t> traced_bytes(uint64_t& told, const std::function
     group.barrier();
   }));
   EXPECT_EQ(trace.lost(), 0u);
-  told = crossed.told;
+  reported = crossed.reported;
   return crossed.traced(trace);
 }
 
@@ -92,7 +92,7 @@ TEST(TracedCalls, SpansOfNormalModeCarryEveryByteThatCrosses) {
         const Expected out = traced_bytes(sent, [&](Group& group, Crossed& crossed) {
           NormalRig rig(group, NormalRig::config(staging, layout));
           rig.dispatch();
-          crossed.told += rig.exchange.last_call().remote_bytes;
+          crossed.reported += rig.exchange.last_call().remote_bytes;
           group.barrier();
         });
         EXPECT_GT(sent, 0u);
@@ -103,7 +103,7 @@ TEST(TracedCalls, SpansOfNormalModeCarryEveryByteThatCrosses) {
           switchyard::CombineOptions o;
           o.order = order;
           rig.exchange.combine(d.x, d.handle, rig.out.data(), o);
-          crossed.told += rig.exchange.last_call().remote_bytes;
+          crossed.reported += rig.exchange.last_call().remote_bytes;
           group.barrier();
         });
         EXPECT_GT(returned, 0u);
@@ -121,7 +121,7 @@ TEST(TracedCalls, SpansOfLowLatencyCarryEveryByteThatCrosses) {
     const Expected out = traced_bytes(sent, [&](Group& group, Crossed& crossed) {
       LowLatencyRig rig(group);
       rig.dispatch();
-      crossed.told += rig.exchange.last_call().remote_bytes;
+      crossed.reported += rig.exchange.last_call().remote_bytes;
       group.barrier();
     });
     EXPECT_GT(sent, 0u);
@@ -130,26 +130,26 @@ TEST(TracedCalls, SpansOfLowLatencyCarryEveryByteThatCrosses) {
       LowLatencyRig rig(group);
       rig.dispatch();
       rig.combine(order);
-      crossed.told += rig.exchange.last_call().remote_bytes;
+      crossed.reported += rig.exchange.last_call().remote_bytes;
       group.barrier();
     });
     EXPECT_GT(returned, 0u);
     EXPECT_EQ(both, (Expected{{"return_rows", returned}, {"send_rows", sent}}));
   }
-  uint64_t told = 0;
-  const Expected flat = traced_bytes(told, [&](Group& group, Crossed& crossed) {
+  uint64_t reported = 0;
+  const Expected flat = traced_bytes(reported, [&](Group& group, Crossed& crossed) {
     LowLatencyRig rig(group, plain_rows());
     rig.exchange.moe_all_to_all(rig.x(), rig.expert_ids(), rig.out.data());
-    crossed.told += rig.exchange.last_call().remote_bytes;
+    crossed.reported += rig.exchange.last_call().remote_bytes;
     group.barrier();
   });
   EXPECT_EQ(flat.size(), 2u);
-  EXPECT_EQ(flat.at("send_rows") + flat.at("return_rows"), told);
+  EXPECT_EQ(flat.at("send_rows") + flat.at("return_rows"), reported);
 }
 
 TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
-  uint64_t told = 0;
-  const Expected traced = traced_bytes(told, [&](Group& group, Crossed& crossed) {
+  uint64_t reported = 0;
+  const Expected traced = traced_bytes(reported, [&](Group& group, Crossed& crossed) {
     NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));
     const auto d = rig.dispatch();
     switchyard::LedgerConfig c;
@@ -161,25 +161,25 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
     switchyard::LedgerCombine ledger(group, c);
     const auto prepared = ledger.prepare(d.handle.ledger());
     ledger.combine(d.x, rig.weights.data(), prepared, rig.out.data());
-    crossed.told += ledger.last_call().remote_bytes;
+    crossed.reported += ledger.last_call().remote_bytes;
     group.barrier();
   });
-  EXPECT_GT(told, 0u);
-  EXPECT_EQ(traced.at("return_segments"), told);
+  EXPECT_GT(reported, 0u);
+  EXPECT_EQ(traced.at("return_segments"), reported);
   EXPECT_EQ(traced.size(), 2u);  // the other is send_rows of the dispatch
 }
 
 TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
-  uint64_t told = 0;
-  const Expected traced = traced_bytes(told, [&](Group& group, Crossed& crossed) {
+  uint64_t reported = 0;
+  const Expected traced = traced_bytes(reported, [&](Group& group, Crossed& crossed) {
     FusedMoeRig rig(group);
     rig.round();
-    crossed.told += rig.layer.last_call().remote_bytes;
+    crossed.reported += rig.layer.last_call().remote_bytes;
     group.barrier();
   });
   EXPECT_EQ(traced.size(), 2u);
   EXPECT_GT(traced.at("pull_rows"), 0u);
-  EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), told);
+  EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), reported);
 }
 
 /// Every worker has spans of a call with all kinds of work; a wait that was already satisfied has no span.
@@ -222,14 +222,14 @@ std::vector<TraceRecord> records_of(const Trace& trace, int rank, int track) {
 
 /// Whether a call has to wait for rows depends on the machine: calls are made until one has.
 TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
-  constexpr int kMostCalls = 20000;
+  constexpr int kMaxCalls = 20000;
   auto options = options_with(60s);
   options.num_warps = 1;
   Trace trace = trace_for(options);
   std::atomic<bool> seen{false};
   expect_all_ok(outcomes(kWorld, options, [&](Group& group) {
     LowLatencyRig rig(group, plain_rows());
-    for (int call = 0; call < kMostCalls; ++call) {
+    for (int call = 0; call < kMaxCalls; ++call) {
       group.set_trace(&trace);
       rig.exchange.moe_all_to_all(rig.x(), rig.expert_ids(), rig.out.data());
       group.set_trace(nullptr);
@@ -250,7 +250,7 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
       group.barrier();
     }
   }));
-  EXPECT_TRUE(seen) << "no call of " << kMostCalls << " waited for rows";
+  EXPECT_TRUE(seen) << "no call of " << kMaxCalls << " waited for rows";
 }
 
 /// Delay of the late rank: much longer than a call currently takes on this machine, so that the others wait for it and for no
@@ -262,7 +262,7 @@ std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::fun
     const auto begin = std::chrono::steady_clock::now();
     call();
     const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
-    for (auto most = slowest.load(); most < took.count() && !slowest.compare_exchange_weak(most, took.count());) {
+    for (auto max = slowest.load(); max < took.count() && !slowest.compare_exchange_weak(max, took.count());) {
     }
   }
   group.barrier();
@@ -289,7 +289,7 @@ void expect_late_named(std::map<std::string, int> named, int wanted) {
 /// One rank is late in every call. Whether its entry is observed before its rows arrive depends on the machine: calls are made
 /// until both have occurred.
 TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
-  constexpr int kLate = 2, kMostRounds = 50;
+  constexpr int kLate = 2, kMaxRounds = 50;
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
   std::atomic<bool> enough{false};
@@ -307,7 +307,7 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
       call();
       group.set_trace(nullptr);
     };
-    for (int round = 1; round <= kMostRounds && !enough; ++round) {
+    for (int round = 1; round <= kMaxRounds && !enough; ++round) {
       late([&] { rig.dispatch(); });
       late([&] { rig.combine(); });
       group.barrier();

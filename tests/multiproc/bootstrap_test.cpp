@@ -228,16 +228,16 @@ TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
 // ---- death ----
 
 /// All ranks join and watch; then `victim` ends in the way that `end` specifies. The others must be notified of exactly that.
-void expect_death_is_told(
+void expect_death_is_reported(
     const Place& place, const std::function<void(ForkedRanks&, int)>& end,
     const std::function<void(ChildRank&)>& before = [](ChildRank&) {}) {
   constexpr int kVictim = 1;
   ForkedRanks ranks(4, [&](ChildRank& me) {
     const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
     std::atomic<int> deaths{0};
-    std::atomic<int> who{-1};
+    std::atomic<int> dead_rank{-1};
     link->watch([&](int r) {
-      who = r;
+      dead_rank = r;
       ++deaths;
     });
     link->barrier(kLong);
@@ -252,7 +252,7 @@ void expect_death_is_told(
       me.require(error.reason() == ErrorCode::system, "reason");
     }
     while (deaths == 0) ::usleep(1000);
-    me.require(who == kVictim && deaths == 1, "one death, of the victim");
+    me.require(dead_rank == kVictim && deaths == 1, "one death, of the victim");
     me.say("told");
     me.await("end");  // so that no rank ends for another reason
     link->leave();
@@ -261,17 +261,17 @@ void expect_death_is_told(
   for (int r = 0; r < 4; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
   end(ranks, kVictim);
   for (const int r : {0, 2, 3}) ASSERT_TRUE(ranks.wait_until_said(r, "told", kLong));
-  ranks.tell_all("end");
+  ranks.send_line_to_all("end");
   const auto ends = ranks.finish(kLong);
   for (const size_t r : {0, 2, 3}) EXPECT_TRUE(ends[r].ok()) << ends[r];
 }
 
 TEST(Death, OfAKilledRankIsTold) {
-  expect_death_is_told(Place("path"), [](ForkedRanks& ranks, int victim) { ranks.kill(victim); });
+  expect_death_is_reported(Place("path"), [](ForkedRanks& ranks, int victim) { ranks.kill(victim); });
 }
 
 TEST(Death, IsToldThoughAChildOfTheRankHoldsItsSockets) {
-  expect_death_is_told(
+  expect_death_is_reported(
       Place("abstract"), [](ForkedRanks& ranks, int victim) { ranks.kill(victim); },
       [](ChildRank& me) {
         if (me.rank() != 1) return;
@@ -325,7 +325,7 @@ TEST(Death, AStoppedRankIsOnlyLate) {
   });
   for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
   ranks.kill(1, SIGSTOP);
-  ranks.tell_all("go");
+  ranks.send_line_to_all("go");
   EXPECT_TRUE(ranks.wait_until_said(0, "waited", kLong));
   ranks.kill(1, SIGCONT);
   expect_ok(ranks.finish(kLong));

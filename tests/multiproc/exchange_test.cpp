@@ -130,7 +130,7 @@ TEST_P(AKilledProcess, IsNamedByTheOthers) {
   fleet.options.rendezvous_timeout = 600s;
   const auto body = [&](Group& group, Failures& f) {
     const Outcome o = outcome_of([&] {
-      GetParam().tell(group, [&](const std::function<void()>& call) {
+      GetParam().play(group, [&](const std::function<void()>& call) {
         if (group.rank() == 1) ::raise(SIGKILL);
         call();
       });
@@ -225,7 +225,7 @@ TEST(Left, InOrderButTooEarly) {
     rig.round();
     if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
     const Outcome o = outcome_of([&] { rig.round(); });
-    f.check(says_that_it_left(o, 2), shown(o));
+    f.check(reports_departure(o, 2), shown(o));
   });
   EXPECT_EQ(joined(failures), "");
 }
@@ -238,14 +238,14 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   fleet.options.rendezvous_timeout = 600s;
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
     const auto body = [&] {
-      GetParam().tell(group, [&](const std::function<void()>& call) {
+      GetParam().play(group, [&](const std::function<void()>& call) {
         if (group.rank() == 1) throw OwnError();
         call();
       });
     };
     try {
       const Outcome o = outcome_of(body);
-      f.check(says_that_it_left(o, 1), shown(o));
+      f.check(reports_departure(o, 1), shown(o));
     } catch (const OwnError&) {
     }
   });
@@ -259,11 +259,11 @@ TEST_P(ALeavingProcess, IsNoticedWhileItsObjectsLive) {
   int ended[2];  // the others notify rank 1
   ASSERT_EQ(::pipe(ended), 0);
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
-    GetParam().tell(group, [&](const std::function<void()>& call) {
+    GetParam().play(group, [&](const std::function<void()>& call) {
       char byte = 0;
       if (group.rank() != 1) {
         const Outcome o = outcome_of(call);
-        f.check(says_that_it_left(o, 1), shown(o));
+        f.check(reports_departure(o, 1), shown(o));
         f.check(::write(ended[1], &byte, 1) == 1, "pipe");
         return;
       }
@@ -345,7 +345,7 @@ std::vector<std::function<void()>> calls_of(Inherited& kept) {
           [&] { group.check(); }};
 }
 
-bool says_that_it_was_forked(const Outcome& o) {
+bool reports_fork(const Outcome& o) {
   if (o.code == ErrorCode::invalid_argument && o.text.find("this process was forked") != std::string::npos) return true;
   std::fprintf(stderr, "%s\n", shown(o).c_str());
   return false;
@@ -375,7 +375,7 @@ TEST(ForkedChild, EndsWithoutItsParentsGroup) {
                 if (o.code != ErrorCode::invalid_argument) ::raise(SIGKILL);
                 kept.groups.back().leave();
                 for (const std::function<void()>& call : calls_of(kept))
-                  if (!says_that_it_was_forked(outcome_of(call))) ::raise(SIGKILL);
+                  if (!reports_fork(outcome_of(call))) ::raise(SIGKILL);
               }),
               "calls of the child");
     }

@@ -9,7 +9,7 @@
 //   });
 //   ranks.wait_until_said(2, "joined", 20s);
 //   ranks.kill(2);
-//   ranks.tell_all("go");
+//   ranks.send_line_to_all("go");
 //   const auto ends = ranks.finish(30s);               // kills what still runs at the deadline
 //   EXPECT_TRUE(ends[0].ok()) << ends[0];
 //
@@ -118,12 +118,12 @@ class ForkedRanks {
   pid_t pid(int rank) const { return at(rank).pid; }
   void kill(int rank, int signal = SIGKILL) { ::kill(at(rank).pid, signal); }
 
-  void tell(int rank, std::string line) {
+  void send_line(int rank, std::string line) {
     line += '\n';
     if (::write(at(rank).to_child.get(), line.data(), line.size()) < 0 && errno != EPIPE) std::perror("ForkedRanks::tell");
   }
-  void tell_all(const std::string& line) {
-    for (int r = 0; r < world(); ++r) tell(r, line);
+  void send_line_to_all(const std::string& line) {
+    for (int r = 0; r < world(); ++r) send_line(r, line);
   }
 
   /// False if the rank ended or the deadline passed first.

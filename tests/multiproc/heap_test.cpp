@@ -309,7 +309,7 @@ TEST(HeapOfProcesses, OutlivesAKilledRankAndDisappearsWithTheLastOne) {
   }
   ranks.kill(1);
   ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
-  ranks.tell_all("rank 1 is dead");
+  ranks.send_line_to_all("rank 1 is dead");
   for (const int r : {0, 2}) ASSERT_TRUE(ranks.wait_until_said(r, "touched", kLong));
   ranks.kill(0);
   ranks.kill(2);

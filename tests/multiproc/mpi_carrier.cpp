@@ -21,43 +21,44 @@ namespace {
 
 using carrier_rounds::Bytes, carrier_rounds::exchange, carrier_rounds::finish;
 
-constexpr int kRanksHere = 2;
+constexpr int kRanksPerProcess = 2;
 constexpr uint64_t kNonce = 0x5eed;
 
 int processes_of_run() { return std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")); }
 
-std::unique_ptr<Carrier> make_carrier(int rank, uint64_t nonce, size_t most_bytes) {
-  MpiCarrierSpec spec{rank, {}, nonce, most_bytes};
-  for (int r = 0; r < kRanksHere * processes_of_run(); ++r) spec.processes.push_back(r / kRanksHere);
+std::unique_ptr<Carrier> make_carrier(int rank, uint64_t nonce, size_t max_bytes) {
+  MpiCarrierSpec spec{rank, {}, nonce, max_bytes};
+  for (int r = 0; r < kRanksPerProcess * processes_of_run(); ++r) spec.processes.push_back(r / kRanksPerProcess);
   return make_mpi_carrier(spec);
 }
 
 /// Calls body(rank, world) on each rank of this process.
 template <class Body>
 void on_bare_ranks(const Body& body) {
-  const int process = mpi_process(std::chrono::seconds(20)), world = kRanksHere * processes_of_run();
+  const int process = mpi_process(std::chrono::seconds(20)), world = kRanksPerProcess * processes_of_run();
   std::vector<std::thread> threads;
-  for (int here = 0; here < kRanksHere; ++here) threads.emplace_back([&, here] { body(process * kRanksHere + here, world); });
+  for (int here = 0; here < kRanksPerProcess; ++here)
+    threads.emplace_back([&, here] { body(process * kRanksPerProcess + here, world); });
   for (std::thread& thread : threads) thread.join();
 }
 /// Like on_bare_ranks, with a carrier for each.
 template <class Body>
-void on_ranks(uint64_t nonce, size_t most_bytes, const Body& body) {
+void on_ranks(uint64_t nonce, size_t max_bytes, const Body& body) {
   on_bare_ranks([&](int rank, int world) {
-    const std::unique_ptr<Carrier> carrier = make_carrier(rank, nonce, most_bytes);
+    const std::unique_ptr<Carrier> carrier = make_carrier(rank, nonce, max_bytes);
     body(*carrier, rank, world);
   });
 }
 
 TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
-  for (const size_t most : {size_t{1} << 30, size_t{100000}})
-    on_ranks(kNonce + most, most, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
+  for (const size_t max : {size_t{1} << 30, size_t{100000}})
+    on_ranks(kNonce + max, max, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
 }
 
 // Rank 0 sends other sizes than its peers expect. None of its bytes is written, in their buffers or after them.
 TEST(MpiCarrier, OtherSizesAreUnlike) {
   struct Sizes {
-    size_t sent, awaited, most;
+    size_t sent, awaited, max;
   };
   constexpr std::byte kUntouched{0x5a};
   uint64_t nonce = kNonce + 100;
@@ -67,21 +68,21 @@ TEST(MpiCarrier, OtherSizesAreUnlike) {
                              {131072, 65536, 50000},
                              {65536, 131072, size_t{1} << 30},
                              {8 << 20, 65536, size_t{1} << 30}}) {
-    on_ranks(++nonce, sizes.most, [&](Carrier& carrier, int rank, int world) {
+    on_ranks(++nonce, sizes.max, [&](Carrier& carrier, int rank, int world) {
       if (rank == 0) {
         const auto out = std::make_shared<const Bytes>(sizes.sent);
         carrier.share(out);
-        std::vector<Leg> legs;
-        for (int peer = 1; peer < world; ++peer) legs.push_back({peer, *out, {}});
-        carrier.post(1, legs, nullptr);  // the round may never finish: no rank receives its bytes
+        std::vector<PeerTransfer> transfers;
+        for (int peer = 1; peer < world; ++peer) transfers.push_back({peer, *out, {}});
+        carrier.post(1, transfers, nullptr);  // the round may never finish: no rank receives its bytes
         return;
       }
       Bytes in(std::max(sizes.sent, sizes.awaited) * 2, kUntouched);
-      const Leg leg[] = {{0, {}, std::span(in).first(sizes.awaited)}};
-      carrier.post(1, leg, nullptr);
-      const RoundLook look = finish(carrier, 1);
-      EXPECT_EQ(look.state, RoundState::unlike);
-      EXPECT_EQ(look.peer, 0);
+      const PeerTransfer transfer[] = {{0, {}, std::span(in).first(sizes.awaited)}};
+      carrier.post(1, transfer, nullptr);
+      const RoundStatus status = finish(carrier, 1);
+      EXPECT_EQ(status.state, RoundState::unlike);
+      EXPECT_EQ(status.peer, 0);
       EXPECT_EQ(std::count(in.begin(), in.end(), kUntouched), static_cast<ptrdiff_t>(in.size()))
           << sizes.sent << " bytes for " << sizes.awaited;
     });
@@ -93,10 +94,10 @@ TEST(MpiCarrier, AbortEndsRounds) {
   on_ranks(kNonce + 2, 64, [](Carrier& carrier, int rank, int world) {
     Bytes in(5000);
     const int peer = (rank + 1) % world;
-    const Leg leg[] = {{peer, {}, in}};
-    carrier.post(1, leg, nullptr);
+    const PeerTransfer transfer[] = {{peer, {}, in}};
+    carrier.post(1, transfer, nullptr);
     EXPECT_EQ(carrier.advance(0).state, RoundState::done) << "an earlier round has no legs";
-    EXPECT_EQ(carrier.advance(1).state, RoundState::under_way);
+    EXPECT_EQ(carrier.advance(1).state, RoundState::in_progress);
     EXPECT_EQ(carrier.advance(1).peer, peer);
     std::thread aborting([&] { carrier.abort(); });
     EXPECT_EQ(finish(carrier, 1).state, RoundState::broken);
@@ -108,8 +109,8 @@ TEST(MpiCarrier, AbortEndsRounds) {
 TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 3, 100000, [](Carrier& carrier, int rank, int world) {
     const Bytes out(30, std::byte{1});
-    const Leg leg[] = {{(rank + 1) % world, out, {}}};
-    carrier.post(1, leg, nullptr);
+    const PeerTransfer transfer[] = {{(rank + 1) % world, out, {}}};
+    carrier.post(1, transfer, nullptr);
   });
   on_ranks(kNonce + 4, 100000, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 5); });
 }
@@ -129,8 +130,8 @@ class Signals {
   void await(int peer) { run({peer, {}, byte_}); }
 
  private:
-  void run(const Leg& leg) {
-    carrier_->post(++round_, {&leg, 1}, nullptr);
+  void run(const PeerTransfer& transfer) {
+    carrier_->post(++round_, {&transfer, 1}, nullptr);
     ASSERT_EQ(finish(*carrier_, round_).state, RoundState::done);
   }
   std::unique_ptr<Carrier> carrier_;
@@ -138,8 +139,8 @@ class Signals {
   uint64_t round_ = 0;
 };
 
-constexpr size_t kLong = size_t{8} << 20;           // longer than any message that MPI sends before it is received
-constexpr int kSender = 0, kReceiver = kRanksHere;  // of two processes
+constexpr size_t kLong = size_t{8} << 20;                 // longer than any message that MPI sends before it is received
+constexpr int kSender = 0, kReceiver = kRanksPerProcess;  // of two processes
 
 // A carrier ends before its peer receives. The memory that it shares lives until MPI has sent it, and no longer.
 TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
@@ -151,8 +152,8 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
     if (rank == kReceiver) {
       signals.await(kSender);
       Bytes in(kLong);
-      const Leg leg[] = {{kSender, {}, in}};
-      carrier->post(1, leg, nullptr);
+      const PeerTransfer transfer[] = {{kSender, {}, in}};
+      carrier->post(1, transfer, nullptr);
       EXPECT_EQ(finish(*carrier, 1).state, RoundState::done);
       for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(in[i], value(i)) << i;
       return signals.send(kSender);
@@ -160,8 +161,8 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
     std::shared_ptr<std::byte> memory = mapped(kLong);
     for (size_t i = 0; i < kLong; ++i) memory.get()[i] = value(i);
     carrier->share(memory);
-    const Leg leg[] = {{kReceiver, {memory.get(), kLong}, {}}};
-    carrier->post(1, leg, nullptr);
+    const PeerTransfer transfer[] = {{kReceiver, {memory.get(), kLong}, {}}};
+    carrier->post(1, transfer, nullptr);
     const std::weak_ptr<std::byte> kept = memory;
     memory.reset();
     carrier.reset();
@@ -188,16 +189,16 @@ TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
       carrier->share(memory);
       const std::span<std::byte> bytes(memory.get(), kLong);
       if (rank == kSender) {
-        const Leg leg[] = {{kReceiver, bytes, {}}};
-        carrier->post(1, leg, nullptr);
+        const PeerTransfer transfer[] = {{kReceiver, bytes, {}}};
+        carrier->post(1, transfer, nullptr);
         signals.send(kReceiver);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         for (int i = 0; i < 1000; ++i) (void)carrier->advance(1);
         return signals.send(kReceiver);
       }
       signals.await(kSender);
-      const Leg leg[] = {{kSender, {}, bytes}};
-      carrier->post(1, leg, nullptr);
+      const PeerTransfer transfer[] = {{kSender, {}, bytes}};
+      carrier->post(1, transfer, nullptr);
       for (int i = 0; i < looks; ++i) (void)carrier->advance(1);
       memory.reset();
       carrier.reset();
@@ -209,8 +210,8 @@ TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
 TEST(MpiCarrier, ARankThatIsNotThereIsRefused) {
   on_ranks(kNonce + 5, 64, [](Carrier& carrier, int, int world) {
     const Bytes out(3);
-    const Leg leg[] = {{world, out, {}}};
-    carrier.post(1, leg, nullptr);
+    const PeerTransfer transfer[] = {{world, out, {}}};
+    carrier.post(1, transfer, nullptr);
     EXPECT_EQ(carrier.advance(1).state, RoundState::broken);
     EXPECT_EQ(carrier.advance(1).peer, world);
   });

@@ -282,9 +282,9 @@ class PhaseRunner : StepRunner {
       RankData first(c_, group_.rank(), 2 * i), again(c_, group_.rank(), 2 * i + 1);
       switchyard::Dispatched d;
       switchyard::DispatchOptions o;
-      const int64_t most = switchyard::most_rows(exchange_.config(), group_.size()), hidden = c_.scenario.hidden;
-      std::vector<std::byte> mine(static_cast<size_t>(most * hidden * 2));
-      const switchyard::Rows out{mine.data(), most, hidden, DType::bf16};
+      const int64_t max = switchyard::most_rows(exchange_.config(), group_.size()), hidden = c_.scenario.hidden;
+      std::vector<std::byte> mine(static_cast<size_t>(max * hidden * 2));
+      const switchyard::Rows out{mine.data(), max, hidden, DType::bf16};
       if (phase == Phase::dispatch_out) o.out = &out;
       step(phase == Phase::dispatch || phase == Phase::dispatch_out || phase == Phase::dispatch_hosts, [&] {
         d = exchange_.dispatch(first.x(), first.ids(), first.weights(), o);

@@ -121,7 +121,7 @@ int races_on_rows(const std::string& output, const char* writer, const char* acc
   return found;
 }
 
-void expect_reuse_needs_the_flag(const char* test, const char* writer, const char* access, const char* user) {
+void expect_reuse_ordered_by_flag(const char* test, const char* writer, const char* access, const char* user) {
   for (const char* side : {"acquire", "release"}) {
     const std::string output = run_child(side, test);
     EXPECT_NE(output.find("1 test"), std::string::npos) << output;
@@ -133,11 +133,11 @@ void expect_reuse_needs_the_flag(const char* test, const char* writer, const cha
 }
 
 TEST(ReuseOfBuffers, NeedsTheHeaderOfTheCallBetween) {
-  expect_reuse_needs_the_flag("LowLatency", "send_part", "read", "place_piece");
+  expect_reuse_ordered_by_flag("LowLatency", "send_part", "read", "place_piece");
 }
 // The owner's last access to a buffer, in the next call, blanks it.
 TEST(ReuseOfBuffers, NeedsTheEntryIntoTheCallBetween) {
-  expect_reuse_needs_the_flag("Ledger", "return_segments", "write", "blank_last_rows");
+  expect_reuse_ordered_by_flag("Ledger", "return_segments", "write", "blank_last_rows");
 }
 
 }  // namespace

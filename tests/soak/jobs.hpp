@@ -10,12 +10,12 @@ namespace soak {
 
 using harness::CallArrays;
 using harness::CallNumber;
+using harness::Checked;
 using harness::exact_bits;
 using harness::Form;
 using harness::kNaN;
 using harness::kUntouched;
 using harness::Verdict;
-using harness::What;
 using switchyard::DType;
 
 inline constexpr DType kType = DType::bf16;
@@ -84,11 +84,12 @@ struct ExpertRow {
     const bool valid = source >= 0 && source < f.world && k < f.topk && t >= 0;
     if (c == 0) {
       const int chosen = valid ? f.id(routed(), source, t, k) : -2;
-      verdict->judge(What::row_source, number(), row, static_cast<uint32_t>(expert), static_cast<uint32_t>(chosen));
+      verdict->judge(Checked::row_source, number(), row, static_cast<uint32_t>(expert), static_cast<uint32_t>(chosen));
       verdict->count_row();
     }
     if (valid)
-      verdict->judge(What::row, number(), at, exact_bits(kType, f.x(number(), source, t, c)), harness::element(kType, x, at));
+      verdict->judge(Checked::row, number(), at, exact_bits(kType, f.x(number(), source, t, c)),
+                     harness::element(kType, x, at));
     set_value(y, at, value_of(x, at) * f.factor(expert));
   }
 };
@@ -145,7 +146,7 @@ struct JudgeLayer {
     const int t = static_cast<int>(i / f.hidden), c = static_cast<int>(i % f.hidden);
     const uint32_t got = harness::element(kType, out, i);
     if (nothing || t >= f.tokens(routed(), rank)) {
-      verdict->judge(What::beyond_tokens, number(), i, kUntouched & 0xFFFF, got);
+      verdict->judge(Checked::beyond_tokens, number(), i, kUntouched & 0xFFFF, got);
       return;
     }
     float factors = 0;
@@ -156,7 +157,7 @@ struct JudgeLayer {
     const float sum = factors == 0 ? 0.0f : f.x(number(), rank, t, c) * factors;
     // A sum of zeros may have either sign.
     const bool zero = sum == 0 && (got & 0x7FFF) == 0;
-    verdict->judge(What::sum, number(), i, zero ? got : exact_bits(kType, sum), got);
+    verdict->judge(Checked::sum, number(), i, zero ? got : exact_bits(kType, sum), got);
   }
 };
 
@@ -191,7 +192,7 @@ struct JudgeNumbers {
   Verdict* verdict;
   SWITCHYARD_FN int64_t size() const { return count; }
   SWITCHYARD_FN void operator()(int64_t i) const {
-    verdict->judge(What::sum, number, i, exact_bits(DType::f32, value), exact_bits(DType::f32, numbers[i]));
+    verdict->judge(Checked::sum, number, i, exact_bits(DType::f32, value), exact_bits(DType::f32, numbers[i]));
   }
 };
 

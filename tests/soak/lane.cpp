@@ -27,7 +27,7 @@ using switchyard::Staging;
 
 namespace {
 
-constexpr int kNumberRooms = 8;
+constexpr int kNumBuffers = 8;
 
 int experts_of(const Life& life) { return 3 * life.world + 1; }
 
@@ -96,7 +96,7 @@ Lane::Lane(const Life& life, int lane, Group group, Report& report)
     all_reduce_ =
         place_.make_all_reduce([&](const void* from, size_t bytes, void* to) { group_->all_gather(from, bytes, to); });
   }
-  for (int i = 0; all_reduce_ && i < kNumberRooms; ++i) numbers_.push_back(place_.make<float>(kNumbers));
+  for (int i = 0; all_reduce_ && i < kNumBuffers; ++i) numbers_.push_back(place_.make<float>(kNumbers));
   if (all_reduce_) {  // its first call allocates and connects, which waits for everything that runs on the GPU
     all_reduce_->sum(numbers_[0], kNumbers);
     place_.finish(place_.stream(2));
@@ -133,7 +133,7 @@ void Lane::make_objects() {
     options.size = SizePolicy::worst_case;
     o->first = o->exchange.dispatch(rows_of(arrays, tokens), ids_of(arrays, tokens), nullptr, options).handle;
     place_.order(comm_, compute_);
-    o->room = room_of(*o);
+    o->free_buffers = free_buffers_of(*o);
   }
   group_->barrier();
 }
@@ -153,10 +153,10 @@ Form Lane::form_of(int tokens) const {
 CallArrays Lane::make_arrays() {
   CallArrays a;
   const size_t row = static_cast<size_t>(life_.hidden) * 2;
-  a.x = place_.room(kMaxTokens * row);
-  a.out = place_.room(kMaxTokens * row);
+  a.x = place_.allocate(kMaxTokens * row);
+  a.out = place_.allocate(kMaxTokens * row);
   a.int64_ids = arrays_.size() % 2 == 1;
-  a.ids = place_.room(kMaxTokens * kTopk * 8);
+  a.ids = place_.allocate(kMaxTokens * kTopk * 8);
   a.weights = place_.make<float>(kMaxTokens * kTopk);
   a.factors = place_.make<float>(static_cast<size_t>(experts_of(life_)));
   a.tokens = place_.make<int32_t>(1);
@@ -172,7 +172,7 @@ ConstRows Lane::rows_of(const CallArrays& arrays, int64_t tokens) const { return
 
 void Lane::run() {
   for (step_ = 1; step_ <= life_.steps; ++step_) {
-    end_if_told();
+    end_if_requested();
     try {
       step();
     } catch (const Error&) {
@@ -184,7 +184,7 @@ void Lane::run() {
   finish();
 }
 
-void Lane::end_if_told() {
+void Lane::end_if_requested() {
   if (life_.end == End::in_order || rank() != life_.victim || static_cast<int>(lane_) != life_.victim_lane) return;
   if (step_ != life_.last_step) return;
   if (life_.end == End::killed) ::raise(SIGKILL);
@@ -250,8 +250,8 @@ void Lane::must_fail(ErrorCode code, const char* what, const std::function<void(
   throw std::runtime_error(std::string("no error from ") + what);
 }
 
-size_t Lane::room_of(Normal& o) {
-  if (!o.counts_room()) return 0;
+size_t Lane::free_buffers_of(Normal& o) {
+  if (!o.counts_free_buffers()) return 0;
   std::vector<RowBuffer> rows;
   try {
     for (;;) rows.push_back(o.exchange.allocate_rows(*o.first, kType));
@@ -267,11 +267,13 @@ void Lane::finish() {
   for (auto& o : normals_) {
     o->kept.clear();
     o->routed.clear();
-    size_t room = 0;
-    for (int tries = 0; tries < 200 && (room = room_of(*o)) != o->room; ++tries) std::this_thread::sleep_for(10ms);
-    if (room != o->room)
+    size_t free_buffers = 0;
+    for (int tries = 0; tries < 200 && (free_buffers = free_buffers_of(*o)) != o->free_buffers; ++tries)
+      std::this_thread::sleep_for(10ms);
+    if (free_buffers != o->free_buffers)
       throw std::runtime_error("the pool of object " + std::to_string(&o - normals_.data()) + " has room for " +
-                               std::to_string(room) + " outputs instead of " + std::to_string(o->room) + ": a leak");
+                               std::to_string(free_buffers) + " outputs instead of " + std::to_string(o->free_buffers) +
+                               ": a leak");
   }
   normals_.clear();
   low_latency_.reset();

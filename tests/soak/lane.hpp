@@ -63,8 +63,8 @@ class Lane {
     std::optional<switchyard::Handle> first;  ///< kept from the beginning to the end
     std::deque<Routed> routed;                ///< equal on all ranks
     std::deque<switchyard::Dispatched> kept;  ///< differs by rank
-    size_t room = 0;                          ///< row buffers that fit the pool in addition to `first`
-    bool counts_room() const {
+    size_t free_buffers = 0;                  ///< row buffers that fit the pool in addition to `first`
+    bool counts_free_buffers() const {
       return kBackend == switchyard::Backend::cuda || exchange.config().staging == switchyard::Staging::direct;
     }
   };
@@ -100,7 +100,7 @@ class Lane {
   }
 
   void make_objects();
-  void end_if_told();
+  void end_if_requested();
   void step();
   void forward(Normal& o, bool again);
   switchyard::Dispatched layer(Normal& o, const LayerCall& call);
@@ -117,7 +117,7 @@ class Lane {
   void add_up();
   void settle();
   void must_fail(switchyard::ErrorCode code, const char* what, const std::function<void()>& call);
-  size_t room_of(Normal& o);
+  size_t free_buffers_of(Normal& o);
   void finish();
 
   const Life& life_;

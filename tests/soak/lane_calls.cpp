@@ -132,11 +132,11 @@ void Lane::overflow(Normal& o, bool drop) {
   call.arrays = next_arrays();
   call.number = call.routed = number();
   call.options.size = SizePolicy::capacity;
-  int64_t most = 0;
-  for (int r = 0; r < life_.world; ++r) most = std::max(most, rows_to(o, call.number, r));
-  call.options.capacity = std::max<int64_t>(1, static_cast<int64_t>(all(2) % static_cast<uint64_t>(most + most / 2 + 2)));
+  int64_t max = 0;
+  for (int r = 0; r < life_.world; ++r) max = std::max(max, rows_to(o, call.number, r));
+  call.options.capacity = std::max<int64_t>(1, static_cast<int64_t>(all(2) % static_cast<uint64_t>(max + max / 2 + 2)));
   if (drop) call.options.overflow = Overflow::drop_and_report;
-  call.fails = !drop && most > call.options.capacity;
+  call.fails = !drop && max > call.options.capacity;
   make_inputs(call.form, call.arrays, call.number);
   count(drop ? "drop" : call.fails ? "overflow" : "capacity");
   if (!call.fails) {
@@ -153,7 +153,7 @@ void Lane::overflow(Normal& o, bool drop) {
 
 /// One rank has dropped too little memory.
 void Lane::exhaust(Normal& o) {
-  if (!o.counts_room()) return;
+  if (!o.counts_free_buffers()) return;
   count("exhausted");
   settle();
   const bool full = rank() == static_cast<int>(all(2) % static_cast<uint64_t>(life_.world));

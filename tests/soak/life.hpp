@@ -8,7 +8,7 @@
 
 namespace soak {
 
-inline constexpr int kMostLanes = 2;  ///< of each rank, each with its own thread, group, objects and streams
+inline constexpr int kMaxLanes = 2;  ///< of each rank, each with its own thread, group, objects and streams
 
 enum class End { in_order, throws, killed };
 inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
@@ -20,7 +20,7 @@ struct Life {
   uint64_t seed = 0;
   int world = 2;
   bool processes = false;
-  int lanes = kMostLanes;
+  int lanes = kMaxLanes;
   int steps = 0;   ///< of each lane
   int hidden = 0;  ///< columns of a row
   End end = End::in_order;
@@ -38,14 +38,14 @@ inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   return x;
 }
 
-/// `threads`, `processes`: the allowed kinds of ranks; one of several processes may be killed. fewest_steps > kStepsToHear.
-inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, int fewest_steps, const int (&widths)[3]) {
+/// `threads`, `processes`: the allowed kinds of ranks; one of several processes may be killed. min_steps > kStepsToHear.
+inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, int min_steps, const int (&widths)[3]) {
   Life life;
   life.seed = seed;
   life.world = world;
   life.processes = processes && (!threads || draw(seed, 1) % 2 == 0);
-  life.lanes = draw(seed, 8) % 4 == 0 ? 1 : kMostLanes;
-  life.steps = fewest_steps + static_cast<int>(draw(seed, 2) % static_cast<uint64_t>(3 * fewest_steps));
+  life.lanes = draw(seed, 8) % 4 == 0 ? 1 : kMaxLanes;
+  life.steps = min_steps + static_cast<int>(draw(seed, 2) % static_cast<uint64_t>(3 * min_steps));
   life.hidden = widths[draw(seed, 3) % 3];
   const uint64_t way = draw(seed, 4) % 4;
   life.end = world == 1 || way < 2 ? End::in_order : way == 2 || !life.processes ? End::throws : End::killed;

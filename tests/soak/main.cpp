@@ -106,9 +106,9 @@ GroupOptions group_options(const Life& life) {
 }
 
 /// Runs the ranks `ranks` of the life, all lanes, in this process. \throws std::runtime_error with all errors.
-void run_here(const Life& life, const std::vector<int>& ranks, const std::string& store, const ChildRank& child) {
+void run_in_process(const Life& life, const std::vector<int>& ranks, const std::string& store, const ChildRank& child) {
   const GroupOptions options = group_options(life);
-  std::array<std::vector<Group>, soak::kMostLanes> groups;
+  std::array<std::vector<Group>, soak::kMaxLanes> groups;
   if (!life.processes) {
     for (auto& lane : groups) lane = Group::in_process(life.world, options);
   }
@@ -147,7 +147,7 @@ bool live(const Life& life, Counts& total) {
         for (int r = 0; r < life.world; ++r) {
           if (!life.processes || r == me.rank()) ranks.push_back(r);
         }
-        run_here(life, ranks, store, me);
+        run_in_process(life, ranks, store, me);
       },
       kLongestLife);
   bool good = true;
@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
   const int world = options.ranks > 0 ? static_cast<int>(options.ranks) : kCuda ? std::max(2, gpus) : 3;
   // If ranks are threads and share a GPU, none may allocate, free or capture while another's kernels wait: not run.
   if (kCuda && gpus < world) options.threads = false, options.processes = true;
-  constexpr int kFewestSteps = kCuda ? 300 : 60;
+  constexpr int kMinSteps = kCuda ? 300 : 60;
   constexpr int kWidths[3] = {kCuda ? 256 : 64, kCuda ? 1024 : 128, kCuda ? 2048 : 256};
   const auto begin = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
@@ -208,7 +208,7 @@ int main(int argc, char** argv) {
   uint64_t n = options.life >= 0 ? static_cast<uint64_t>(options.life) : 0;
   for (; good && (options.life >= 0 || seconds() < static_cast<double>(options.seconds)); ++n) {
     const Life life = soak::draw_life(soak::draw(static_cast<uint64_t>(options.seed), n), world, options.threads,
-                                      options.processes, kFewestSteps, kWidths);
+                                      options.processes, kMinSteps, kWidths);
     std::printf("life %llu after %.0f s: %s\n", static_cast<unsigned long long>(n), seconds(), text_of(life).c_str());
     std::fflush(stdout);
     good = live(life, total);

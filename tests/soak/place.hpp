@@ -44,10 +44,10 @@ class Place {
   Place& operator=(const Place&) = delete;
 
   /// Zeroed memory of the lane's device, valid until this object is destroyed.
-  std::byte* room(size_t bytes);
+  std::byte* allocate(size_t bytes);
   template <class T>
   T* make(size_t count) {
-    return reinterpret_cast<T*>(room(count * sizeof(T)));
+    return reinterpret_cast<T*>(allocate(count * sizeof(T)));
   }
   template <class T>
   T read(const T* from) {

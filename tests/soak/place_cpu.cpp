@@ -13,7 +13,7 @@ struct Place::Impl {
   struct Free {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
   };
-  std::vector<std::unique_ptr<std::byte, Free>> rooms;
+  std::vector<std::unique_ptr<std::byte, Free>> buffers;
 };
 
 namespace {
@@ -27,9 +27,9 @@ struct Calls final : Place::Graph {
 Place::Place(int, int) : impl_(std::make_unique<Impl>()) {}
 Place::~Place() = default;
 
-std::byte* Place::room(size_t bytes) {
+std::byte* Place::allocate(size_t bytes) {
   auto* const p = static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{64}));
-  impl_->rooms.emplace_back(p);
+  impl_->buffers.emplace_back(p);
   std::memset(p, 0, bytes);
   return p;
 }

@@ -16,9 +16,9 @@ namespace soak {
 
 namespace {
 
-constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMostBlocks = 64;
+constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMaxBlocks = 64;
 /// Allocated at once, so that steps allocate nothing.
-constexpr size_t kRoom = size_t{96} << 20;
+constexpr size_t kPlaceBytes = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -28,10 +28,10 @@ void must(cudaError_t error, const char* what) {
 
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-/// Runs the first `most` iterations of a job.
+/// Runs the first `max` iterations of a job.
 template <class Job>
-__global__ void job_kernel(const Job job, int64_t most) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x, end = job.size() < most ? job.size() : most;
+__global__ void job_kernel(const Job job, int64_t max) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x, end = job.size() < max ? job.size() : max;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < end; i += step) job(i);
 }
 
@@ -105,8 +105,8 @@ Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
   must(cudaGetDeviceCount(&me.gpus), "cudaGetDeviceCount");
   must(cudaSetDevice(rank % me.gpus), "cudaSetDevice");
   for (auto& stream : me.streams) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  must(cudaMallocAsync(reinterpret_cast<void**>(&me.memory), kRoom, me.streams[0]), "cudaMallocAsync");
-  must(cudaMemsetAsync(me.memory, 0, kRoom, me.streams[0]), "cudaMemsetAsync");
+  must(cudaMallocAsync(reinterpret_cast<void**>(&me.memory), kPlaceBytes, me.streams[0]), "cudaMallocAsync");
+  must(cudaMemsetAsync(me.memory, 0, kPlaceBytes, me.streams[0]), "cudaMemsetAsync");
   must(cudaStreamSynchronize(me.streams[0]), "cudaMemsetAsync");
   for (auto& event : me.events) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber,
@@ -120,10 +120,10 @@ Place::~Place() {
   for (auto& stream : impl_->streams) (void)cudaStreamDestroy(stream);
 }
 
-std::byte* Place::room(size_t bytes) {
+std::byte* Place::allocate(size_t bytes) {
   std::byte* const p = impl_->memory + impl_->used;
   impl_->used += (bytes + 255) / 256 * 256;
-  if (impl_->used > kRoom) throw std::runtime_error("a lane needs more memory than it has");
+  if (impl_->used > kPlaceBytes) throw std::runtime_error("a lane needs more memory than it has");
   return p;
 }
 
@@ -153,7 +153,7 @@ void Place::finish(void* stream) { must(cudaStreamSynchronize(as_stream(stream))
 
 template <class Job>
 void Place::run(const Job& job, void* stream) {
-  const int64_t blocks = std::clamp<int64_t>((job.size() + kThreads - 1) / kThreads, 1, kMostBlocks);
+  const int64_t blocks = std::clamp<int64_t>((job.size() + kThreads - 1) / kThreads, 1, kMaxBlocks);
   job_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, as_stream(stream)>>>(job, INT64_MAX);
   must(cudaGetLastError(), "a job");
 }

@@ -56,10 +56,10 @@ struct CpuLate : Cpu {
     if (spec.sentinel) lateness_of_site.before(Site::returned);
     Cpu::reduce_rows(w, spec);
   }
-  template <int kMostPlaces = kMaxRanks, class Row, class Weight>
+  template <int kMaxPlaces = kMaxRanks, class Row, class Weight>
   static void reduce_rows_from(Warp& w, const ReduceSpec& given, int places, bool weighted, Row&& row_of, Weight&& weight_of) {
     if (given.sentinel) lateness_of_site.before(Site::returned);
-    Cpu::reduce_rows_from<kMostPlaces>(w, given, places, weighted, row_of, weight_of);
+    Cpu::reduce_rows_from<kMaxPlaces>(w, given, places, weighted, row_of, weight_of);
   }
   template <class F>
   static void multicast_sentinel(Warp& w, int n, F&& f, const void* src, size_t bytes, const Sentinel& as = sentinel_sums()) {

@@ -180,8 +180,8 @@ struct DriftingTimer {
     return 1'700'000'000'000'000'000 + static_cast<uint64_t>(static_cast<double>(host_ns) * (1 + ppm * 1e-6));
   }
   /// A reading at a given time, with an error of less than half of the round trip.
-  TimerReading read(uint64_t host_ns, uint64_t way_ns, int64_t error_ns) const {
-    return {at(host_ns), static_cast<int64_t>(host_ns - at(host_ns)) + error_ns, way_ns};
+  TimerReading read(uint64_t host_ns, uint64_t round_trip_ns, int64_t error_ns) const {
+    return {at(host_ns), static_cast<int64_t>(host_ns - at(host_ns)) + error_ns, round_trip_ns};
   }
 };
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "exchange/low_latency/hosts/far_plan.hpp"
+#include "exchange/low_latency/hosts/remote_plan.hpp"
 #include "exchange/low_latency/impl.hpp"
 #include "oracle/rows.hpp"
 
@@ -44,7 +44,7 @@ struct Rank {
   Rank(const HostMap& map, int number, const LowLatencyLayout& l, const ScalePlace& scales)
       : plan(map, number),
         heap(static_cast<int64_t>(kBase) + l.bytes()),
-        far_heap(FarReturns(l, plan.most_sources).bytes()),
+        remote_heap(RemoteReturns(l, plan.max_sources).bytes()),
         messages(2 * static_cast<int64_t>(plan.rails.size()) * rail_bytes(l)),
         output_bytes(carve_output(nullptr, l, scales, number, nullptr).bytes),
         output(output_bytes),
@@ -53,19 +53,19 @@ struct Rank {
         moved(static_cast<size_t>(kBlocks * kWarps)) {
     for (int w = 0; w < kBlocks * kWarps; ++w) warps.emplace_back(w / kWarps, w % kWarps, kBlocks, kWarps, nullptr);
     tables = carve_output(output.data(), l, scales, number, nullptr);
-    far.rails = plan.rails.data();
-    far.host_of = plan.host_of.data();
-    far.rail_of_host = plan.rail_of_host.data();
-    far.num_rails = static_cast<int>(plan.rails.size());
-    far.own_host = plan.own_host;
-    far.own_ranks = plan.own_ranks;
-    far.stride = rail_bytes(l);
-    far.sent = messages.data();
-    far.received = messages.data() + far.num_rails * far.stride;
+    remote.rails = plan.rails.data();
+    remote.host_of = plan.host_of.data();
+    remote.rail_of_host = plan.rail_of_host.data();
+    remote.num_rails = static_cast<int>(plan.rails.size());
+    remote.own_host = plan.own_host;
+    remote.own_ranks = plan.own_ranks;
+    remote.stride = rail_bytes(l);
+    remote.sent = messages.data();
+    remote.received = messages.data() + remote.num_rails * remote.stride;
   }
 
-  FarPlan plan;
-  Bytes heap, far_heap, messages;
+  RemotePlan plan;
+  Bytes heap, remote_heap, messages;
   int64_t output_bytes;
   Bytes output;
   std::vector<int32_t> crossed_ids;
@@ -75,7 +75,7 @@ struct Rank {
   uint64_t fault_claims = 0;
   std::deque<CpuWarp> warps;
   LowLatencyTables tables;
-  FarRails far;
+  RemoteRails remote;
   std::vector<std::byte> x, out;
   std::vector<int64_t> ids;
   std::vector<float> weights;
@@ -102,12 +102,12 @@ class Cluster {
       in_parts.part_columns = 128;
       in_parts.parts = (layout_.hidden + 127) / 128;
       if (!map_.one_host())
-        rank.moved[static_cast<size_t>(w.index())].network_bytes += pack_crossing<Cpu>(w, in_parts, rank.far);
+        rank.moved[static_cast<size_t>(w.index())].network_bytes += pack_crossing<Cpu>(w, in_parts, rank.remote);
       return true;
     });
-    exchange([&](const Rank& rank, size_t) { return dispatch_legs(rank.plan, rank.far, layout_); });
+    exchange([&](const Rank& rank, size_t) { return dispatch_transfers(rank.plan, rank.remote, layout_); });
     each([&](Rank& rank, size_t r, CpuWarp& w) {
-      return map_.one_host() || forward_crossing_tokens<Cpu>(w, p[r], rank.far, CrossedIds{rank.crossed_ids.data()});
+      return map_.one_host() || forward_crossing_tokens<Cpu>(w, p[r], rank.remote, CrossedIds{rank.crossed_ids.data()});
     });
     each([&](Rank&, size_t r, CpuWarp& w) { return low_latency_receive<Cpu>(w, p[r]); });
   }
@@ -121,9 +121,9 @@ class Cluster {
       if (is_announcer(w)) write_combine_heads<Cpu>(w, p[r]);
       return true;
     });
-    each([&](Rank&, size_t r, CpuWarp& w) { return collect_given<Cpu>(w, p[r]); });
-    exchange([&](const Rank& rank, size_t r) { return combine_legs(rank.plan, rank.far, p[r]); });
-    each([&](Rank&, size_t r, CpuWarp& w) { return !is_announcer(w) || tell_entered<Cpu>(w, p[r]); });
+    each([&](Rank&, size_t r, CpuWarp& w) { return collect_returned<Cpu>(w, p[r]); });
+    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, rank.remote, p[r]); });
+    each([&](Rank&, size_t r, CpuWarp& w) { return !is_announcer(w) || announce_entered<Cpu>(w, p[r]); });
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       const bool ok = low_latency_sum<Cpu>(w, p[r]);
       rank.moved[static_cast<size_t>(w.index())].network_bytes += returned_bytes<Cpu>(w, p[r]);
@@ -251,11 +251,11 @@ class Cluster {
     p.own_ids = t.own_ids;
     p.weights = t.own_weights;
     p.out = at(r).out.data();
-    p.far = FarReturns(layout_, at(r).plan.most_sources);
-    p.far.proxy = at(r).plan.proxy.data();
-    p.far.number = at(r).plan.number.data();
-    for (int s = 0; s < world_; ++s) p.far.heap.base[s] = map_.together(r, s) ? at(s).far_heap.data() : nullptr;
-    p.rails = at(r).far;
+    p.remote = RemoteReturns(layout_, at(r).plan.max_sources);
+    p.remote.proxy = at(r).plan.proxy.data();
+    p.remote.number = at(r).plan.number.data();
+    for (int s = 0; s < world_; ++s) p.remote.heap.base[s] = map_.together(r, s) ? at(s).remote_heap.data() : nullptr;
+    p.rails = at(r).remote;
     p.crossed.ids = at(r).crossed_ids.data();
     return p;
   }
@@ -268,16 +268,16 @@ class Cluster {
   }
 
   /// The data transfer of all ranks' rounds. Both ends of a leg have it, with the same size.
-  template <class Legs>
-  void exchange(const Legs& legs_of) {
-    std::vector<std::vector<Leg>> all;
-    for (size_t r = 0; r < ranks_.size(); ++r) all.push_back(legs_of(ranks_[r], r));
+  template <class TransfersOf>
+  void exchange(const TransfersOf& transfers_of) {
+    std::vector<std::vector<PeerTransfer>> all;
+    for (size_t r = 0; r < ranks_.size(); ++r) all.push_back(transfers_of(ranks_[r], r));
     for (size_t r = 0; r < all.size(); ++r) {
-      for (const Leg& leg : all[r]) {
-        for (const Leg& other : all[static_cast<size_t>(leg.peer)]) {
+      for (const PeerTransfer& transfer : all[r]) {
+        for (const PeerTransfer& other : all[static_cast<size_t>(transfer.peer)]) {
           if (other.peer != static_cast<int>(r)) continue;
-          ASSERT_EQ(leg.send.size(), other.receive.size()) << r << " to " << leg.peer;
-          if (!leg.send.empty()) std::memcpy(other.receive.data(), leg.send.data(), leg.send.size());
+          ASSERT_EQ(transfer.send.size(), other.receive.size()) << r << " to " << transfer.peer;
+          if (!transfer.send.empty()) std::memcpy(other.receive.data(), transfer.send.data(), transfer.send.size());
         }
       }
     }

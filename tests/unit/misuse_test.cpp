@@ -272,10 +272,10 @@ TEST(MisusedRoutingFile, MovedFromIsStillThere) {
 }
 
 TEST(MisusedFunctions, OutsideTheirDomain) {
-  const int most = std::numeric_limits<int>::max(), least = std::numeric_limits<int>::min();
+  const int max = std::numeric_limits<int>::max(), min = std::numeric_limits<int>::min();
   EXPECT_EQ(first_expert(10, 4, 0), 0);
   EXPECT_EQ(first_expert(10, 4, 4), 10);
-  for (const int world : {0, -1, least, kMaxRanks + 1, most}) {
+  for (const int world : {0, -1, min, kMaxRanks + 1, max}) {
     const std::string named = "world = " + std::to_string(world);
     expect_invalid(named, [&] { first_expert(8, world, 0); });
     expect_invalid(named, [&] { routing_layout(ExpertIds(), 8, world); });
@@ -297,16 +297,16 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
     expect_invalid("world", [&] { Trace trace(world); });
     expect_invalid(named, [&] { Group::in_process(world); });
   }
-  for (const int rank : {-1, 5, least, most}) {
+  for (const int rank : {-1, 5, min, max}) {
     expect_invalid("rank = " + std::to_string(rank), [&] { first_expert(8, 4, rank); });
     expect_invalid("rank = " + std::to_string(rank), [&] { route_meta_layout(ledger_config(), 4, rank, 0); });
     expect_invalid("rank = " + std::to_string(rank), [&] { check_ledger(LedgerTables(), ledger_config(), 4, rank); });
   }
-  for (const int experts : {0, -1, least}) {
+  for (const int experts : {0, -1, min}) {
     expect_invalid("num_experts = " + std::to_string(experts), [&] { first_expert(experts, 4, 0); });
     expect_invalid("num_experts = " + std::to_string(experts), [&] { routing_layout(ExpertIds(), experts, 4); });
   }
-  for (const int blocks : {0, -1, most})
+  for (const int blocks : {0, -1, max})
     expect_invalid("blocks = " + std::to_string(blocks), [&] { ledger_format_bytes(ledger_config(), 2, blocks); });
   for (const int64_t tokens : {int64_t{-1}, int64_t{5}, std::numeric_limits<int64_t>::max()})
     expect_invalid("tokens = " + std::to_string(tokens), [&] { route_meta_layout(ledger_config(), 4, 0, tokens); });

@@ -99,7 +99,7 @@ class Table {
     return sum;
   }
   template <class Cost>
-  int least_price(size_t granules, Cost&& cost) const {
+  int min_price(size_t granules, Cost&& cost) const {
     int least = Ranges::kNever;
     for (size_t g = 0; g < kGranules; ++g)  // where a free range begins
       if (g == 0 || taken_[g - 1] || uses_[g - 1] != uses_[g]) least = std::min(least, price(g, granules, cost));
@@ -141,7 +141,7 @@ TEST(OrderedRanges, EqualTheTable) {
     const size_t granules = 1 + random() % 9;
     const int salt = static_cast<int>(random() % 7);
     const auto cost = [&](int use) { return (use + salt) % 11 == 0 ? Ranges::kNever : (use + salt) % 3; };
-    const int least = table.least_price(granules, cost);
+    const int least = table.min_price(granules, cost);
     const auto got = table.ranges.take(granules * kGranule - random() % kGranule, 0, cost);
     ASSERT_EQ(got.has_value(), least < Ranges::kNever) << "call " << i;
     if (!got) continue;

@@ -226,18 +226,18 @@ struct Launch {
 std::ostream& operator<<(std::ostream& out, const Launch& l) {
   return out << l.blocks << " blocks, " << l.warps << " warps, " << l.stages << " stages";
 }
-Launch launch_of(switchyard::detail::NormalCall call, const TuningValues& tuned, int asked, int most) {
-  const auto launch = switchyard::detail::normal_launch(tuned, call, asked, most);
+Launch launch_of(switchyard::detail::NormalCall call, const TuningValues& tuned, int asked, int max) {
+  const auto launch = switchyard::detail::normal_launch(tuned, call, asked, max);
   return {launch.blocks, launch.warps, launch.stages};
 }
-Launch dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
-  return launch_of(switchyard::detail::NormalCall::dispatch, tuned, asked, most);
+Launch dispatch_of(const TuningValues& tuned, int asked, int max = 132) {
+  return launch_of(switchyard::detail::NormalCall::dispatch, tuned, asked, max);
 }
-Launch quantising_dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
-  return launch_of(switchyard::detail::NormalCall::quantising_dispatch, tuned, asked, most);
+Launch quantising_dispatch_of(const TuningValues& tuned, int asked, int max = 132) {
+  return launch_of(switchyard::detail::NormalCall::quantising_dispatch, tuned, asked, max);
 }
-Launch combine_of(const TuningValues& tuned, int asked, int most = 132) {
-  return launch_of(switchyard::detail::NormalCall::combine, tuned, asked, most);
+Launch combine_of(const TuningValues& tuned, int asked, int max = 132) {
+  return launch_of(switchyard::detail::NormalCall::combine, tuned, asked, max);
 }
 TuningValues normal_values(int dispatch_sms, int combine_sms) {
   TuningValues v;
@@ -293,12 +293,12 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
 
 /// A tuning's values for combine were found with rows that are read in place.
 TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
-  const auto copying_combine_of = [](const TuningValues& tuned, int asked, int most) {
-    return launch_of(switchyard::detail::NormalCall::copying_combine, tuned, asked, most);
+  const auto copying_combine_of = [](const TuningValues& tuned, int asked, int max) {
+    return launch_of(switchyard::detail::NormalCall::copying_combine, tuned, asked, max);
   };
-  for (const auto& [most, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
-    EXPECT_EQ(copying_combine_of({}, 0, most), (Launch{blocks, 20, 0}));
-    EXPECT_EQ(copying_combine_of(normal_values(48, 40), 0, most), (Launch{blocks, 20, 0}));
+  for (const auto& [max, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
+    EXPECT_EQ(copying_combine_of({}, 0, max), (Launch{blocks, 20, 0}));
+    EXPECT_EQ(copying_combine_of(normal_values(48, 40), 0, max), (Launch{blocks, 20, 0}));
   }
   EXPECT_EQ(copying_combine_of(normal_values(48, 100), 0, 132), (Launch{100, 20, 0}));
   EXPECT_EQ(copying_combine_of(normal_values(48, 100), 24, 132), (Launch{24, 20, 0}));
@@ -307,9 +307,9 @@ TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
 /// Files older than the key have no value for such dispatches, which use their default.
 TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   TuningValues tuned = normal_values(48, 40);
-  for (const auto& [most, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
-    EXPECT_EQ(quantising_dispatch_of({}, 0, most), (Launch{blocks, 14, 0}));
-    EXPECT_EQ(quantising_dispatch_of(tuned, 0, most), (Launch{blocks, 14, 0})) << "warps and stages are of other dispatches";
+  for (const auto& [max, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
+    EXPECT_EQ(quantising_dispatch_of({}, 0, max), (Launch{blocks, 14, 0}));
+    EXPECT_EQ(quantising_dispatch_of(tuned, 0, max), (Launch{blocks, 14, 0})) << "warps and stages are of other dispatches";
   }
   EXPECT_EQ(quantising_dispatch_of(tuned, 48), (Launch{48, 14, 0}));
   EXPECT_EQ(quantising_dispatch_of(tuned, 132), (Launch{132, 14, 0})) << "the default is no limit";

@@ -61,7 +61,7 @@ json run_rank(const LatencyPoint& p, Group& group) {
       },
       o.warmup, o.iterations);
   check("dispatch and combine");
-  out["checks"] = told(checks);
+  out["checks"] = encode_checks(checks);
   return out;
 }
 
@@ -74,7 +74,7 @@ struct Run : LatencyRun {
 class FlatBench final : public LatencyCase<Run> {
  public:
   void check(const BenchOptions& o) const override {
-    check_latency_room(make_point(o), 2 * static_cast<size_t>(o.tokens) * returned_row_bytes(o), machine_);
+    check_latency_memory(make_point(o), 2 * static_cast<size_t>(o.tokens) * returned_row_bytes(o), machine_);
   }
   void print_head(const std::vector<BenchOptions>& points) const override {
     fmt::print("{}\n  {} backend, commit {}, {}\n\n", bold(title()), points.front().backend, points.front().commit,
@@ -137,8 +137,8 @@ class FlatBench final : public LatencyCase<Run> {
     const std::vector<json> ranks = run_ranks(job_of(p), [&](Group& group, RankLink&) { return run_rank(p, group); });
     run.whole = measure::times_of(ranks, "/all_to_all");
     run.two_calls = measure::times_of(ranks, "/two_calls");
-    run.remote_bytes = most_remote_bytes(ranks);
-    run.checks = apart_by_rank(part_of(ranks, "checks"));
+    run.remote_bytes = max_remote_bytes(ranks);
+    run.checks = unmerged_by_rank(part_of(ranks, "checks"));
     return run;
   }
   std::string words_of(const Run& run) const override {

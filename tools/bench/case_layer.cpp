@@ -43,7 +43,7 @@ constexpr int64_t kTurns = 4;
 /// Tokens of a rank whose results are computed once more, by all threads that its share of the cores allows up to a bound: a
 /// thread holds an expert's weights in float32.
 constexpr int64_t kCheckedTokens = 4;
-constexpr int kMostThreads = 8;
+constexpr int kMaxThreads = 8;
 
 struct Point {
   BenchOptions options;
@@ -99,10 +99,10 @@ std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
 }
 
 /// Collective. What the fused form's warps do, recorded apart from what is timed.
-json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t most_sms) {
+json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
-      layer_trace_options(p.spec.backend, most_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
+      layer_trace_options(p.spec.backend, max_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
   return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
 }
 
@@ -119,7 +119,7 @@ void time_halves(Clock& clock, LayerRank& rank, int64_t warmup, int64_t count, j
   }
 }
 
-json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t most_sms) {
+json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t max_sms) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<Clock> clock = clock_of(p, group);
   LayerRank rank(p.spec, group, clock->device());
@@ -139,7 +139,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     if (rank.has_halves()) time_halves(*clock, rank, o.warmup, count, out);
     if (group.rank() == 0) link.progress(turn + 1, "");
   }
-  if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), most_sms);
+  if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), max_sms);
   std::vector<CheckResult> checks;
   if (o.verify) {
     rank.prepare(0);
@@ -169,13 +169,13 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
                       static_cast<int64_t>(last.size())});
   }
-  out["checks"] = told(checks);
+  out["checks"] = encode_checks(checks);
   return out;
 }
 
 struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
-  int64_t routes = 0, most_routes = 0;          ///< of all ranks, and of the rank that gets most
+  int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and of the rank that gets most
   size_t heap_bytes = 0;
   json fused_workers = json::array();  ///< of the ranks whose records are complete
 
@@ -273,10 +273,10 @@ class LayerBench final : public BenchCaseOf<Run> {
   Run run(const BenchOptions& options, Progress* progress) override {
     const Point p = make_point(options);
     const RankJob job = job_of(p);
-    const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMostThreads);
-    const int64_t most_sms = gpus_ ? gpus_->sms_of_rank(job.world) : 0;
+    const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMaxThreads);
+    const int64_t max_sms = gpus_ ? gpus_->sms_of_rank(job.world) : 0;
     const std::vector<json> ranks = run_ranks(
-        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads, most_sms); },
+        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads, max_sms); },
         [&](int, int64_t turns, const std::string&) {
           if (progress) progress->update(100 * turns / kTurns);
         });
@@ -292,7 +292,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     for (const json& rank : ranks)
       for (const json& one : rank.value("fused_workers", json::array())) run.fused_workers.push_back(one);
     count_routes(p.spec.scenario, run);
-    run.checks = apart_by_rank(part_of(ranks, "checks"));
+    run.checks = unmerged_by_rank(part_of(ranks, "checks"));
     return run;
   }
   std::string words_of(const Run& run) const override {
@@ -331,7 +331,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"cold_l2", on_gpus(o)},
                   {"statistic", "slowest rank"}}},
                 {"routes", r.routes},
-                {"most_routes_of_a_rank", r.most_routes},
+                {"most_routes_of_a_rank", r.max_routes_per_rank},
                 {"tflops", {{"experts", r.tflops("experts", 3)}, {"layer", r.tflops("layer", 3)}}},
                 {"layer_over_experts", r.over_experts()},
                 {"share_of_limit", {{"layer", 1 / r.over_experts()}}},
@@ -385,8 +385,8 @@ class LayerBench final : public BenchCaseOf<Run> {
         {"ranks", "tokens", "experts", "up", "down", "sums", "before up", "after down", "communication", "hidden"});
     for (const Run& r : runs_) {
       if (r.fused_workers.empty()) continue;
-      const auto share = [&](const char* key) { return fmt::format("{:.1f} %", 100 * least_of(r.fused_workers, key)); };
-      const auto time = [&](const char* key) { return us(most_of(r.fused_workers, key) * 1e-6); };
+      const auto share = [&](const char* key) { return fmt::format("{:.1f} %", 100 * min_of(r.fused_workers, key)); };
+      const auto time = [&](const char* key) { return us(max_of(r.fused_workers, key) * 1e-6); };
       table.row(r.options, {std::to_string(r.options.ranks), std::to_string(r.options.tokens),
                             std::to_string(r.options.experts), share("up_share"), share("down_share"), share("sum_share"),
                             time("before_up_us"), time("after_down_us"), time("communication_us"), share("hidden_share")});
@@ -399,15 +399,15 @@ class LayerBench final : public BenchCaseOf<Run> {
         "rank multiplies.\n",
         table.text());
   }
-  static double least_of(const json& ranks, const char* key) {
+  static double min_of(const json& ranks, const char* key) {
     double least = ranks.at(0).at(key).get<double>();
     for (const json& rank : ranks) least = std::min(least, rank.at(key).get<double>());
     return least;
   }
-  static double most_of(const json& ranks, const char* key) {
-    double most = 0;
-    for (const json& rank : ranks) most = std::max(most, rank.at(key).get<double>());
-    return most;
+  static double max_of(const json& ranks, const char* key) {
+    double max = 0;
+    for (const json& rank : ranks) max = std::max(max, rank.at(key).get<double>());
+    return max;
   }
   static std::string rate(double tflops) { return fmt::format("{:.{}f}", tflops, tflops < 10 ? 3 : 0); }
   static void count_routes(const Scenario& s, Run& run) {
@@ -416,7 +416,7 @@ class LayerBench final : public BenchCaseOf<Run> {
       for (const int32_t id : routing.ids)
         if (s.valid(id)) ++of_rank[static_cast<size_t>(s.owner(id))];
     for (const int64_t routes : of_rank) run.routes += routes;
-    run.most_routes = *std::max_element(of_rank.begin(), of_rank.end());
+    run.max_routes_per_rank = *std::max_element(of_rank.begin(), of_rank.end());
   }
   bool any_run_in_parts() const {
     return std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.in_parts(); });

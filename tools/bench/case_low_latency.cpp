@@ -23,20 +23,20 @@ constexpr Section kSections[] = {
 };
 
 /// The sections that are also timed in two halves, with arithmetic between them.
-constexpr size_t kAround = 3;
+constexpr size_t kSplitSections = 3;
 
 std::vector<int64_t> tokens_of(const BenchOptions& o) { return std::vector<int64_t>(static_cast<size_t>(o.ranks), o.tokens); }
 
 /// The arithmetic alone, and in the middle of each kind of call.
-void time_around(const BenchOptions& o, Clock& clock, LowLatencyRank& rank, json& out) {
+void time_split(const BenchOptions& o, Clock& clock, LowLatencyRank& rank, json& out) {
   const auto compute = [&] { clock.compute(static_cast<double>(o.compute)); };
   compute();  // the first time it finds out how much work that is
   out["compute"] = clock.time(compute, o.warmup, o.iterations);
-  for (size_t i = 0; i < kAround; ++i) {
+  for (size_t i = 0; i < kSplitSections; ++i) {
     const Section& section = kSections[i];
-    out["around"].push_back(
-        clock.time([&] { section.dispatch ? rank.dispatch_around(compute) : rank.combine_around(section.order, compute); },
-                   o.warmup, o.iterations));
+    out["around"].push_back(clock.time(
+        [&] { section.dispatch ? rank.dispatch_in_halves(compute) : rank.combine_in_halves(section.order, compute); }, o.warmup,
+        o.iterations));
   }
 }
 
@@ -67,14 +67,14 @@ json run_rank(const LatencyPoint& p, Group& group) {
           if (section.combine) rank.combine(section.order);
         },
         o.warmup, o.iterations);
-  if (o.compute > 0) time_around(o, *clock, rank, out);
+  if (o.compute > 0) time_split(o, *clock, rank, out);
   out["push"] = out["pull"] = json::array();
   if (o.limits) {
     out["push"] = clock->push_limits(sent_row_bytes(o), static_cast<int>(o.sms), o.warmup, o.iterations);
     out["pull"] = clock->pull_limits(returned_row_bytes(o), static_cast<int>(o.sms), o.warmup, o.iterations);
   }
   if (o.verify) checks.push_back(rank.check_combined("combine after the timed calls", CombineOrder::per_rank));
-  out["checks"] = told(checks);
+  out["checks"] = encode_checks(checks);
   group.barrier();
   return out;
 }
@@ -86,7 +86,7 @@ struct Overlap {
 
 struct Run : LatencyRun {
   measure::Times times[std::size(kSections)];
-  measure::Times compute, around[kAround];  ///< if BenchOptions::compute
+  measure::Times compute, around[kSplitSections];  ///< if BenchOptions::compute
   std::optional<measure::Times> push, pull;
   Overlap overlap(size_t section) const {
     const double added = around[section].p50 - compute.p50;
@@ -98,7 +98,7 @@ class LowLatencyBench final : public LatencyCase<Run> {
  public:
   void check(const BenchOptions& o) const override {
     const LatencyPoint p = latency_point(o, tokens_of(o));
-    check_latency_room(p, LowLatencyRank::device_bytes(p.scenario, p.config), machine_);
+    check_latency_memory(p, LowLatencyRank::device_bytes(p.scenario, p.config), machine_);
   }
   void print_head(const std::vector<BenchOptions>& points) const override {
     const BenchOptions& any = points.front();
@@ -142,14 +142,14 @@ class LowLatencyBench final : public LatencyCase<Run> {
       run.times[i] = measure::times_of(ranks, std::string("/") + kSections[i].key);
     if (options.compute > 0) {
       run.compute = measure::times_of(ranks, "/compute");
-      for (size_t i = 0; i < kAround; ++i) run.around[i] = measure::times_of(ranks, fmt::format("/around/{}", i));
+      for (size_t i = 0; i < kSplitSections; ++i) run.around[i] = measure::times_of(ranks, fmt::format("/around/{}", i));
     }
     if (!ranks[0].at("push").empty()) {
       run.push = measure::fastest_of(ranks, "/push");
       run.pull = measure::fastest_of(ranks, "/pull");
     }
-    run.remote_bytes = most_remote_bytes(ranks);
-    run.checks = apart_by_rank(part_of(ranks, "checks"));
+    run.remote_bytes = max_remote_bytes(ranks);
+    run.checks = unmerged_by_rank(part_of(ranks, "checks"));
     return run;
   }
   std::string words_of(const Run& run) const override {
@@ -192,7 +192,7 @@ class LowLatencyBench final : public LatencyCase<Run> {
     for (size_t i = 0; i < std::size(kSections); ++i) out[kSections[i].key] = to_json(r.times[i]);
     if (o.compute > 0) {
       json& overlap = out["overlap"] = {{"compute", to_json(r.compute)}};
-      for (size_t i = 0; i < kAround; ++i) {
+      for (size_t i = 0; i < kSplitSections; ++i) {
         overlap[kSections[i].key] = to_json(r.around[i]);
         overlap[kSections[i].key]["added_us"] = r.overlap(i).added * 1e6;
         overlap[kSections[i].key]["hidden"] = r.overlap(i).hidden;
@@ -215,7 +215,7 @@ class LowLatencyBench final : public LatencyCase<Run> {
     for (const Run& r : runs_) {
       std::vector<std::string> cells{std::to_string(r.options.ranks), std::to_string(r.options.tokens),
                                      fmt::format("{:.1f}", r.compute.p50 * 1e6)};
-      for (size_t i = 0; i < kAround; ++i) {
+      for (size_t i = 0; i < kSplitSections; ++i) {
         cells.push_back(fmt::format("{:.1f}", r.around[i].p50 * 1e6));
         cells.push_back(fmt::format("{:.0f} %", 100 * r.overlap(i).hidden));
       }

@@ -43,7 +43,7 @@ struct Setup {
   ScaleKind quantize = ScaleKind::none;
   std::vector<Scenario> scenarios;  ///< one per set
   NormalConfig config;
-  bool outputs_apart = false;  ///< the dispatched rows are fp8: what is combined lies in buffers of its own
+  bool separate_outputs = false;  ///< the dispatched rows are fp8: what is combined lies in buffers of its own
 };
 
 /// One rank's loop.
@@ -91,8 +91,9 @@ class RankBench {
     std::vector<CheckResult> checks;
     for (int set = 0; setup_.options.verify && set < setup_.sets; ++set) verify(set, checks);
     group_.barrier();
-    return {{"dispatch", dispatch_s},   {"combine", combine_s},        {"plan_us", plan_us},    {"remote_bytes", remote},
-            {"network_bytes", network}, {"host_of", hosts_of_ranks()}, {"checks", told(checks)}};
+    return {{"dispatch", dispatch_s},         {"combine", combine_s},     {"plan_us", plan_us},
+            {"remote_bytes", remote},         {"network_bytes", network}, {"host_of", hosts_of_ranks()},
+            {"checks", encode_checks(checks)}};
   }
 
  private:
@@ -115,7 +116,7 @@ class RankBench {
                                       mine.weights.empty() ? nullptr : mine.weights.data(), options);
     }
     if (setup_.options.cached && !handles_[at]) handles_[at] = slots_[at].handle;
-    if (setup_.outputs_apart && y_[at].rows().data == nullptr) {
+    if (setup_.separate_outputs && y_[at].rows().data == nullptr) {
       y_[at] = exchange_.allocate_rows(slots_[at].handle, setup_.rows.result_type());
       fill_outputs(scenario(set), rank_, static_cast<uint64_t>(set), slots_[at].rows, setup_.rows.result_type(),
                    y_[at].rows().data);
@@ -126,7 +127,7 @@ class RankBench {
     const auto at = static_cast<size_t>(set);
     CombineOptions options;
     options.order = order_named(setup_.options.order);
-    const ConstRows y = setup_.outputs_apart ? ConstRows(y_[at].rows()) : ConstRows(slots_[at].x);
+    const ConstRows y = setup_.separate_outputs ? ConstRows(y_[at].rows()) : ConstRows(slots_[at].x);
     exchange_.combine(y, slots_[at].handle, outputs_[at].row(0), options);
   }
 
@@ -139,7 +140,7 @@ class RankBench {
     for (int r = 0; r < group_.size(); ++r) expected.host_of.push_back(group_.host_of(r));
     expected.type = setup_.rows.result_type();
     expected.set = index;
-    expected.identity = !setup_.outputs_apart;
+    expected.identity = !setup_.separate_outputs;
     checks.push_back(check_dispatched("dispatch", scenario(set), rank_, slots_[at], sent, !setup_.options.cached));
     checks.push_back(check_combined("combine", scenario(set), rank_, outputs_[at].row(0), expected));
   }
@@ -159,12 +160,12 @@ class RankBench {
 
 /// Largest number of rows that one rank receives in one set.
 int64_t most_rows(const std::vector<Scenario>& scenarios, int world) {
-  int64_t most = 0;
+  int64_t max = 0;
   for (const Scenario& s : scenarios) {
     const oracle::Problem problem = s.problem();
-    for (int r = 0; r < world; ++r) most = std::max(most, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
+    for (int r = 0; r < world; ++r) max = std::max(max, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
   }
-  return most;
+  return max;
 }
 
 /// Pool for all sets' outputs at once, plus what a combine stages.
@@ -173,7 +174,7 @@ size_t pool_bytes(const Setup& setup, int64_t rows) {
   const auto count = static_cast<size_t>(rows);
   const auto records = static_cast<size_t>(setup.world) * static_cast<size_t>(setup.options.tokens);
   const size_t metadata = records * (4 + 8 * static_cast<size_t>(setup.config.topk)) + 4096;
-  const size_t one = count * (sent_row_bytes(setup.options) + (setup.outputs_apart ? returned : 0)) + metadata;
+  const size_t one = count * (sent_row_bytes(setup.options) + (setup.separate_outputs ? returned : 0)) + metadata;
   const size_t staged = std::max(count, records) * returned + metadata;
   return (static_cast<size_t>(setup.sets) + 1) * (one + 4096) + staged;
 }
@@ -184,7 +185,7 @@ Setup make_setup(const BenchOptions& options, const measure::Machine& machine, c
   setup.world = static_cast<int>(options.ranks);
   setup.rows = rows_named(options.dtype);
   setup.quantize = scales_named(options.quantize);
-  setup.outputs_apart = sent_scales(options) != ScaleKind::none;
+  setup.separate_outputs = sent_scales(options) != ScaleKind::none;
   const Scenario base = shape_of(options, source);
 
   Scenario probe = base;
@@ -240,8 +241,8 @@ measure::ExchangeBytes bytes_of(const Setup& setup) {
 }
 
 BenchOptions with_defaults(BenchOptions o, const measure::Machine& machine) {
-  if (o.ranks == 0) o.ranks = usual_ranks(machine);
-  if (o.warps == 0) o.warps = usual_warps(machine, o.ranks * o.blocks);
+  if (o.ranks == 0) o.ranks = default_ranks(machine);
+  if (o.warps == 0) o.warps = default_warps(machine, o.ranks * o.blocks);
   // Workers of thread ranks are created together: only a rank's own thread can be pinned.
   const bool can_pin = o.processes || o.blocks * o.warps == 1;
   if (o.pin == "auto") o.pin = can_pin ? "cores" : "none";
@@ -265,10 +266,10 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   void check(const BenchOptions& o) const override {
     const auto row = static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(rows_named(o.dtype).type));
     const double rows = static_cast<double>(o.ranks * o.tokens) * row;  // of one set
-    check_room(o, 2 * rows, machine_);                                  // before routing is made for so many tokens
+    check_point_memory(o, 2 * rows, machine_);                          // before routing is made for so many tokens
     const Setup setup = make_setup(o, machine_, routing_source(o));
     const auto heaps = static_cast<double>(setup.world) * static_cast<double>(job_of(setup, machine_).group.heap_bytes);
-    check_room(o, heaps + 2 * setup.sets * rows, machine_);  // inputs and outputs
+    check_point_memory(o, heaps + 2 * setup.sets * rows, machine_);  // inputs and outputs
   }
   std::string what() const override { return "switchyard bench"; }
   void print_head(const std::vector<BenchOptions>& points) const override {
@@ -400,11 +401,11 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
   double gbs() const { return limit_.best().gbs; }
   double largest_share() const {
-    double most = 0;
+    double max = 0;
     for (const BenchRun& r : runs_)
-      most = std::max(
-          {most, share(r.bytes.dispatch_limit, r.dispatch.p50, gbs()), share(r.bytes.combine_limit, r.combine.p50, gbs())});
-    return most;
+      max = std::max(
+          {max, share(r.bytes.dispatch_limit, r.dispatch.p50, gbs()), share(r.bytes.combine_limit, r.combine.p50, gbs())});
+    return max;
   }
   /// For all points together; "" if no cache could hold their rows.
   std::string cache_note() const {

@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kLeastPlans = 50;  ///< launches of the plan that are timed, at least
+constexpr int64_t kMinPlans = 50;  ///< launches of the plan that are timed, at least
 
 /// Everything that is equal on all ranks.
 struct Setup {
@@ -40,7 +40,7 @@ struct Setup {
   bool per_route() const {
     return layout_named(options.layout) == Layout::expert_major && order_named(options.order) != CombineOrder::per_rank;
   }
-  bool outputs_apart() const { return sent_scales(options) != ScaleKind::none; }
+  bool separate_outputs() const { return sent_scales(options) != ScaleKind::none; }
   size_t limit_bytes() const {
     const auto received = static_cast<size_t>(scenario.world) * static_cast<size_t>(options.tokens);
     const size_t returned = returned_row_bytes(options);
@@ -126,11 +126,11 @@ class RankBench {
     }
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
-    out["checks"] = told(checks);
+    out["checks"] = encode_checks(checks);
     // The plan as a launch of its own in a replayed graph of a dispatch, which goes on when the plan has ended.
     if (limits)
       out["plan_launch"] =
-          clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kLeastPlans));
+          clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kMinPlans));
     group_.barrier();
     return out;
   }
@@ -152,7 +152,7 @@ class RankBench {
     o.stream = device_.stream();
     o.num_sms = combine_sms();
     o.order = order_named(s_.options.order);
-    exchange_.combine(s_.outputs_apart() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
+    exchange_.combine(s_.separate_outputs() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
   }
   std::vector<int> hosts_of_ranks() const {
     std::vector<int> hosts;
@@ -160,7 +160,7 @@ class RankBench {
     return hosts;
   }
   RowBuffer outputs_of(const Dispatched& d) {
-    if (!s_.outputs_apart()) return {};
+    if (!s_.separate_outputs()) return {};
     RowBuffer y = exchange_.allocate_rows(d.handle, s_.rows.result_type());
     const int64_t rows = d.handle.rows();
     Mirror host(device_, y.rows().data, static_cast<size_t>(rows) * returned_row_bytes(s_.options));
@@ -192,7 +192,7 @@ class RankBench {
     CombineCase c;
     c.order = order_named(s_.options.order);
     c.type = s_.rows.result_type();
-    c.identity = !s_.outputs_apart();
+    c.identity = !s_.separate_outputs();
     c.host_of = hosts_of_ranks();
     checks.push_back(check_combined("combine", s_.scenario, rank_, out.data(), c));
   }
@@ -311,7 +311,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
     if (ranks[0].contains("plan_launch")) run.plan_launch = measure::times_of(ranks, "/plan_launch");
     if (ranks[0].contains("push")) run.push = measure::fastest_of(ranks, "/push");
     if (ranks[0].contains("pull")) run.pull = measure::fastest_of(ranks, "/pull");
-    run.checks = apart_by_rank(part_of(ranks, "checks"));
+    run.checks = unmerged_by_rank(part_of(ranks, "checks"));
     return run;
   }
   static std::string share(const std::optional<measure::Times>& limit, const measure::Times& of) {

@@ -99,7 +99,7 @@ int run_bench(const BenchOptions& given) {
   BenchOptions options = given;
   if (const auto me = join_launched_ranks()) be_one_of(*me, options);
   std::vector<BenchOptions> points = bench_points(options);
-  check_outputs({{"--json", options.json_path, kLeastJson}, {"--html", options.html_path, kLeastPage}});
+  check_outputs({{"--json", options.json_path, kMinJsonBytes}, {"--html", options.html_path, kMinPageBytes}});
   (void)Tuning::from_environment();  // groups would refuse a wrong file
   const std::unique_ptr<BenchCase> one = make_bench_case(mode_named(options.mode), backend_named(options.backend));
   for (BenchOptions& point : points)

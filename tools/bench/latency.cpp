@@ -51,9 +51,10 @@ RankJob job_of(const LatencyPoint& p) {
   return job;
 }
 
-void check_latency_room(const LatencyPoint& p, size_t rank_bytes, const measure::Machine& machine) {
+void check_latency_memory(const LatencyPoint& p, size_t rank_bytes, const measure::Machine& machine) {
   const RankJob job = job_of(p);
-  if (!on_gpus(p.options)) check_room(p.options, job.world * static_cast<double>(job.group.heap_bytes + rank_bytes), machine);
+  if (!on_gpus(p.options))
+    check_point_memory(p.options, job.world * static_cast<double>(job.group.heap_bytes + rank_bytes), machine);
 }
 
 std::unique_ptr<Clock> latency_clock(const LatencyPoint& p, Group& group) {
@@ -77,16 +78,16 @@ std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const meas
       choose_sms(o, gpus->name(), gpus->sms_of_rank(o.ranks));
       continue;
     }
-    if (o.ranks == 0) o.ranks = usual_ranks(machine);
-    if (o.warps == 0) o.warps = usual_warps(machine, o.ranks * o.blocks);
+    if (o.ranks == 0) o.ranks = default_ranks(machine);
+    if (o.warps == 0) o.warps = default_warps(machine, o.ranks * o.blocks);
   }
   return gpus;
 }
 
-double most_remote_bytes(const std::vector<json>& ranks) {
-  double most = 0;
-  for (const json& r : ranks) most = std::max(most, r.at("remote_bytes").get<double>());
-  return most;
+double max_remote_bytes(const std::vector<json>& ranks) {
+  double max = 0;
+  for (const json& r : ranks) max = std::max(max, r.at("remote_bytes").get<double>());
+  return max;
 }
 
 }  // namespace switchyard::tool

@@ -23,7 +23,7 @@ LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_
 /// The group that measures a point.
 RankJob job_of(const LatencyPoint& point);
 /// Throws UsageError where the ranks, each with so much for its inputs and outputs, find no room in the machine's memory.
-void check_latency_room(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
+void check_latency_memory(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
 /// Collective. A rank's clock; with the limits of the point's rows on GPUs.
 std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
 /// Symmetric memory of each rank.
@@ -32,7 +32,7 @@ size_t symmetric_bytes(const LatencyPoint& point);
 /// Fills in what was left to choose. Returns the GPUs, nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
 /// The largest "remote_bytes" of the results of all ranks.
-double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
+double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
 
 /// A measured point of decode-sized calls.
 struct LatencyRun : MeasuredPoint {

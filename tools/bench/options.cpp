@@ -100,11 +100,11 @@ void check_words(const BenchOptions& o) {
   if (sent_scales(o) == ScaleKind::none && scale_order_named(o.scale_order) == ScaleOrder::column_major)
     throw UsageError(
         "--scale-order: 'column_major' given for rows without scales; allowed with --quantize f32 or ue8m0, or --dtype fp8");
-  if (const int64_t most = exchange_of(o).most_tokens; o.tokens > most)
-    throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most {}", o.tokens, most));
+  if (const int64_t max = exchange_of(o).max_tokens; o.tokens > max)
+    throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most {}", o.tokens, max));
 }
 
-void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
+void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
   const Mode& mode = exchange_of(o);
@@ -112,13 +112,13 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   const TuningKey key{gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens};
   const bool direct = staging_named(o.staging) == Staging::direct;  // rings take nothing from a tuning
   const TuningValues tuned = direct ? Tuning::from_environment().find(key) : TuningValues{};
-  const auto chosen = [&](int value, int usual) {
-    return std::min<int64_t>(value > 0 ? value : usual > 0 ? usual : most, most);
+  const auto chosen = [&](int value, int default_value) {
+    return std::min<int64_t>(value > 0 ? value : default_value > 0 ? default_value : max, max);
   };
   const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none;
   o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)
-                    : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.usual_sms);
-  o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.usual_sms);
+                    : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.default_sms);
+  o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.default_sms);
 }
 
 }  // namespace switchyard::tool

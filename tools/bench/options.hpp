@@ -79,7 +79,7 @@ size_t returned_row_bytes(const BenchOptions& o);
 /// Throws UsageError for words that do not go together in the configuration's mode.
 void check_words(const BenchOptions& o);
 /// CUDA: multiprocessors where they were left to choose: as tuned for this GPU and shape, else the library's own; at most
-/// `most`.
-void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most);
+/// `max`.
+void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max);
 
 }  // namespace switchyard::tool

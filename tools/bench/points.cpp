@@ -34,7 +34,7 @@ constexpr Axis kAxes[] = {
     {"experts", &BenchOptions::experts, 1, 1 << 16},
     {"intermediate", &BenchOptions::intermediate, 1, 1 << 17},
     {"pieces", &BenchOptions::pieces, 1, 16},
-    {"late-us", &BenchOptions::late_us, 0, kMostLateUs},
+    {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
 };
 
 /// And those that are words; `allowed` empty: checked like the flag.
@@ -79,7 +79,7 @@ std::string value_of(const BenchOptions& point, const std::string& name) {
 }
 
 /// What is swept besides `known`.
-std::vector<std::string> swept_besides(const BenchOptions& point, const std::vector<std::string>& known) {
+std::vector<std::string> other_swept_options(const BenchOptions& point, const std::vector<std::string>& known) {
   std::vector<std::string> names = point.swept;
   std::erase_if(names, [&](const std::string& name) { return contains(known, name); });
   return names;
@@ -146,15 +146,15 @@ struct Places {
 };
 Places places_of(const BenchOptions& o) {
   const Mode& mode = mode_named(o.mode);
-  const bool cuda = backend_named(o.backend) == Backend::cuda, around_normal = &exchange_of(o) == &kNormal;
+  const bool cuda = backend_named(o.backend) == Backend::cuda, on_normal_mode = &exchange_of(o) == &kNormal;
   const std::string named = "--mode " + o.mode, around = mode.has_experts ? named + " --exchange " + o.exchange : named;
   return {
       .gpus = {cuda, "--backend cpu", "; it belongs to --backend cuda"},
       .cpu = {!cuda, "--backend cuda", "; it belongs to --backend cpu"},
       .normal = {mode.has_layouts, named, "; it belongs to --mode normal"},
       .ordered = {mode.has_layouts || mode.has_experts, named, "; it belongs to --mode normal and layer"},
-      .aligned = {around_normal, around, "; it belongs to --mode normal, and to --mode layer with --exchange normal"},
-      .decode = {!around_normal, around,
+      .aligned = {on_normal_mode, around, "; it belongs to --mode normal, and to --mode layer with --exchange normal"},
+      .decode = {!on_normal_mode, around,
                  "; it belongs to --mode low_latency and flat, and to --mode layer with --exchange low_latency"},
       .late = {!mode.has_experts && (!mode.has_layouts || cuda), mode.has_layouts ? named + " --backend cpu" : named,
                "; it belongs to --mode low_latency and flat, and to --mode normal on GPUs"},
@@ -169,45 +169,45 @@ Places places_of(const BenchOptions& o) {
 
 /// Throws for flags and sweeps that would change nothing in this mode, on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
-  const BenchOptions usual;
+  const BenchOptions defaults;
   const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);
   const struct {
     std::string name;
     bool changed;
     const Place& place;
   } flags[] = {
-      {"sms", o.sms != usual.sms, gpus},
-      {"blocks", o.blocks != usual.blocks, cpu},
-      {"warps", o.warps != usual.warps, cpu},
-      {"layout", o.layout != usual.layout, normal},
-      {"staging", o.staging != usual.staging, normal},
-      {"order", o.order != usual.order, ordered},
-      {"alignment", o.alignment != usual.alignment, aligned},
-      {"exchange", o.exchange != usual.exchange, layer},
-      {"intermediate", o.intermediate != usual.intermediate, layer},
+      {"sms", o.sms != defaults.sms, gpus},
+      {"blocks", o.blocks != defaults.blocks, cpu},
+      {"warps", o.warps != defaults.warps, cpu},
+      {"layout", o.layout != defaults.layout, normal},
+      {"staging", o.staging != defaults.staging, normal},
+      {"order", o.order != defaults.order, ordered},
+      {"alignment", o.alignment != defaults.alignment, aligned},
+      {"exchange", o.exchange != defaults.exchange, layer},
+      {"intermediate", o.intermediate != defaults.intermediate, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are measured
-      {"sets", o.sets != usual.sets, normal},
-      {"sets", o.sets != usual.sets, cpu},
-      {"limit-ms", o.limit_ms != usual.limit_ms, normal},
-      {"limit-ms", o.limit_ms != usual.limit_ms, cpu},
-      {"pin", o.pin != usual.pin, normal},
-      {"pin", o.pin != usual.pin, cpu},
-      {"pieces", o.pieces != usual.pieces, decode},
-      {"sending", o.sending != usual.sending, decode},
-      {"late-us", o.late_us != usual.late_us, late},
-      {"compute", o.compute != usual.compute, low_latency},
-      {"scale-order", o.scale_order != usual.scale_order, scaled},
-      {"channels", o.channels != usual.channels, ring},
-      {"send-chunk", o.send_chunk != usual.send_chunk, ring},
-      {"slots", o.slots != usual.slots, ring},
-      {"tokens", o.tokens != usual.tokens, shape},
-      {"hidden", o.hidden != usual.hidden, shape},
-      {"experts", o.experts != usual.experts, shape},
-      {"topk", o.topk != usual.topk, shape},
-      {"dtype", o.dtype != usual.dtype, shape},
-      {"routing", o.routing != usual.routing, shape},
-      {"seed", o.seed != usual.seed, shape},
+      {"sets", o.sets != defaults.sets, normal},
+      {"sets", o.sets != defaults.sets, cpu},
+      {"limit-ms", o.limit_ms != defaults.limit_ms, normal},
+      {"limit-ms", o.limit_ms != defaults.limit_ms, cpu},
+      {"pin", o.pin != defaults.pin, normal},
+      {"pin", o.pin != defaults.pin, cpu},
+      {"pieces", o.pieces != defaults.pieces, decode},
+      {"sending", o.sending != defaults.sending, decode},
+      {"late-us", o.late_us != defaults.late_us, late},
+      {"compute", o.compute != defaults.compute, low_latency},
+      {"scale-order", o.scale_order != defaults.scale_order, scaled},
+      {"channels", o.channels != defaults.channels, ring},
+      {"send-chunk", o.send_chunk != defaults.send_chunk, ring},
+      {"slots", o.slots != defaults.slots, ring},
+      {"tokens", o.tokens != defaults.tokens, shape},
+      {"hidden", o.hidden != defaults.hidden, shape},
+      {"experts", o.experts != defaults.experts, shape},
+      {"topk", o.topk != defaults.topk, shape},
+      {"dtype", o.dtype != defaults.dtype, shape},
+      {"routing", o.routing != defaults.routing, shape},
+      {"seed", o.seed != defaults.seed, shape},
   };
   for (const auto& flag : flags) {
     if (flag.place.here) continue;
@@ -256,7 +256,7 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options) {
   return options.contest ? contest_points(points.front()) : points;
 }
 
-void check_room(const BenchOptions& point, double bytes, const measure::Machine& machine) {
+void check_point_memory(const BenchOptions& point, double bytes, const measure::Machine& machine) {
   const auto available = static_cast<double>(machine.memory_available);
   if (bytes <= available) return;
   throw UsageError(
@@ -280,7 +280,7 @@ void check_mean_ranks(double mean, int world, int experts, int topk, int64_t see
 
 std::string point_title(const BenchOptions& point) {
   std::string title = counted(point.ranks, "rank") + ", " + counted(point.tokens, "token");
-  for (const std::string& name : swept_besides(point, {"ranks", "tokens"}))
+  for (const std::string& name : other_swept_options(point, {"ranks", "tokens"}))
     title += fmt::format(", {} {}", name, value_of(point, name));
   return title;
 }
@@ -305,7 +305,7 @@ void print_late(const BenchOptions& any) {
 }
 
 PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)
-    : swept_(swept_besides(any, shown)), table_(behind(swept_, header)) {}
+    : swept_(other_swept_options(any, shown)), table_(behind(swept_, header)) {}
 
 void PointTable::row(const BenchOptions& point, const std::vector<std::string>& cells) {
   std::vector<std::string> values;

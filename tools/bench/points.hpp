@@ -19,7 +19,7 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options);
 std::vector<BenchOptions> contest_points(const BenchOptions& options);
 
 /// Throws UsageError if this machine has not `bytes` of memory left, which all ranks of a point take together.
-void check_room(const BenchOptions& point, double bytes, const measure::Machine& machine);
+void check_point_memory(const BenchOptions& point, double bytes, const measure::Machine& machine);
 
 /// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)): K distinct choices among E experts, evenly split
 /// over W ranks.

@@ -43,7 +43,7 @@ void add_decode(Options& add, BenchOptions& o) {
       "--pieces", o.pieces, 1, 16,
       "low_latency, flat, layer: number of parts of a row that are placed and returned separately; auto: the default of the "
       "library");
-  add.integer("--late-us", o.late_us, 0, kMostLateUs,
+  add.integer("--late-us", o.late_us, 0, kMaxLateUs,
               "low_latency, flat, and normal mode on GPUs: microseconds by which rank 0 enters each timed call after the "
               "others; times count from its entry");
   add.integer(
@@ -86,7 +86,7 @@ void declare(Options& add, BenchOptions& o) {
   add.choice("--pin", o.pin, {"auto", "cores", "none"},
              "CPU, normal: pin each rank to its share of the cores; auto: if the cores can be divided");
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
-  add.integer("--seed", o.seed, 0, kMostSeed, "Seed of rows and synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "Seed of rows and synthetic routing");
   add.toggle_off("--no-verify", o.verify, "Do not check the results");
   add.group("Output");
   add.file("--json", o.json_path,

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-CheckResult heard(const json& one) {
+CheckResult decode_check(const json& one) {
   return {one[0].get<std::string>(), one[1].get<bool>(), one[2].get<std::string>(), one[3].get<int64_t>(), one[4].get<bool>()};
 }
 
@@ -33,7 +33,7 @@ bool all_passed(const std::vector<CheckResult>& checks) {
   return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
 }
 
-json told(const std::vector<CheckResult>& checks) {
+json encode_checks(const std::vector<CheckResult>& checks) {
   json out = json::array();
   for (const CheckResult& c : checks) out.push_back({c.name, c.passed, c.detail, c.compared, c.skipped});
   return out;
@@ -42,8 +42,8 @@ json told(const std::vector<CheckResult>& checks) {
 std::vector<CheckResult> merged_by_name(const std::vector<json>& ranks) {
   std::vector<CheckResult> merged;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    for (const json& told : ranks[r]) {
-      const CheckResult one = heard(told);
+    for (const json& encoded : ranks[r]) {
+      const CheckResult one = decode_check(encoded);
       auto known = std::find_if(merged.begin(), merged.end(), [&](const CheckResult& c) { return c.name == one.name; });
       if (known == merged.end()) known = merged.insert(known, CheckResult{one.name, true, "", 0});
       add(*known, one, r);
@@ -56,7 +56,7 @@ std::vector<CheckResult> merged_by_place(const std::vector<json>& ranks) {
   std::vector<CheckResult> merged;
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < ranks[r].size(); ++i) {
-      const CheckResult one = heard(ranks[r][i]);
+      const CheckResult one = decode_check(ranks[r][i]);
       if (i >= merged.size()) merged.push_back({one.name, true, "", 0});
       add(merged[i], one, r);
     }
@@ -64,11 +64,11 @@ std::vector<CheckResult> merged_by_place(const std::vector<json>& ranks) {
   return merged;
 }
 
-std::vector<CheckResult> apart_by_rank(const std::vector<json>& ranks) {
+std::vector<CheckResult> unmerged_by_rank(const std::vector<json>& ranks) {
   std::vector<CheckResult> checks;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    for (const json& told : ranks[r]) {
-      checks.push_back(heard(told));
+    for (const json& encoded : ranks[r]) {
+      checks.push_back(decode_check(encoded));
       checks.back().name += fmt::format(" on rank {}", r);
     }
   }

@@ -21,14 +21,14 @@ inline CheckResult skipped(const std::string& name, const std::string& why) { re
 bool all_passed(const std::vector<CheckResult>& checks);
 
 /// As ranks tell them to whoever started them.
-nlohmann::json told(const std::vector<CheckResult>& checks);
+nlohmann::json encode_checks(const std::vector<CheckResult>& checks);
 /// Element r is what rank r told. Merged are checks of the same name, or those at the same place of each rank's list: the
 /// result passes if it does on all ranks, otherwise its detail names the first rank where it does not. Skipped are checks that
 /// any rank has skipped.
 std::vector<CheckResult> merged_by_name(const std::vector<nlohmann::json>& ranks);
 std::vector<CheckResult> merged_by_place(const std::vector<nlohmann::json>& ranks);
 /// Not merged: each is called "NAME on rank R".
-std::vector<CheckResult> apart_by_rank(const std::vector<nlohmann::json>& ranks);
+std::vector<CheckResult> unmerged_by_rank(const std::vector<nlohmann::json>& ranks);
 
 /// As documents have them: an object for each.
 nlohmann::json checks_json(const std::vector<CheckResult>& checks);

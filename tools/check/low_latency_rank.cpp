@@ -111,22 +111,22 @@ LowLatencyCombineOptions LowLatencyRank::combine_options(CombineOrder order) con
 }
 
 void LowLatencyRank::dispatch(bool split) {
-  if (split) return dispatch_around([] {});
+  if (split) return dispatch_in_halves([] {});
   exchange_.dispatch(x_, ids_, output_, dispatch_options());
 }
 
 void LowLatencyRank::combine(CombineOrder order, bool split) {
-  if (split) return combine_around(order, [] {});
+  if (split) return combine_in_halves(order, [] {});
   exchange_.combine(y_, output_, out_, combine_options(order));
 }
 
-void LowLatencyRank::dispatch_around(const std::function<void()>& between) {
+void LowLatencyRank::dispatch_in_halves(const std::function<void()>& between) {
   const ReceiveHook receive = exchange_.dispatch_send(x_, ids_, output_, dispatch_options());
   between();
   receive();
 }
 
-void LowLatencyRank::combine_around(CombineOrder order, const std::function<void()>& between) {
+void LowLatencyRank::combine_in_halves(CombineOrder order, const std::function<void()>& between) {
   const ReceiveHook receive = exchange_.combine_send(y_, output_, out_, combine_options(order));
   between();
   receive();

@@ -38,8 +38,8 @@ class LowLatencyRank {
   void dispatch(bool split = false);
   void combine(CombineOrder order, bool split = false);
   /// In two halves, with `between` between them.
-  void dispatch_around(const std::function<void()>& between);
-  void combine_around(CombineOrder order, const std::function<void()>& between);
+  void dispatch_in_halves(const std::function<void()>& between);
+  void combine_in_halves(CombineOrder order, const std::function<void()>& between);
   /// After prepare(set, Experts::scale): the combine of dispatched rows, from where they lie; and the whole exchange at once.
   void combine_scaled();
   void all_to_all();

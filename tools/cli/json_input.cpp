@@ -26,8 +26,8 @@ std::string readable(std::string what) {
     if (const size_t at = what.find(words); at != std::string::npos) what.erase(at, std::strlen(words));
   std::replace_if(
       what.begin(), what.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
-  constexpr size_t kMost = 200;
-  return what.size() > kMost ? what.substr(0, kMost) + "..." : what;
+  constexpr size_t kMax = 200;
+  return what.size() > kMax ? what.substr(0, kMax) + "..." : what;
 }
 
 }  // namespace

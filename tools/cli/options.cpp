@@ -217,7 +217,7 @@ Options Options::verb(const std::string& name, const std::string& help) {
   return Options(*inner);
 }
 
-void Options::when_given(std::function<void()> act) { app_->callback(std::move(act)); }
+void Options::on_selected(std::function<void()> act) { app_->callback(std::move(act)); }
 
 bool Options::has(const std::string& flag) const { return app_->count(flag) > 0; }
 

@@ -58,8 +58,8 @@ class Options {
   /// A verb behind this one, as `ledger` in `verify ledger`.
   Options verb(const std::string& name, const std::string& help);
   /// Called when this verb stands on the command line and its options have been taken.
-  void when_given(std::function<void()> act);
-  /// In when_given: an option is on the command line; the names of all that are.
+  void on_selected(std::function<void()> act);
+  /// In on_selected: an option is on the command line; the names of all that are.
   bool has(const std::string& flag) const;
   std::vector<std::string> given() const;
 

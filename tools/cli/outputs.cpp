@@ -32,9 +32,9 @@ void check_outputs(const std::vector<OutputFile>& files) {
 }
 
 void require_memory(const std::string& what, double needed, size_t available) {
-  const auto most = static_cast<double>(available);
-  if (needed <= 0.9 * most) return;
-  throw UsageError(what + " need about " + binary_size(needed) + ", " + binary_size(most) +
+  const auto max = static_cast<double>(available);
+  if (needed <= 0.9 * max) return;
+  throw UsageError(what + " need about " + binary_size(needed) + ", " + binary_size(max) +
                    " are available; make one of them smaller");
 }
 

@@ -10,7 +10,7 @@
 namespace switchyard::tool {
 
 /// What the least of each kind of file has, a little less than what tiny runs write.
-inline constexpr size_t kLeastJson = 2048, kLeastPage = 8192, kLeastReport = 28'000;
+inline constexpr size_t kMinJsonBytes = 2048, kMinPageBytes = 8192, kMinReportBytes = 28'000;
 
 /// A file that a verb writes when it is done; no path: it does not.
 struct OutputFile {

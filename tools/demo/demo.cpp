@@ -15,7 +15,7 @@
 #include "layer/moe_reference.hpp"
 #include "measure/result_file.hpp"
 #include "report/demo_page.hpp"
-#include "run/apart.hpp"
+#include "run/in_child.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -152,7 +152,7 @@ void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) throw UsageError(fmt::format("--out: cannot make the folder '{}': {}", path, error.message()));
-  check_outputs({{"--out", report_in(path), kLeastReport}, {"--out", trace_in(path), kLeastJson}});
+  check_outputs({{"--out", report_in(path), kMinReportBytes}, {"--out", trace_in(path), kMinJsonBytes}});
 }
 
 }  // namespace

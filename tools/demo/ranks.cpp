@@ -123,7 +123,7 @@ class DemoRank {
     const std::vector<std::byte> trace = trace_.serialize(rank_);
     const auto* bytes = reinterpret_cast<const uint8_t*>(trace.data());
     return {{"steps", steps},
-            {"checks", told(checks)},
+            {"checks", encode_checks(checks)},
             {"mlp", mlp.implementation()},
             {"fused", fused_ ? fused_->implementation() : ""},
             {"layers", layers_},
@@ -156,14 +156,14 @@ class DemoRank {
     const Inputs in = inputs(x, routing, bytes);
     meet();
     std::optional<Dispatched> d;
-    t.dispatch = to_the_end([&] { d.emplace(exchange.dispatch(in.x, in.ids, in.weights, dispatch_options())); });
+    t.dispatch = time_until_done([&] { d.emplace(exchange.dispatch(in.x, in.ids, in.weights, dispatch_options())); });
     const uint64_t remote_bytes = exchange.last_call().remote_bytes;
     const int64_t rows = d->handle.rows();
     const RowBuffer y = exchange.allocate_rows(d->handle, DType::bf16, device_.stream());
     t.expert = timed("expert_mlp", "rows", rows,
                      [&] { mlp.forward(d->x, ExpertRows::of(*d), y.rows(), {.stream = device_.stream()}); });
     meet();
-    t.combine = to_the_end([&] { exchange.combine(y.rows(), d->handle, in.out, combine_options()); });
+    t.combine = time_until_done([&] { exchange.combine(y.rows(), d->handle, in.out, combine_options()); });
     whole.reset();
     group_.set_trace(nullptr);
 
@@ -186,7 +186,7 @@ class DemoRank {
     const auto forward = [&] { fused_->forward(in.x.data, in.ids, in.weights, in.out, {.stream = device_.stream()}); };
     device_.fill(in.out, 0xFF, separate.size());
     meet();
-    const double seconds = to_the_end(forward);
+    const double seconds = time_until_done(forward);
     std::vector<uint8_t> out(separate.size());
     device_.read(out.data(), in.out, out.size());
     const bool same = out == separate;
@@ -243,7 +243,7 @@ class DemoRank {
 
   /// Seconds of a part of a step, on a GPU to the end of what it enqueued.
   template <class F>
-  double to_the_end(F&& part) {
+  double time_until_done(F&& part) {
     const Clock::time_point begin = Clock::now();
     part();
     device_.wait();
@@ -253,7 +253,7 @@ class DemoRank {
   template <class F>
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
-    return to_the_end(part);
+    return time_until_done(part);
   }
   /// Ranks of one process may share a GPU: none may copy while another's kernel waits for its call.
   void meet() {

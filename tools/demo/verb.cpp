@@ -22,7 +22,7 @@ void declare(Options& add, DemoOptions& o) {
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.integer("--steps", o.steps, 1, 1000, "Number of times to run the layer, with new tokens each time");
-  add.integer("--seed", o.seed, 0, kMostSeed, "Seed of rows, weights and synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "Seed of rows, weights and synthetic routing");
   add.group("Size (auto: chosen for this machine)");
   add.automatic("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank and step");
   add.automatic("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");

@@ -53,7 +53,7 @@ class Clock {
 };
 
 /// Most of --late-us.
-inline constexpr int64_t kMostLateUs = 100'000;
+inline constexpr int64_t kMaxLateUs = 100'000;
 /// clock.time() of calls that rank 0 enters `late_us` after the others, counted from when it does. `self`: this rank.
 std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, const std::function<void()>& call,
                                       int64_t warmup, int64_t n);

@@ -10,7 +10,7 @@
 
 #include "cli/verb.hpp"
 #include "device/rank_device.hpp"
-#include "run/apart.hpp"
+#include "run/in_child.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -89,7 +89,7 @@ Gpu describe(const Driver& driver, int device) {
 
 /// How many of the NVLinks of each device are active.
 void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
-  constexpr unsigned kMostLinks = 18;  // NVML_NVLINK_MAX_LINKS
+  constexpr unsigned kMaxLinks = 18;  // NVML_NVLINK_MAX_LINKS
   const Driver nvml("libnvidia-ml.so.1");
   if (!nvml || nvml.call("nvmlInit_v2") != 0) return;
   for (size_t g = 0; g < gpus.size(); ++g) {
@@ -98,7 +98,7 @@ void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
     if (driver.call("cuDeviceGetPCIBusId", bus, static_cast<int>(sizeof bus), static_cast<int>(g)) != 0) continue;
     if (nvml.call("nvmlDeviceGetHandleByPciBusId_v2", static_cast<const char*>(bus), &device) != 0) continue;
     gpus[g].nvlinks = 0;
-    for (unsigned link = 0; link < kMostLinks; ++link) {
+    for (unsigned link = 0; link < kMaxLinks; ++link) {
       int active = 0;
       if (nvml.call("nvmlDeviceGetNvLinkState", device, link, &active) == 0 && active == 1) ++gpus[g].nvlinks;
     }
@@ -107,7 +107,7 @@ void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
 }
 
 /// Initialises the driver, creates no context.
-GpuProbe probe_here() {
+GpuProbe probe_in_process() {
   GpuProbe probe;
   probe.driver_version = module_version();
   const Driver driver("libcuda.so.1");
@@ -188,7 +188,7 @@ std::string GpuProbe::names() const {
 
 GpuProbe probe_gpus() {
   try {
-    return probe_from(run_apart([] { return to_json(probe_here()); }));
+    return probe_from(run_in_child([] { return to_json(probe_in_process()); }));
   } catch (const std::exception& e) {
     GpuProbe none;
     none.problem = e.what();

@@ -11,7 +11,7 @@
 
 namespace switchyard::tool {
 
-inline constexpr int kMostDeviceWarps = 20;  ///< per block, of any kernel of the library
+inline constexpr int kMaxDeviceWarps = 20;  ///< per block, of any kernel of the library
 
 /// All operations run on stream(), on which the rank's calls run too: never the legacy default stream, which ranks that share a
 /// GPU would share. One thread at a time.

@@ -39,8 +39,8 @@ Finding descriptor_finding(const std::vector<std::string>& problems);
 /// Expert compute on GPUs, on each of which a few rows are computed: `problems` of each, "" if they are as on the host.
 std::vector<std::string> try_experts(int gpus);  ///< nothing without CUDA code; not in a process that will fork ranks
 Finding experts_finding(const std::vector<std::string>& problems);
-/// What one object of normal mode takes of each rank's memory: CPU, or CUDA with `room` bytes on each GPU.
-Finding memory_finding(Backend backend, int world, uint64_t room);
+/// What one object of normal mode takes of each rank's memory: CPU, or CUDA with `available` bytes on each GPU.
+Finding memory_finding(Backend backend, int world, uint64_t available);
 /// The backend cuda, from the findings above and whether this build has it.
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
 /// What tuning groups would have; `devices`: this machine's, as the keys of entries name them.

@@ -9,7 +9,7 @@
 #include "cli/style.hpp"
 #include "device/rank_device.hpp"
 #include "doctor/doctor.hpp"
-#include "run/apart.hpp"
+#include "run/in_child.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::tool {
@@ -231,7 +231,7 @@ Finding timer_finding(const std::vector<uint64_t>& ticks) {
   return f;
 }
 
-Finding memory_finding(Backend backend, int world, uint64_t room) {
+Finding memory_finding(Backend backend, int world, uint64_t available) {
   NormalConfig config;
   config.hidden = 7168;
   config.num_experts = 256;
@@ -247,8 +247,8 @@ Finding memory_finding(Backend backend, int world, uint64_t room) {
             "",
             ""};
   const uint64_t all = backend == Backend::cuda ? need.total() : need.total() * static_cast<uint64_t>(world);
-  if (all <= room) return f;
-  f.reason = fmt::format("{} are there", size(room));
+  if (all <= available) return f;
+  f.reason = fmt::format("{} are there", size(available));
   f.action = "fewer max_tokens, or ring staging (Staging::ring), which bounds it";
   return f;
 }
@@ -260,14 +260,14 @@ std::vector<Finding> check_gpus() {
   if (probe.gpus.empty()) return out;
   const auto gpus = static_cast<int>(probe.gpus.size());
   try {
-    const auto ticks = run_apart([&]() -> nlohmann::json { return measure_timer_ticks(gpus); }).get<std::vector<uint64_t>>();
+    const auto ticks = run_in_child([&]() -> nlohmann::json { return measure_timer_ticks(gpus); }).get<std::vector<uint64_t>>();
     if (!ticks.empty()) out.push_back(timer_finding(ticks));
   } catch (const std::exception& e) {
     out.push_back({"GPU", "global timer", Verdict::limited, std::string("not read: ") + e.what(),
                    "a kernel of this build did not run there", ""});
   }
   try {
-    const auto problems = run_apart([&]() -> nlohmann::json { return try_experts(gpus); }).get<std::vector<std::string>>();
+    const auto problems = run_in_child([&]() -> nlohmann::json { return try_experts(gpus); }).get<std::vector<std::string>>();
     if (!problems.empty()) out.push_back(experts_finding(problems));
   } catch (const std::exception& e) {
     out.push_back(experts_finding({e.what()}));
@@ -276,7 +276,7 @@ std::vector<Finding> check_gpus() {
   if (heap.verdict == Verdict::ok) {  // of driver allocations
     std::vector<std::string> problems;
     try {
-      problems = run_apart([&]() -> nlohmann::json {
+      problems = run_in_child([&]() -> nlohmann::json {
                    return try_descriptor_exchange(gpus, probe.peer_access);
                  }).get<std::vector<std::string>>();
     } catch (const std::exception& e) {

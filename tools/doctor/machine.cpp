@@ -234,7 +234,7 @@ std::vector<Finding> check_memory() {
     out.push_back({"Memory", "address space (ulimit -v)", Verdict::limited, binary_size(static_cast<double>(space.rlim_cur)),
                    "every rank maps the segments of all ranks", "ulimit -v unlimited"});
   }
-  out.push_back(memory_finding(Backend::cpu, static_cast<int>(usual_ranks(m)), m.memory_available));
+  out.push_back(memory_finding(Backend::cpu, static_cast<int>(default_ranks(m)), m.memory_available));
   return out;
 }
 

@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMostMeasuredRanks = 8;  ///< on a CPU; more ranks share its cores in the same way
+constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; more ranks share its cores in the same way
 constexpr int64_t kEmptyCalls = 200, kWarmup = 20;
 
 /// What a rank measures: calls without tokens.
@@ -56,10 +56,10 @@ RankJob empty_job(const NormalConfig& config, int world, Backend backend) {
   return job;
 }
 
-std::vector<int> measured_ranks(int most) {
+std::vector<int> measured_ranks(int max) {
   std::vector<int> ranks;
-  for (int r = 1; r < most; r *= 2) ranks.push_back(r);
-  ranks.push_back(most);
+  for (int r = 1; r < max; r *= 2) ranks.push_back(r);
+  ranks.push_back(max);
   return ranks;
 }
 
@@ -135,7 +135,7 @@ void measure_calls(HostTopology& host, const std::vector<int>& ranks, Backend ba
 void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Methods& methods) {
   const measure::Machine machine = measure::this_machine();
   host.workers = machine.usable_cores();
-  host.ranks = std::min(kMaxRanks, std::max(kMostMeasuredRanks, host.workers));
+  host.ranks = std::min(kMaxRanks, std::max(kMaxMeasuredRanks, host.workers));
   progress.stage("rows, planning, flags", 100);
   measure::PrimitiveOptions options;
   options.workers = host.workers;
@@ -173,7 +173,7 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
 }
 
 int run_measure(const MeasureOptions& o) {
-  check_outputs({{"--measure", o.path, kLeastJson}});
+  check_outputs({{"--measure", o.path, kMinJsonBytes}});
   const Backend backend = backend_named(o.backend);
   Topology t;
   Methods methods;

@@ -52,9 +52,9 @@ struct Sms {
   int copy, sum, quantize;
 };
 /// Multiprocessors that calls take unless told otherwise.
-Sms usual_sms(const std::string& gpu, int world) {
+Sms default_sms(const std::string& gpu, int world) {
   const TuningValues tuned = Tuning::from_environment().find({gpu, TuningMode::normal, world, kHidden, kTokens[1]});
-  const auto chosen = [](int value, int usual) { return value > 0 ? value : usual; };
+  const auto chosen = [](int value, int default_value) { return value > 0 ? value : default_value; };
   return {chosen(tuned.dispatch_sms, kDefaultSms), chosen(tuned.combine_sms, kDefaultSms),
           chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)};
 }
@@ -87,9 +87,9 @@ json measured_on(Group& group, const Sms& sms) {
 
 /// Slowest rank.
 double slowest(const std::vector<json>& ranks, const std::string& at) {
-  double most = 0;
-  for (const json& rank : ranks) most = std::max(most, rank.at(json::json_pointer(at)).get<double>());
-  return most;
+  double max = 0;
+  for (const json& rank : ranks) max = std::max(max, rank.at(json::json_pointer(at)).get<double>());
+  return max;
 }
 
 /// A line through the times of few and of many rows, `per_token` bytes each: microseconds at no rows, and GB/s.
@@ -119,7 +119,7 @@ MoveRate memory_rate(const std::vector<json>& ranks, const char* what, bool many
 void measure_gpu_host(HostTopology& host, int gpus, const std::string& name, Progress& progress, Methods& methods) {
   host.workers = 0;
   host.ranks = gpus;
-  const Sms sms = usual_sms(name, gpus);
+  const Sms sms = default_sms(name, gpus);
   RankJob job;
   job.world = gpus;
   job.group.backend = Backend::cuda;

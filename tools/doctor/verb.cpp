@@ -23,7 +23,7 @@ void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
   add.integer("--hosts", m.hosts, 1, 64,
               "With --measure: number of hosts to write to the file, each with the rates of this machine");
   add.integer("--seconds", m.seconds, 1, 600, "With --measure: approximate time to spend on memory and network");
-  add.when_given([add, &m] {
+  add.on_selected([add, &m] {
     for (const char* flag : {"--backend", "--hosts", "--seconds"})
       if (m.path.empty() && add.has(flag))
         throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");

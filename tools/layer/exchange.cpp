@@ -102,7 +102,7 @@ size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend
   return LowLatencyExchange::heap_bytes_for(std::get<LowLatencyConfig>(config), world);
 }
 
-int64_t exchange_most_rows(const LayerExchangeConfig& config, int world) {
+int64_t exchange_max_rows(const LayerExchangeConfig& config, int world) {
   if (const auto* normal = std::get_if<NormalConfig>(&config)) return most_rows(*normal, world);
   const auto& c = std::get<LowLatencyConfig>(config);
   return first_expert(c.num_experts, world, 1) * c.max_tokens * world;

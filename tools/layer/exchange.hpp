@@ -27,7 +27,7 @@ LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize 
 /// Symmetric memory of each rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
 /// Rows that experts get at most, of a rank with most experts: delivered or not, the array has so many.
-int64_t exchange_most_rows(const LayerExchangeConfig& config, int world);
+int64_t exchange_max_rows(const LayerExchangeConfig& config, int world);
 
 /// A rank's tokens, in memory of its device.
 struct LayerInput {

@@ -21,7 +21,7 @@ float scale_of(float largest, ScaleKind kind) {
   return oracle::scale_value(kind, scales, 0);
 }
 
-float stands_for(float magnitude, float scale) {
+float dequantised(float magnitude, float scale) {
   return scale == 0 ? 0 : oracle::rounded(DType::fp8_e4m3, magnitude / scale) * scale;
 }
 
@@ -47,9 +47,9 @@ void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind 
     const float scales[] = {scale_of(*std::max_element(low, low + count), kind),
                             scale_of(*std::max_element(high, high + count), kind)};
     for (int64_t i = 0; i < count; ++i) {
-      const auto [least, most] = std::minmax({stands_for(low[i], scales[0]), stands_for(low[i], scales[1]),
-                                              stands_for(high[i], scales[0]), stands_for(high[i], scales[1])});
-      range[begin + i] = most - least;
+      const auto [min, max] = std::minmax({dequantised(low[i], scales[0]), dequantised(low[i], scales[1]),
+                                           dequantised(high[i], scales[0]), dequantised(high[i], scales[1])});
+      range[begin + i] = max - min;
     }
   }
 }

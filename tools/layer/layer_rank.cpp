@@ -105,7 +105,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   const Scenario& s = spec.scenario;
   int64_t tokens = 0;
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
-  const int64_t rows = exchange_most_rows(spec.exchange, s.world);
+  const int64_t rows = exchange_max_rows(spec.exchange, s.world);
   const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
   const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
@@ -118,7 +118,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               exchange_most_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world, device) {
+               exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
@@ -188,11 +188,11 @@ std::vector<std::byte> LayerRank::outputs() const {
   return out;
 }
 
-CheckResult LayerRank::check(const std::string& name, const std::vector<std::byte>& outputs, int64_t most_tokens,
+CheckResult LayerRank::check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens,
                              int threads) const {
   const Scenario& s = spec_.scenario;
   const Routing& mine = s.routing[at(rank_)];
-  const int64_t count = std::min(mine.tokens, most_tokens);
+  const int64_t count = std::min(mine.tokens, max_tokens);
   const auto token = [&](int64_t i) { return i * mine.tokens / count; };
   RowArray rows(count, s.hidden, kLayerType);
   ReferenceInput input;

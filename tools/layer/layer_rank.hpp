@@ -78,8 +78,8 @@ class LayerRank {
   /// Waits. The outputs, [T, H].
   std::vector<std::byte> outputs() const;
   /// Local. Compares `outputs`, as outputs() returned them after prepare(set) and a layer, with the single-rank reference: of
-  /// `most_tokens` tokens, evenly spread, which are computed by `threads` threads.
-  CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t most_tokens, int threads) const;
+  /// `max_tokens` tokens, evenly spread, which are computed by `threads` threads.
+  CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 
  private:
   void make_fused();

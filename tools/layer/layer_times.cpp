@@ -169,7 +169,7 @@ TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, i
   constexpr size_t kEvents = 1024;
   TraceOptions o;
   o.num_blocks = static_cast<int>(backend == Backend::cuda ? sms : blocks);
-  o.num_warps = backend == Backend::cuda ? kMostDeviceWarps : static_cast<int>(warps);
+  o.num_warps = backend == Backend::cuda ? kMaxDeviceWarps : static_cast<int>(warps);
   o.events_per_track = kEvents;
   return o;
 }
@@ -207,20 +207,20 @@ nlohmann::json layer_times_json(const std::vector<LayerTimes>& times) {
   return out;
 }
 
-LayerTimes layer_times_from(const nlohmann::json& told) {
+LayerTimes layer_times_from(const nlohmann::json& encoded) {
   LayerTimes t;
-  told.at("rank").get_to(t.rank);
-  told.at("calls").get_to(t.calls);
-  told.at("call_us").get_to(t.call_us);
-  told.at("before_up_us").get_to(t.before_up_us);
-  told.at("after_down_us").get_to(t.after_down_us);
-  told.at("workers").get_to(t.workers);
-  told.at("up_share").get_to(t.up_share);
-  told.at("down_share").get_to(t.down_share);
-  told.at("sum_share").get_to(t.sum_share);
-  told.at("wait_share").get_to(t.wait_share);
-  told.at("communication_us").get_to(t.communication_us);
-  t.hidden_us = told.at("hidden_share").get<double>() * t.communication_us;
+  encoded.at("rank").get_to(t.rank);
+  encoded.at("calls").get_to(t.calls);
+  encoded.at("call_us").get_to(t.call_us);
+  encoded.at("before_up_us").get_to(t.before_up_us);
+  encoded.at("after_down_us").get_to(t.after_down_us);
+  encoded.at("workers").get_to(t.workers);
+  encoded.at("up_share").get_to(t.up_share);
+  encoded.at("down_share").get_to(t.down_share);
+  encoded.at("sum_share").get_to(t.sum_share);
+  encoded.at("wait_share").get_to(t.wait_share);
+  encoded.at("communication_us").get_to(t.communication_us);
+  t.hidden_us = encoded.at("hidden_share").get<double>() * t.communication_us;
   return t;
 }
 

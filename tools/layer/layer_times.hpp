@@ -49,7 +49,7 @@ std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, co
 /// As documents have them: an object for each rank.
 nlohmann::json layer_times_json(const std::vector<LayerTimes>& times);
 /// One of those objects, read.
-LayerTimes layer_times_from(const nlohmann::json& told);
+LayerTimes layer_times_from(const nlohmann::json& encoded);
 /// As a table, and what its columns mean; empty without entries.
 std::string layer_times_text(const std::vector<LayerTimes>& times);
 

@@ -58,7 +58,7 @@ struct Method {
   std::function<void(std::byte*, const std::byte*, size_t)> copy;
 };
 
-std::vector<Method> ways_to_copy(size_t row) {
+std::vector<Method> copy_methods(size_t row) {
   std::vector<Method> methods;
   methods.push_back({"memcpy, long blocks", [](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, kBlock); }});
   if (row > 0) {
@@ -85,7 +85,7 @@ const CopyRate& CopyLimit::best() const {
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress) {
   const auto num_threads = static_cast<size_t>(std::max(1, options.threads));
-  const std::vector<Method> methods = ways_to_copy(options.row_bytes);
+  const std::vector<Method> methods = copy_methods(options.row_bytes);
   const auto wanted = static_cast<size_t>(
       std::min({options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8,
                 options.seconds * 10e9 / static_cast<double>(2 * methods.size())}));

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kChunk = size_t{4} << 20;
 constexpr size_t kMessage = 64;
 constexpr int kAnswers = 2000;
-constexpr double kMostSeconds = 10;
+constexpr double kMaxSeconds = 10;
 
 int checked(int result, const char* what) {
   if (result < 0) throw std::runtime_error(std::string("loopback: ") + what + ": " + std::strerror(errno));
@@ -103,8 +103,8 @@ class RailEnd {
 
   void post(uint64_t round) {
     std::byte* const slot = memory_.data() + 2 * (round % kSlots) * kChunk;
-    const detail::Leg leg{0, {slot, kChunk}, {slot + kChunk, kChunk}};
-    carrier_->post(round, {&leg, 1}, nullptr);
+    const detail::PeerTransfer transfer{0, {slot, kChunk}, {slot + kChunk, kChunk}};
+    carrier_->post(round, {&transfer, 1}, nullptr);
   }
   /// Looks as often as a rank does that waits for a round.
   void await(uint64_t round) {
@@ -112,8 +112,8 @@ class RailEnd {
     for (int64_t polls = 0;; ++polls) {
       const detail::RoundState state = carrier_->advance(round).state;
       if (state == detail::RoundState::done) return;
-      if (state != detail::RoundState::under_way) throw std::runtime_error("loopback: the connection has ended");
-      if (seconds_since(begin) > kMostSeconds) throw std::runtime_error("loopback: nothing moves");
+      if (state != detail::RoundState::in_progress) throw std::runtime_error("loopback: the connection has ended");
+      if (seconds_since(begin) > kMaxSeconds) throw std::runtime_error("loopback: nothing moves");
       detail::polite_wait(polls);
     }
   }
@@ -128,14 +128,14 @@ void on_both_ends(int pairs, const Work& work) {
   std::vector<std::pair<Socket, Socket>> links;
   for (int i = 0; i < pairs; ++i) links.push_back(connected());
   std::exception_ptr problem;
-  std::atomic_flag told;
+  std::atomic_flag reported;
   std::vector<std::thread> threads;
   const auto start = [&](Socket& socket, bool first, int pair) {
     threads.emplace_back([&, first, pair] {
       try {
         work(socket, first, pair);
       } catch (...) {
-        if (!told.test_and_set()) problem = std::current_exception();
+        if (!reported.test_and_set()) problem = std::current_exception();
         for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // who waits for this thread ends, too
       }
     });

@@ -25,10 +25,10 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kHidden = 7168;
 constexpr size_t kRowBytes = kHidden * 2;
 constexpr int kPlaces[] = {1, 2, 4};  ///< rows on the other side
-constexpr int kMost = 4;
+constexpr int kMax = 4;
 constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quantised
 constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
-constexpr int kLeastPasses = 5, kMostPasses = 60;
+constexpr int kMinPasses = 5, kMaxPasses = 60;
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
@@ -76,7 +76,7 @@ using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
-    void* rows[kMost];
+    void* rows[kMax];
     for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(static_cast<size_t>(p) * n + i);
     streamed |= detail::multicast_row(rows, places, mine.program.row(i), kRowBytes);
   }
@@ -95,7 +95,7 @@ void link_pass(Worker& mine, Worker& to, size_t n) {
 void sum_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
-    const void* rows[kMost];
+    const void* rows[kMax];
     for (int p = 0; p < places; ++p) rows[p] = mine.heap.row(static_cast<size_t>(p) * n + i);
     const detail::ReduceSpec spec{mine.program.row(i), rows, nullptr, places, {nullptr, nullptr}, DType::bf16, kHidden};
     streamed |= detail::reduce_rows(spec);
@@ -142,7 +142,7 @@ class Crew {
   double seconds(const Pass& pass, int active, size_t n, double budget) {
     std::vector<double> all;
     double sum = 0;
-    for (int i = -1; i < kMostPasses && (i < kLeastPasses || sum < budget); ++i) {
+    for (int i = -1; i < kMaxPasses && (i < kMinPasses || sum < budget); ++i) {
       pass_ = &pass;
       active_ = static_cast<size_t>(active);
       rows_ = n;

@@ -22,9 +22,9 @@ bool is_device_or_pipe(const fs::file_status& status) {
 
 /// The file that `path` leads to.
 fs::path target_of(const std::string& path) {
-  std::error_code not_there;
-  const fs::path target = fs::canonical(path, not_there);
-  return not_there ? fs::path(path) : target;
+  std::error_code ignored;
+  const fs::path target = fs::canonical(path, ignored);
+  return ignored ? fs::path(path) : target;
 }
 
 /// The new file, of this process.
@@ -82,8 +82,8 @@ void write_file(const std::string& path, const std::string& text) {
     if (!problem.empty()) throw std::runtime_error("cannot write standard output: " + problem);
     return;
   }
-  std::error_code not_there;
-  const fs::file_status before = fs::status(path, not_there);
+  std::error_code ignored;
+  const fs::file_status before = fs::status(path, ignored);
   const std::string problem = is_device_or_pipe(before) ? written(path, text) : replaced(target_of(path), before, text);
   if (!problem.empty()) throw std::runtime_error("cannot write " + path + ": " + problem);
 }

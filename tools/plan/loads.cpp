@@ -46,13 +46,13 @@ void cross(CallLoads& loads, int from, int to, double bytes) {
   loads.net_in[idx(to)] += bytes;
 }
 
-double most(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+double max_of(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
 double peers_of(const HostsOfRanks& where, Variant variant) {
   if (!is_flat(variant)) return where.hosts() - 1;
-  int least_here = where.world();
-  for (int h = 0; h < where.hosts(); ++h) least_here = std::min(least_here, where.size(h));
-  return where.world() - least_here;
+  int min_host_size = where.world();
+  for (int h = 0; h < where.hosts(); ++h) min_host_size = std::min(min_host_size, where.size(h));
+  return where.world() - min_host_size;
 }
 
 /// Rows of `source` to one host that is not its own.
@@ -67,7 +67,7 @@ void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traff
     }
     return;
   }
-  const double slots = traffic.tokens_to(source, host) * shape.slot(where.most_here());
+  const double slots = traffic.tokens_to(source, host) * shape.slot(where.max_host_size());
   const int proxy = where.proxy(source, host);
   loads.copy.write[idx(source)] += slots;
   cross(loads, source, proxy, slots);
@@ -110,10 +110,10 @@ CallLoads::CallLoads(int world) {
 
 PlanBytes CallLoads::bytes(const HostsOfRanks& where) const {
   PlanBytes b;
-  b.network_out = most(net_out);
-  b.network_in = most(net_in);
-  b.link_out = most(link_out);
-  b.link_in = most(link_in);
+  b.network_out = max_of(net_out);
+  b.network_in = max_of(net_in);
+  b.link_out = max_of(link_out);
+  b.link_in = max_of(link_in);
   for (size_t r = 0; r < net_out.size(); ++r)
     b.memory = std::max(b.memory, copy.read[r] + copy.write[r] + sum.read[r] + sum.write[r]);
   for (int h = 0; h < where.hosts(); ++h)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kUsPerGb = 1e-3;   ///< microseconds of a byte at 1e9 bytes a second
 constexpr double kChunk = 4 << 20;  ///< bytes of crossing rows that travel together
-constexpr int kRoundsUnderWay = 3;  ///< slots of a ring of chunks
+constexpr int kRoundsInFlight = 3;  ///< slots of a ring of chunks
 constexpr double kCountsHead = 32;  ///< bytes of a row of counts besides the counts
 
 double padded(double bytes) { return std::ceil(bytes / 128) * 128; }
@@ -35,13 +35,13 @@ class Machines {
   /// workers are busy.
   template <class Rank, class Host>
   double slowest(Rank rank, Host host) const {
-    double most = 0;
+    double max = 0;
     std::vector<double> hosts(static_cast<size_t>(where_.hosts()));
     for (int r = 0; r < where_.world(); ++r) {
-      most = std::max(most, rank(r) / workers_of(r));
+      max = std::max(max, rank(r) / workers_of(r));
       hosts[t_.one_machine ? 0 : static_cast<size_t>(where_.host_of(r))] += host(r);
     }
-    return std::max(most, *std::max_element(hosts.begin(), hosts.end()));
+    return std::max(max, *std::max_element(hosts.begin(), hosts.end()));
   }
   /// The same for a time of workers who do not disturb each other.
   template <class Rank>
@@ -85,9 +85,9 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
   if (bytes.network_all == 0) return 0;
   const NetworkTopology& n = t.network;
   const double message = message_of(loads, bytes);
-  const double gbs = message > 0 ? message / (message / n.gbs + n.post_us / kUsPerGb / kRoundsUnderWay) : n.gbs;
+  const double gbs = message > 0 ? message / (message / n.gbs + n.post_us / kUsPerGb / kRoundsInFlight) : n.gbs;
   const double host_gbs = n.host_gbs > 0 ? n.host_gbs : n.rails * n.gbs;
-  double most = 0;
+  double max = 0;
   for (int h = 0; h < where.hosts(); ++h) {
     std::vector<double> out(static_cast<size_t>(n.rails)), in(out.size());
     for (int r = where.first(h); r < where.first(h + 1); ++r) {
@@ -95,21 +95,21 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
       out[rail] += loads.net_out[i];
       in[rail] += loads.net_in[i];
     }
-    for (size_t rail = 0; rail < out.size(); ++rail) most = std::max({most, out[rail] / gbs, in[rail] / gbs});
-    if (!t.one_machine) most = std::max(most, std::accumulate(out.begin(), out.end(), 0.0) / host_gbs);
+    for (size_t rail = 0; rail < out.size(); ++rail) max = std::max({max, out[rail] / gbs, in[rail] / gbs});
+    if (!t.one_machine) max = std::max(max, std::accumulate(out.begin(), out.end(), 0.0) / host_gbs);
   }
-  if (t.one_machine) return kUsPerGb * std::max(most, bytes.network_all / host_gbs);
+  if (t.one_machine) return kUsPerGb * std::max(max, bytes.network_all / host_gbs);
   const double hosts = where.hosts();
   const double across = bytes.network_all * hosts / (4 * (hosts - 1));  // one way, if all pairs of hosts have equally much
-  return kUsPerGb * std::max(most, across / (n.bisection * hosts / 2 * host_gbs));
+  return kUsPerGb * std::max(max, across / (n.bisection * hosts / 2 * host_gbs));
 }
 
 /// Rounds of small messages: counts and placements, `rounds` of them.
 double counts_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, Variant variant, int rounds) {
   if (where.hosts() == 1) return 0;  // a part of a call that moves nothing
   const double row = kCountsHead + 4.0 * (where.world() + shape.experts + where.hosts());
-  const double peers = is_flat(variant) ? where.world() - where.most_here() : where.hosts() - 1;
-  const double written = is_flat(variant) ? 0 : row * where.hosts() * (where.most_here() - 1);  // by proxies, to their host
+  const double peers = is_flat(variant) ? where.world() - where.max_host_size() : where.hosts() - 1;
+  const double written = is_flat(variant) ? 0 : row * where.hosts() * (where.max_host_size() - 1);  // by proxies, to their host
   return rounds * (t.network.us + t.network.post_us) + kUsPerGb * (row * peers / t.network.gbs + written / t.host.link_gbs) +
          (is_flat(variant) ? 0 : t.host.link_us);
 }
@@ -146,7 +146,7 @@ double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes
 /// A call that moves nothing, with as many ranks.
 double empty_us(const Topology& t, const HostsOfRanks& where, const std::vector<double>& times) {
   const double wake = Machines(t, where).workers_of(0) > 1 ? t.host.wake_us : 0;
-  return wake + call_us(t.host, times, t.one_machine ? where.world() : where.most_here());
+  return wake + call_us(t.host, times, t.one_machine ? where.world() : where.max_host_size());
 }
 
 void add(CallPrediction& call, const char* name, double us, bool overlaps) {
@@ -167,14 +167,14 @@ void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, 
   add(call, "links", !overlaps ? (links > memory ? links : 0) : links > 0 ? links + link_start_us : 0, overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
   add(call, "fill", fill_us(t, loads, call.bytes), false);
-  double longest = 0, most = 0;
+  double longest = 0, max = 0;
   for (const PlanPhase& phase : call.phases) {
     if (phase.overlaps)
       longest = std::max(longest, phase.us);
     else
       call.us += phase.us;
-    if (phase.us > most) call.bottleneck = phase.name;
-    most = std::max(most, phase.us);
+    if (phase.us > max) call.bottleneck = phase.name;
+    max = std::max(max, phase.us);
   }
   call.us += longest;
 }
@@ -193,7 +193,7 @@ NormalConfig config_of(const PlanShape& shape) {
 double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant variant) {
   if (where.hosts() == 1) return 0;
   const double hosts = where.hosts() - 1, tokens = static_cast<double>(shape.tokens), row = shape.returned_row();
-  const double others = where.world() - where.most_here();
+  const double others = where.world() - where.max_host_size();
   const double rows_back = variant == Variant::per_host         ? std::min<double>(hosts, shape.topk)
                            : variant == Variant::flat_per_route ? shape.topk
                                                                 : std::min<double>(others, shape.topk);
@@ -201,8 +201,9 @@ double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant
   if (is_flat(variant))
     return tokens * std::min<double>(shape.topk, variant == Variant::flat_per_route ? shape.topk : others) * shape.sent_row() +
            inbox;
-  const double slot = shape.slot(where.most_here()), rows = std::clamp(std::floor(kChunk / slot), 1.0, std::max(1.0, tokens));
-  return 2 * kRoundsUnderWay * hosts * rows * slot + inbox;
+  const double slot = shape.slot(where.max_host_size()),
+               rows = std::clamp(std::floor(kChunk / slot), 1.0, std::max(1.0, tokens));
+  return 2 * kRoundsInFlight * hosts * rows * slot + inbox;
 }
 
 }  // namespace
@@ -229,10 +230,10 @@ double PlanShape::sent_row() const {
 double PlanShape::returned_row() const {
   return static_cast<double>(static_cast<size_t>(hidden) * dtype_bytes(rows.result_type()));
 }
-double PlanShape::slot(int most_here) const {
+double PlanShape::slot(int max_host_size) const {
   const ScaleKind scales = quantize != ScaleKind::none ? quantize : rows.scales;
   const auto scale_bytes = static_cast<double>(scale_row_bytes(hidden, scales));
-  return padded(16.0 + 12 * std::min(topk, most_here) + 8 * topk) + padded(sent_row() - scale_bytes) + padded(scale_bytes);
+  return padded(16.0 + 12 * std::min(topk, max_host_size) + 8 * topk) + padded(sent_row() - scale_bytes) + padded(scale_bytes);
 }
 
 double call_us(const HostTopology& host, const std::vector<double>& times, int ranks) {

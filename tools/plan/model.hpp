@@ -38,8 +38,9 @@ struct PlanShape {
   double source_row() const;    ///< bytes of a row as it is given, scales included
   double sent_row() const;      ///< on its way to the experts
   double returned_row() const;  ///< on its way back
-  /// Of a row that crosses to another host once: header, row and scales, each padded. `most_here`: ranks of the largest host.
-  double slot(int most_here) const;
+  /// Of a row that crosses to another host once: header, row and scales, each padded. `max_host_size`: ranks of the largest
+  /// host.
+  double slot(int max_host_size) const;
 };
 
 /// A part of a call. Parts that overlap take as long as the longest of them.

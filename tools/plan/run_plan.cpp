@@ -38,12 +38,12 @@ std::vector<int> hosts_of(const Topology& t, const PlanOptions& o, int ranks) {
 
 std::vector<int64_t> ranks_of(const Topology& t, const PlanOptions& o) {
   if (!o.ranks.empty()) return o.ranks;
-  int64_t most = t.most_ranks();
-  if (o.ranks_per_host > 0) most = o.ranks_per_host * static_cast<int64_t>(t.hosts.size());
-  most = std::min<int64_t>(most, kMostPlannedRanks);
+  int64_t max = t.max_ranks();
+  if (o.ranks_per_host > 0) max = o.ranks_per_host * static_cast<int64_t>(t.hosts.size());
+  max = std::min<int64_t>(max, kMaxPlannedRanks);
   std::vector<int64_t> all;
-  for (int64_t ranks = 1; ranks < most; ranks *= 2) all.push_back(ranks);
-  all.push_back(most);
+  for (int64_t ranks = 1; ranks < max; ranks *= 2) all.push_back(ranks);
+  all.push_back(max);
   return all;
 }
 
@@ -114,16 +114,16 @@ json shape_json(const PlanOptions& o, const PlanShape& shape, const std::string&
 /// What speaks against the figures.
 std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsOfRanks>& groups, const PlanShape& shape) {
   std::vector<std::string> notes;
-  int most = 0;
-  for (const HostsOfRanks& group : groups) most = std::max(most, group.world());
-  if (most > kMaxRanks)
+  int max = 0;
+  for (const HostsOfRanks& group : groups) max = std::max(max, group.world());
+  if (max > kMaxRanks)
     notes.push_back(
         fmt::format("a group has at most {} ranks today; larger ones are predicted as if it could have more", kMaxRanks));
-  if (most > shape.experts)
+  if (max > shape.experts)
     notes.push_back(fmt::format("{} experts: ranks beyond that many have none, and send only", shape.experts));
-  if (most * o.tokens > kMostCounted)
+  if (max * o.tokens > kMaxCountedTokens)
     notes.push_back(fmt::format("rows were counted over the first {} tokens of each rank",
-                                grouped(std::max<int64_t>(1, kMostCounted / most))));
+                                grouped(std::max<int64_t>(1, kMaxCountedTokens / max))));
   return notes;
 }
 
@@ -164,7 +164,7 @@ json document_of(const PlanOptions& o, const Topology& t, const PlanShape& shape
 int run_plan(const PlanOptions& o) {
   const Topology topology = read_topology(o.topology);
   check(topology, o);
-  check_outputs({{"--json", o.json_path, kLeastJson}, {"--html", o.html_path, kLeastPage}});
+  check_outputs({{"--json", o.json_path, kMinJsonBytes}, {"--html", o.html_path, kMinPageBytes}});
   std::vector<HostsOfRanks> groups;
   bool more = false;
   for (const int64_t ranks : ranks_of(topology, o)) {
@@ -179,7 +179,7 @@ int run_plan(const PlanOptions& o) {
   document["notes"] = notes_of(o, groups, shape);
   std::vector<Prediction> all;
   for (size_t g = 0; g < groups.size(); ++g) {
-    json point = {{"ranks", groups[g].world()}, {"hosts", groups[g].hosts()}, {"ranks_per_host", groups[g].most_here()}};
+    json point = {{"ranks", groups[g].world()}, {"hosts", groups[g].hosts()}, {"ranks_per_host", groups[g].max_host_size()}};
     for (const std::string& word : o.variants) {
       const auto* const variant =
           std::find_if(std::begin(kVariants), std::end(kVariants), [&](Variant v) { return word == to_string(v); });

@@ -12,7 +12,7 @@ namespace switchyard::tool {
 
 extern const Verb kPlanVerb;
 
-inline constexpr int kMostPlannedRanks = 2048;
+inline constexpr int kMaxPlannedRanks = 2048;
 
 struct PlanOptions {
   std::string topology;

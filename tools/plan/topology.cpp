@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "switchyard-topology";
 constexpr int kVersion = 1;
-constexpr int kMostRanksOfAHost = 64, kMostHosts = 2048;
+constexpr int kMaxRanksPerHost = 64, kMaxHosts = 2048;
 
 /// An object of the file: fields are taken by name, and what nobody took is an error.
 class Fields {
@@ -47,10 +47,10 @@ class Fields {
     if (!value.is_string() || value.get<std::string>().empty()) fail(name, fmt::format("is {}; allowed: a text", value.dump()));
     return value;
   }
-  int integer(const std::string& name, int least, int most) { return integer_of(name, at(name), least, most); }
-  int integer_of(const std::string& name, const json& value, int least, int most) const {
-    const bool whole = value.is_number_integer() && value.get<int64_t>() >= least && value.get<int64_t>() <= most;
-    if (!whole) fail(name, fmt::format("is {}; allowed: {} to {}", value.dump(), least, most));
+  int integer(const std::string& name, int min, int max) { return integer_of(name, at(name), min, max); }
+  int integer_of(const std::string& name, const json& value, int min, int max) const {
+    const bool whole = value.is_number_integer() && value.get<int64_t>() >= min && value.get<int64_t>() <= max;
+    if (!whole) fail(name, fmt::format("is {}; allowed: {} to {}", value.dump(), min, max));
     return value.get<int>();
   }
   /// A finite number above `above`.
@@ -79,7 +79,7 @@ class Fields {
   double time(const std::string& name) { return number(name, kNotNegative); }
   double time_or_none(const std::string& name) { return has(name) ? time(name) : 0; }
 
-  void refuse_others() const {
+  void refuse_unknown_keys() const {
     for (const auto& [name, value] : object_.items())
       if (std::find(known_.begin(), known_.end(), name) == known_.end())
         fail(name, fmt::format("is not known; allowed: {}.{}", joined(known_, ", "), did_you_mean(name, known_)));
@@ -100,14 +100,14 @@ MoveRate move_rate(Fields f) {
   rate.host_read_gbs = f.rate_or_none("host_read_gbs");
   rate.host_write_gbs = f.rate_or_none("host_write_gbs");
   if ((rate.host_read_gbs > 0) != (rate.host_write_gbs > 0)) f.fail("", "has one of host_read_gbs and host_write_gbs");
-  f.refuse_others();
+  f.refuse_unknown_keys();
   return rate;
 }
 
 void read_calls(Fields f, HostTopology& host) {
   for (const json& ranks : f.array("ranks")) {
-    const int least = host.call_ranks.empty() ? 1 : host.call_ranks.back() + 1;
-    host.call_ranks.push_back(f.integer_of("ranks", ranks, least, kMostRanksOfAHost));
+    const int min = host.call_ranks.empty() ? 1 : host.call_ranks.back() + 1;
+    host.call_ranks.push_back(f.integer_of("ranks", ranks, min, kMaxRanksPerHost));
   }
   const auto times = [&](const char* name, std::vector<double>& out) {
     for (const json& us : f.array(name)) out.push_back(f.number_of(name, us, 0));
@@ -116,12 +116,12 @@ void read_calls(Fields f, HostTopology& host) {
   };
   times("dispatch_us", host.dispatch_us);
   times("combine_us", host.combine_us);
-  f.refuse_others();
+  f.refuse_unknown_keys();
 }
 
 HostTopology host_from(Fields f) {
   HostTopology host;
-  host.ranks = f.integer("ranks", 1, kMostRanksOfAHost);
+  host.ranks = f.integer("ranks", 1, kMaxRanksPerHost);
   host.workers = f.has("workers") ? f.integer("workers", 1, 4096) : 0;
   host.copy = move_rate(f.inner("copy"));
   host.sum = move_rate(f.inner("sum"));
@@ -135,27 +135,27 @@ HostTopology host_from(Fields f) {
   host.route_ns = f.time_or_none("route_ns");
   host.record_write_ns = f.time_or_none("record_write_ns");
   host.record_read_ns = f.time_or_none("record_read_ns");
-  f.refuse_others();
+  f.refuse_unknown_keys();
   return host;
 }
 
 NetworkTopology network_from(Fields f) {
   NetworkTopology network;
-  network.rails = f.integer("rails", 1, kMostRanksOfAHost);
+  network.rails = f.integer("rails", 1, kMaxRanksPerHost);
   network.gbs = f.rate("gbs");
   network.us = f.time("us");
   network.post_us = f.time_or_none("post_us");
   network.host_gbs = f.rate_or_none("host_gbs");
   if (f.has("bisection")) network.bisection = f.rate("bisection");
   if (network.bisection > 1) f.fail("bisection", fmt::format("is {}; allowed: above 0, at most 1", network.bisection));
-  f.refuse_others();
+  f.refuse_unknown_keys();
   return network;
 }
 
 /// A number of hosts, or the ranks of each.
 std::vector<int> hosts_from(Fields& f, const HostTopology& host) {
   const json& value = f.at("hosts");
-  if (!value.is_array()) return std::vector<int>(static_cast<size_t>(f.integer("hosts", 1, kMostHosts)), host.ranks);
+  if (!value.is_array()) return std::vector<int>(static_cast<size_t>(f.integer("hosts", 1, kMaxHosts)), host.ranks);
   std::vector<int> hosts;
   for (const json& ranks : f.array("hosts")) hosts.push_back(f.integer_of("hosts", ranks, 1, host.ranks));
   return hosts;
@@ -190,7 +190,7 @@ json host_json(const HostTopology& host) {
 
 }  // namespace
 
-int Topology::most_ranks() const { return std::accumulate(hosts.begin(), hosts.end(), 0); }
+int Topology::max_ranks() const { return std::accumulate(hosts.begin(), hosts.end(), 0); }
 
 Topology topology_from(const json& document) {
   Fields f(document, "");
@@ -209,7 +209,7 @@ Topology topology_from(const json& document) {
     f.fail("network", fmt::format("is missing, and there are {} hosts", t.hosts.size()));
   t.one_machine = f.has("one_machine") && f.truth("one_machine");
   (void)f.has("measured");  // how, for people
-  f.refuse_others();
+  f.refuse_unknown_keys();
   return t;
 }
 

@@ -56,7 +56,7 @@ struct Topology {
   /// A test bed: all hosts are on one machine, and what is said of a host's workers and network is true of all hosts together.
   bool one_machine = false;
 
-  int most_ranks() const;
+  int max_ranks() const;
 };
 
 /// \throws UsageError naming the file, and the line or the field that is wrong

@@ -14,10 +14,10 @@ HostsOfRanks::HostsOfRanks(const std::vector<int>& ranks_of_hosts) : first_{0} {
   }
 }
 
-int HostsOfRanks::most_here() const {
-  int most = 0;
-  for (int h = 0; h < hosts(); ++h) most = std::max(most, size(h));
-  return most;
+int HostsOfRanks::max_host_size() const {
+  int max = 0;
+  for (int h = 0; h < hosts(); ++h) max = std::max(max, size(h));
+  return max;
 }
 
 Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where)) {
@@ -38,7 +38,7 @@ Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where))
 
 void Traffic::add(int source, const Routing& routing) {
   const size_t hosts = static_cast<size_t>(where_.hosts()), s = static_cast<size_t>(source);
-  most_tokens_ = std::max(most_tokens_, routing.tokens);
+  max_tokens_ = std::max(max_tokens_, routing.tokens);
   for (int64_t t = 0; t < routing.tokens; ++t) {
     ++seen_;
     bool any = false;
@@ -67,21 +67,21 @@ void Traffic::scale(int64_t counted, int64_t tokens) {
 std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
                                    const std::function<RoutingSource(int world)>& source_of) {
   std::vector<Traffic> all;
-  int most = 1;
+  int max = 1;
   for (const HostsOfRanks& group : groups) {
-    most = std::max(most, group.world());
+    max = std::max(max, group.world());
     all.emplace_back(group, source_of(std::min(group.world(), kMaxRanks)).experts());
   }
-  const int64_t counted = std::min(tokens, std::max<int64_t>(1, kMostCounted / most));
+  const int64_t counted = std::min(tokens, std::max<int64_t>(1, kMaxCountedTokens / max));
   for (Traffic& one : all) {
     one.scale(counted, tokens);
     if (one.where().world() > kMaxRanks) continue;
     const RoutingSource source = source_of(one.where().world());
     for (int r = 0; r < one.where().world(); ++r) one.add(r, source.batches(r, counted, 1).front());
   }
-  if (most <= kMaxRanks) return all;
+  if (max <= kMaxRanks) return all;
   const RoutingSource source = source_of(kMaxRanks);
-  const int64_t turns = (most + kMaxRanks - 1) / kMaxRanks;
+  const int64_t turns = (max + kMaxRanks - 1) / kMaxRanks;
   for (int r = 0; r < kMaxRanks; ++r) {
     const std::vector<Routing> batches = source.batches(r, counted, turns);
     for (Traffic& one : all) {

@@ -25,7 +25,7 @@ class HostsOfRanks {
   int rail(int rank) const { return rank - first(host_of(rank)); }
   int proxy(int rank, int host) const { return first(host) + rail(rank) % size(host); }
   bool together(int a, int b) const { return host_of(a) == host_of(b); }
-  int most_here() const;
+  int max_host_size() const;
 
  private:
   std::vector<int> first_;    ///< [hosts + 1]
@@ -53,7 +53,7 @@ class Traffic {
   /// Tokens of `source` with a row for anybody.
   double tokens(int source) const { return scale_ * tokens_[static_cast<size_t>(source)]; }
   /// Most tokens of a rank, those without a route too.
-  double most_tokens() const { return scale_ * static_cast<double>(most_tokens_); }
+  double max_tokens() const { return scale_ * static_cast<double>(max_tokens_); }
 
  private:
   size_t at(int source, int dest) const {
@@ -64,12 +64,12 @@ class Traffic {
   std::vector<int32_t> pairs_, routes_, touching_;  ///< [W, W], [W, W], [W, H]
   std::vector<int32_t> tokens_;                     ///< [W]
   std::vector<int64_t> rank_seen_, host_seen_;      ///< number of the token that was seen last
-  int64_t seen_ = 0, most_tokens_ = 0;
+  int64_t seen_ = 0, max_tokens_ = 0;
   double scale_ = 1;
 };
 
 /// Most tokens of all ranks that are counted: beyond them each rank's first ones stand for all.
-inline constexpr int64_t kMostCounted = int64_t{1} << 24;
+inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 24;
 
 /// The traffic of each group, `tokens` of every rank. `source_of(world)` gives the routing of a group of at most kMaxRanks
 /// ranks; that of larger groups is kMaxRanks ranks' again and again, with further tokens each time.

@@ -23,7 +23,7 @@ void declare(Options& add, PlanOptions& o) {
   add.group("Where");
   add.argument("TOPOLOGY", o.topology,
                "File that describes hosts, links and network: written by `doctor --measure`, or one of data/topologies");
-  add.integers("--ranks", o.ranks, 1, kMostPlannedRanks,
+  add.integers("--ranks", o.ranks, 1, kMaxPlannedRanks,
                "Numbers of ranks; hosts are filled one after the other [1,2,4,... up to all ranks of the topology]");
   add.automatic("--ranks-per-host", o.ranks_per_host, 1, kMaxRanks, "Ranks per host; auto: as in the topology");
   add.choices("--variants", o.variants, variant_words(), "Paths of rows between hosts, see below");
@@ -35,7 +35,7 @@ void declare(Options& add, PlanOptions& o) {
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Send rows as fp8 with these scales");
   add.text("--routing", o.routing, "SOURCE", "Source of the routing: a pattern or a recording, see below");
-  add.integer("--seed", o.seed, 0, kMostSeed, "Seed of synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "Seed of synthetic routing");
   add.group("Output");
   add.file("--json", o.json_path, "Write all predictions as JSON; -: to stdout, with the table on stderr");
   add.file("--html", o.html_path, "Write a page with plots of time, traffic and memory over the number of ranks");

@@ -106,9 +106,9 @@ struct Horizontal {
   std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : chart_number(at); }
   /// As much of it as fits below an axis.
   std::string label(double at) const {
-    const size_t room = axis.words ? 70 / words.size() : 70;
+    const size_t max_chars = axis.words ? 70 / words.size() : 70;
     const std::string whole = text(at);
-    return whole.size() <= room ? whole : whole.substr(0, std::max<size_t>(room, 4) - 3) + "...";
+    return whole.size() <= max_chars ? whole : whole.substr(0, std::max<size_t>(max_chars, 4) - 3) + "...";
   }
 
   ChartAxis chart_axis() const {
@@ -275,8 +275,8 @@ std::vector<size_t> swept_in(const json& document) {
     if (std::find(swept.begin(), swept.end(), kAxes[a].swept) != swept.end()) axes.push_back(a);
   if (axes.empty()) axes.push_back(0);
   const auto rank = [&](size_t a) { return std::pair(!kAxes[a].words, texts_of(runs, kAxes[a]).size()); };
-  const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
-  std::rotate(axes.begin(), most, most + 1);
+  const auto max = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
+  std::rotate(axes.begin(), max, max + 1);
   return axes;
 }
 
@@ -289,7 +289,7 @@ json shared(const json& runs, const char* key) {
 }
 
 /// What all runs have in common.
-std::string what_of(const json& runs) {
+std::string common_text(const json& runs) {
   std::vector<std::string> parts;
   const auto add = [&](const char* key, const std::string& before, const std::string& after) {
     const json value = shared(runs, key);
@@ -336,7 +336,7 @@ std::string bench_html(const json& document) {
     if (known == groups.end()) known = groups.insert(known, {key, {}});
     known->second.push_back(&run);
   }
-  std::string page = page_head("Switchyard bench", escaped(what_of(runs)), document);
+  std::string page = page_head("Switchyard bench", escaped(common_text(runs)), document);
   for (const auto& [key, group] : groups) {
     const std::vector<ChartLine> times = series_of(group, over, kTimes, 1);
     const std::vector<ChartLine> shares = series_of(group, over, kShares, 100);

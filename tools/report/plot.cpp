@@ -38,8 +38,8 @@ int run_plot(const PlotOptions& options) {
       !options.html_path.empty() ? options.html_path : std::filesystem::path(options.file).replace_extension(".html").string();
   const InputFile file{"FILE", options.file, "JSON that bench, tune or plan wrote with --json"};
   const json document = read_json(file);
-  std::error_code not_there;
-  if (std::filesystem::equivalent(options.file, html, not_there))
+  std::error_code ignored;
+  if (std::filesystem::equivalent(options.file, html, ignored))
     throw UsageError(fmt::format("--html: '{}' given, which is FILE itself; allowed: another file", html));
   const std::string page = page_of(document, file);
   check_outputs({{"--html", html, page.size()}});

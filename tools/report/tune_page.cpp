@@ -23,17 +23,17 @@ std::string value_of(const json& trial) {
 
 /// A bar for each value, from 0 on: green what is chosen, grey what the library does by itself if that is another.
 std::string bars(const std::vector<const json*>& trials) {
-  double most = 0;
-  for (const json* t : trials) most = std::max(most, t->at("us").get<double>());
+  double max = 0;
+  for (const json* t : trials) max = std::max(max, t->at("us").get<double>());
   const double step = (kStripWidth - kStripLeft - kStripRight) / static_cast<double>(trials.size()),
-               room = kStripHeight - kStripTop - kStripBottom;
+               plot_height = kStripHeight - kStripTop - kStripBottom;
   std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kStripWidth, kStripHeight);
   for (size_t i = 0; i < trials.size(); ++i) {
     const json& t = *trials[i];
-    const double us = t.at("us").get<double>(), height = most > 0 ? room * us / most : 0;
+    const double us = t.at("us").get<double>(), height = max > 0 ? plot_height * us / max : 0;
     const double middle = kStripLeft + step * (static_cast<double>(i) + 0.5), top = kStripHeight - kStripBottom - height;
-    const bool chosen = t.at("chosen").get<bool>(), usual = t.at("usual").get<bool>();
-    const char* const color = chosen ? "--good" : usual ? "--muted" : "--move";
+    const bool chosen = t.at("chosen").get<bool>(), is_default = t.at("usual").get<bool>();
+    const char* const color = chosen ? "--good" : is_default ? "--muted" : "--move";
     if (us > 0)
       out += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" style=\"fill:var({})\"><title>{}: {:.1f} us"

@@ -23,7 +23,7 @@ struct Interrupted : std::exception {};
 class Interrupts {
  public:
   Interrupts() {
-    came = 0;
+    last_signal = 0;
     owner = getpid();
     for (size_t i = 0; i < std::size(kSignals); ++i) {
       sigaction(kSignals[i], nullptr, &before_[i]);
@@ -41,7 +41,7 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
 
   /// The signal that came, or 0.
-  static int which() { return came; }
+  static int which() { return last_signal; }
 
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -53,21 +53,21 @@ class Interrupts {
   }
 
   static void remember(int signal) {
-    if (came != 0) {
+    if (last_signal != 0) {
       // timeout(1) sends its signal to the program and then to its group: that is one request.
-      if (signal != SIGINT && signal == came && now_ms() - came_at < 1000) return;
+      if (signal != SIGINT && signal == last_signal && now_ms() - last_signal_ms < 1000) return;
       ::signal(signal, SIG_DFL);
       raise(signal);  // when this handler has returned
       return;
     }
-    came_at = now_ms();
-    came = signal;
+    last_signal_ms = now_ms();
+    last_signal = signal;
     static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
     if (owner == getpid()) [[maybe_unused]]  // ranks that it forked have this handler too
       const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
   }
-  static inline std::atomic<int> came{0};
-  static inline std::atomic<int64_t> came_at{0};
+  static inline std::atomic<int> last_signal{0};
+  static inline std::atomic<int64_t> last_signal_ms{0};
   static inline std::atomic<pid_t> owner{0};
   static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
   struct sigaction before_[std::size(kSignals)] = {};

@@ -20,8 +20,8 @@ struct Mode {
   bool plain_rows;                 ///< rows travel as they are: neither fp8 rows nor --quantize
   bool one_launch;                 ///< a call is one launch, with one number of multiprocessors
   bool returns_per_route;          ///< a row comes back for each route, whatever --order says
-  int usual_sms;                   ///< of a call that names no number; 0: all of the rank's
-  int64_t most_tokens;             ///< of a rank
+  int default_sms;                 ///< of a call that names no number; 0: all of the rank's
+  int64_t max_tokens;              ///< of a rank
 
   TuningMode tuning_of(Layout layout) const { return layout == Layout::expert_major ? expert_major_tuning : tuning; }
 };

@@ -49,7 +49,7 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kScaleOrders = words_of<ScaleOrder>(), kForms = words_of<MoeForm>(),
                                       kRowTypes = row_words(false), kRowKinds = row_words(true),
                                       kCombinedTypes = combined_words();
-inline constexpr int64_t kMostSeed = int64_t{1} << 24;
+inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 
 // The values of words in the lists above. \throws std::invalid_argument for other words
 SourceRows rows_named(const std::string& word);

@@ -44,8 +44,8 @@ Outcome failed(bool joined) {
   } catch (const PeerFailed& e) {
     return {json(), e.what(), e.code(), 2, joined};
   } catch (const Error& e) {
-    const bool in_vain = e.code() == ErrorCode::peer_timeout || e.code() == ErrorCode::rendezvous;
-    return {json(), e.what(), e.code(), in_vain ? 1 : 0, joined, std::string(e.field())};
+    const bool peer_missing = e.code() == ErrorCode::peer_timeout || e.code() == ErrorCode::rendezvous;
+    return {json(), e.what(), e.code(), peer_missing ? 1 : 0, joined, std::string(e.field())};
   } catch (const std::bad_alloc&) {
     return {json(), "no memory is left", ErrorCode::system, 0, joined};
   } catch (const std::exception& e) {
@@ -209,22 +209,22 @@ void drain(std::vector<Child>& children, const OnProgress& on_progress) {
   std::vector<char> chunk(1 << 16);
   while (true) {
     std::vector<pollfd> fds;
-    std::vector<size_t> who;
+    std::vector<size_t> polled;
     for (size_t r = 0; r < children.size(); ++r) {
       if (children[r].pipe < 0) continue;
       fds.push_back({children[r].pipe, POLLIN, 0});
-      who.push_back(r);
+      polled.push_back(r);
     }
     if (fds.empty()) return;
     if (poll(fds.data(), fds.size(), -1) < 0) continue;  // every wait inside a rank has a deadline: the pipes close in the end
     for (size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents == 0) continue;
-      Child& child = children[who[i]];
+      Child& child = children[polled[i]];
       const ssize_t n = read(child.pipe, chunk.data(), chunk.size());
       if (n < 0 && errno == EINTR) continue;
       if (n > 0) {
         child.buffer.append(chunk.data(), static_cast<size_t>(n));
-        take_messages(child, static_cast<int>(who[i]), on_progress);
+        take_messages(child, static_cast<int>(polled[i]), on_progress);
         continue;
       }
       close(child.pipe);
@@ -375,8 +375,8 @@ std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnPr
   }
 }
 
-int64_t usual_ranks(const measure::Machine& machine) { return machine.usable_cores() >= 16 ? 8 : 2; }
-int64_t usual_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks) {
+int64_t default_ranks(const measure::Machine& machine) { return machine.usable_cores() >= 16 ? 8 : 2; }
+int64_t default_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks) {
   return std::max<int64_t>(1, machine.usable_cores() / blocks_of_all_ranks);
 }
 

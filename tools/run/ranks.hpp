@@ -55,8 +55,8 @@ class RankError : public Error {
 std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress = {});
 
 /// On the CPU, where the number is not asked for: 2 ranks, or 8 with 16 cores or more; and so many warps that all cores work.
-int64_t usual_ranks(const measure::Machine& machine);
-int64_t usual_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks);
+int64_t default_ranks(const measure::Machine& machine);
+int64_t default_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks);
 
 /// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs that
 /// rank alone, every rank returns the results of all, and one that fails throws for itself. \returns which, or nothing

@@ -167,7 +167,7 @@ void RoutingSource::use_default(const std::string& flag, std::optional<int> laye
 
 void RoutingSource::use_word(const std::string& flag, const std::string& word, const std::optional<double>& number,
                              const RoutingGeometry& g) {
-  experts_ = static_cast<int>(g.experts > 0 ? g.experts : g.usual_experts);
+  experts_ = static_cast<int>(g.experts > 0 ? g.experts : g.default_experts);
   topk_ = g.topk > 0 ? static_cast<int>(g.topk) : 8;
   if (topk_ > experts_)
     throw UsageError(fmt::format("--topk: {} given, which exceeds --experts {}; allowed: 1 to {}",

@@ -21,7 +21,7 @@ struct RoutingGeometry {
   int64_t topk = 0;
   int world = 1;
   uint64_t seed = 1;
-  int64_t usual_experts = 256;  ///< as DeepSeek-V3, like 8 experts per token
+  int64_t default_experts = 256;  ///< as DeepSeek-V3, like 8 experts per token
 };
 
 /// A source of routing for all ranks of a group. Immutable after construction; const calls from any thread.

@@ -96,7 +96,7 @@ class NormalCalls final : public TracedCalls {
 };
 
 /// Most routes to the experts of one rank.
-int64_t most_routes_to_a_rank(const Scenario& s) {
+int64_t max_routes_per_rank(const Scenario& s) {
   std::vector<int64_t> routes(static_cast<size_t>(s.world));
   for (int r = 0; r < s.world; ++r)
     for (int64_t t = 0; t < s.tokens(r); ++t)
@@ -166,7 +166,7 @@ class LedgerCalls final : public TracedCalls {
   }
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
-    return (static_cast<size_t>(most_routes_to_a_rank(s)) + tokens) * row_bytes(o) + tokens * 8 * 4 + routes * 8 + kRest;
+    return (static_cast<size_t>(max_routes_per_rank(s)) + tokens) * row_bytes(o) + tokens * 8 * 4 + routes * 8 + kRest;
   }
   void call(Trace*) override { ledger_->combine(y_, probs_, prepared_, out_, options_); }
 

@@ -21,8 +21,8 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMostWarps = 1024, kMostTracks = 1024 * kMostWarps;  ///< of a block, of a rank: as Trace has them
-constexpr double kMostMicros = 9e12;                               ///< times are exact up to 104 days
+constexpr int kMaxTraceWarps = 1024, kMaxTraceTracks = 1024 * kMaxTraceWarps;  ///< of a block, of a rank: as Trace has them
+constexpr double kMaxMicros = 9e12;                                            ///< times are exact up to 104 days
 
 /// A span's arguments are its own, named by its unit, and, if there are any, the bytes that it carried.
 void take_arguments(const json& args, TraceSlice& slice) {
@@ -42,18 +42,18 @@ TraceSlice slice_from(const json& e, size_t index, int world) {
   TraceSlice s;
   e.at("name").get_to(s.name);
   e.at("cat").get_to(s.category);
-  const auto number = [&](const char* what, double least, double most) {
+  const auto number = [&](const char* what, double min, double max) {
     const json& value = e.at(what);
     const auto given = value.is_number() ? value.get<double>() : std::nan("");
-    if (!(given >= least && given <= most))
+    if (!(given >= min && given <= max))
       throw BadEvent(fmt::format("traceEvents[{}] ('{}'): {} is {}; allowed: {:.15g} to {:.15g}", index, s.name, what,
-                                 value.dump(), least, most));
+                                 value.dump(), min, max));
     return given;
   };
   s.rank = static_cast<int>(number("pid", 0, world - 1));
-  s.track = static_cast<int>(number("tid", 0, kMostTracks)) - 1;
-  s.begin_us = whole_ns(number("ts", 0, kMostMicros));
-  s.duration_us = whole_ns(number("dur", 0, kMostMicros));
+  s.track = static_cast<int>(number("tid", 0, kMaxTraceTracks)) - 1;
+  s.begin_us = whole_ns(number("ts", 0, kMaxMicros));
+  s.duration_us = whole_ns(number("dur", 0, kMaxMicros));
   take_arguments(e.at("args"), s);
   return s;
 }
@@ -66,8 +66,8 @@ int warps_in(const json& metadata, size_t index) {
   if (at == std::string::npos) return 1;
   int warp = -1;
   std::from_chars(name.data() + at + 6, name.data() + name.size(), warp);
-  if (warp < 0 || warp >= kMostWarps)
-    throw BadEvent(fmt::format("traceEvents[{}]: '{}' given; allowed: warp 0 to {}", index, name, kMostWarps - 1));
+  if (warp < 0 || warp >= kMaxTraceWarps)
+    throw BadEvent(fmt::format("traceEvents[{}]: '{}' given; allowed: warp 0 to {}", index, name, kMaxTraceWarps - 1));
   return warp + 1;
 }
 

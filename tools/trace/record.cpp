@@ -91,13 +91,13 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
 /// Cost of recording, by the slowest rank of each round.
 TraceCost cost_of(const std::vector<json>& ranks) {
   const auto slowest = [&](const char* which) {
-    std::vector<double> most;
+    std::vector<double> max;
     for (const json& rank : ranks) {
       const auto mine = rank.at("cost").at(which).get<std::vector<double>>();
-      most.resize(mine.size());
-      for (size_t i = 0; i < mine.size(); ++i) most[i] = std::max(most[i], mine[i]);
+      max.resize(mine.size());
+      for (size_t i = 0; i < mine.size(); ++i) max[i] = std::max(max[i], mine[i]);
     }
-    return most;
+    return max;
   };
   return {slowest("plain"), slowest("traced")};
 }
@@ -150,13 +150,13 @@ int run_trace(const TraceVerbOptions& asked) {
   if (!asked.in.empty()) return summarise_file(asked);
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
-  check_outputs({{"--out", options.out, kLeastJson}});
+  check_outputs({{"--out", options.out, kMinJsonBytes}});
   const Fitted fitted = fit(options);
   const Scenario& s = fitted.scenario;
   const int gpus = fitted.gpus;
   TraceOptions trace_options;
   trace_options.num_blocks = static_cast<int>(gpus > 0 ? std::max(o.sms, o.combine_sms) : o.blocks);
-  trace_options.num_warps = gpus > 0 ? kMostDeviceWarps : static_cast<int>(o.warps);
+  trace_options.num_warps = gpus > 0 ? kMaxDeviceWarps : static_cast<int>(o.warps);
   trace_options.events_per_track = static_cast<size_t>(options.events);
   RankJob job;
   job.world = s.world;

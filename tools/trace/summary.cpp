@@ -44,10 +44,10 @@ Seen seen_of(TraceFile file) {
 }
 
 /// Which way the rows of a span go: out to the experts or back, and from its rank or to it.
-struct Way {
+struct Direction {
   bool back = false, to_rank = false;
 };
-Way way_of(const TraceSlice& s, const std::vector<const TraceSlice*>& calls_of_rank) {
+Direction direction_of(const TraceSlice& s, const std::vector<const TraceSlice*>& calls_of_rank) {
   if (s.name == "send_rows") return {};
   if (s.name == "pull_rows") return {false, true};
   if (s.name == "pull_reduce" || s.name == "sum_returned") return {true, true};
@@ -80,8 +80,8 @@ std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   for (const TraceSlice& s : seen.slices) {
     if (s.bytes == 0 || s.rank > 1) continue;
     const auto mine = calls.find(s.rank);
-    const Way way = way_of(s, mine == calls.end() ? std::vector<const TraceSlice*>{} : mine->second);
-    if (way.back == back) bytes[way.to_rank ? 1 - s.rank : s.rank] += s.bytes;
+    const Direction direction = direction_of(s, mine == calls.end() ? std::vector<const TraceSlice*>{} : mine->second);
+    if (direction.back == back) bytes[direction.to_rank ? 1 - s.rank : s.rank] += s.bytes;
   }
   const int from = bytes[1] > bytes[0] ? 1 : 0;
   return Link{from, 1 - from, bytes[from] / static_cast<double>(n), "trace"};
@@ -114,25 +114,25 @@ std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_rou
 
 /// The link that carries most payload out, from tokens to experts. Nothing if the mode has no such call.
 Link busiest_out(const BenchOptions& o, const Scenario& s) {
-  Link most;
+  Link heaviest;
   const Mode& mode = mode_named(o.mode);
-  if (!mode.has_dispatch) return most;
+  if (!mode.has_dispatch) return heaviest;
   const bool per_route = !mode.has_layouts && sending_named(o.sending) == Sending::per_route;
   for (const auto& [link, rows] : link_rows(s, per_route))
-    if (const double bytes = static_cast<double>(rows) * static_cast<double>(sent_row_bytes(o)); bytes > most.bytes)
-      most = {link.first, link.second, bytes};
-  return most;
+    if (const double bytes = static_cast<double>(rows) * static_cast<double>(sent_row_bytes(o)); bytes > heaviest.bytes)
+      heaviest = {link.first, link.second, bytes};
+  return heaviest;
 }
 
 /// The link that carries most payload back.
 Link busiest_back(const BenchOptions& o, const Scenario& s) {
   const bool per_route = mode_named(o.mode).returns_per_route || order_named(o.order) == CombineOrder::per_route ||
                          (order_named(o.order) == CombineOrder::per_host && layout_named(o.layout) == Layout::expert_major);
-  Link most;
+  Link heaviest;
   for (const auto& [link, rows] : link_rows(s, per_route))
-    if (const double bytes = static_cast<double>(rows) * static_cast<double>(returned_row_bytes(o)); bytes > most.bytes)
-      most = {link.second, link.first, bytes};
-  return most;
+    if (const double bytes = static_cast<double>(rows) * static_cast<double>(returned_row_bytes(o)); bytes > heaviest.bytes)
+      heaviest = {link.second, link.first, bytes};
+  return heaviest;
 }
 
 Link busiest(const Seen& seen, const BenchOptions& o, const Scenario& s, bool back) {

@@ -70,14 +70,14 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.integer("--cost", t.cost_rounds, 0, 1 << 12,
               "Also measure the cost of recording: number of rounds of --calls, with and without it in turn; 0: off");
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
-  add.integer("--seed", o.seed, 0, kMostSeed, "Seed of rows and synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "Seed of rows and synthetic routing");
   add.group("Output");
   add.file("--out", t.out,
            "File for the Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
   add.json_output(t.json, "Print the summary as JSON");
   add.group("Instead of recording");
   add.file("--in", t.in, "Summarise a trace that was written earlier, on any machine");
-  add.when_given([add, &t] { refuse_without_effect(add, t); });
+  add.on_selected([add, &t] { refuse_without_effect(add, t); });
   add.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
              "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"

@@ -16,71 +16,71 @@ namespace {
 
 using nlohmann::json;
 
-std::vector<int> with_usual(std::initializer_list<int> list, int usual, int most) {
-  std::vector<int> out{usual};
+std::vector<int> with_default(std::initializer_list<int> list, int default_value, int max) {
+  std::vector<int> out{default_value};
   for (const int value : list)
-    if (value <= most) out.push_back(value);
+    if (value <= max) out.push_back(value);
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 
-TuneDimension sms(const char* name, int TuningValues::*target, int usual, int most, std::vector<const char*> metrics) {
-  std::vector<int> candidates = with_usual({4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128}, usual, most);
-  if (candidates.back() != most) candidates.push_back(most);
-  return {name, target, std::move(candidates), usual, std::move(metrics), true};
+TuneDimension sms(const char* name, int TuningValues::*target, int default_value, int max, std::vector<const char*> metrics) {
+  std::vector<int> candidates = with_default({4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128}, default_value, max);
+  if (candidates.back() != max) candidates.push_back(max);
+  return {name, target, std::move(candidates), default_value, std::move(metrics), true};
 }
 
-/// Warps per block of kernels that are compiled for `most`, which is what they take without a tuning.
-TuneDimension warps(const char* name, int TuningValues::*target, int most, std::vector<const char*> metrics) {
-  return {name, target, with_usual({4, 6, 8, 10, 12, 14}, most, most), most, std::move(metrics), false};
+/// Warps per block of kernels that are compiled for `max`, which is what they take without a tuning.
+TuneDimension warps(const char* name, int TuningValues::*target, int max, std::vector<const char*> metrics) {
+  return {name, target, with_default({4, 6, 8, 10, 12, 14}, max, max), max, std::move(metrics), false};
 }
 
-std::vector<TuneStage> normal_stages(int most) {
-  const int usual = std::min(kDefaultSms, most), usual_quantising = std::min(kDefaultQuantizingSms, most);
+std::vector<TuneStage> normal_stages(int max) {
+  const int default_value = std::min(kDefaultSms, max), default_quantising = std::min(kDefaultQuantizingSms, max);
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"},
       quantised{"/quantized_dispatch/p50_us"};
   // Without a tuning stages follow from the row's size: 0 is that choice.
-  return {{sms("dispatch_sms", &TuningValues::dispatch_sms, usual, most, dispatch),
-           sms("combine_sms", &TuningValues::combine_sms, usual, most, combine),
-           sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, usual_quantising, most, quantised)},
-          {{"dispatch_warps", &TuningValues::dispatch_warps, with_usual({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps),
-            kMostDispatchWarps, dispatch, false},
+  return {{sms("dispatch_sms", &TuningValues::dispatch_sms, default_value, max, dispatch),
+           sms("combine_sms", &TuningValues::combine_sms, default_value, max, combine),
+           sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, default_quantising, max, quantised)},
+          {{"dispatch_warps", &TuningValues::dispatch_warps,
+            with_default({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps), kMostDispatchWarps, dispatch, false},
            {"combine_warps", &TuningValues::combine_warps,
-            with_usual({8, 12, 14, 16, 18}, kMostCombineWarps, kMostCombineWarps), kMostCombineWarps, combine, false}},
+            with_default({8, 12, 14, 16, 18}, kMostCombineWarps, kMostCombineWarps), kMostCombineWarps, combine, false}},
           {{"dispatch_stages", &TuningValues::dispatch_stages, {0, 1, 2}, 0, dispatch, false}}};
 }
 
-std::vector<TuneStage> low_latency_stages(int64_t hidden, int usual, int most) {
+std::vector<TuneStage> low_latency_stages(int64_t hidden, int default_value, int max) {
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine_per_route/p50_us", "/combine_per_rank/p50_us"};
   std::vector<TuneStage> stages;
-  if (most > 0)
-    stages = {{sms("dispatch_sms", &TuningValues::dispatch_sms, most, most, dispatch),
-               sms("combine_sms", &TuningValues::combine_sms, most, most, combine)},
+  if (max > 0)
+    stages = {{sms("dispatch_sms", &TuningValues::dispatch_sms, max, max, dispatch),
+               sms("combine_sms", &TuningValues::combine_sms, max, max, combine)},
               {warps("dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, dispatch),
                warps("combine_warps", &TuningValues::combine_warps, kMostLowLatencyWarps, combine)}};
-  constexpr int64_t kLeastColumns = 128;  // of a piece
-  const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kLeastColumns - 1) / kLeastColumns));
+  constexpr int64_t kMinColumns = 128;  // of a piece
+  const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kMinColumns - 1) / kMinColumns));
   stages.push_back({{"pieces",
                      &TuningValues::pieces,
-                     with_usual({1, 2, 3, 4, 6, 8, 10, 12, 14, 16}, usual, pieces),
-                     usual,
+                     with_default({1, 2, 3, 4, 6, 8, 10, 12, 14, 16}, default_value, pieces),
+                     default_value,
                      {"/both_per_route/p50_us", "/both_per_rank/p50_us"},
                      false}});
   return stages;
 }
 
-std::vector<TuneStage> flat_stages(int most) {
+std::vector<TuneStage> flat_stages(int max) {
   const std::vector<const char*> whole{"/all_to_all/p50_us"};
-  return {{sms("sms", &TuningValues::sms, most, most, whole)},
+  return {{sms("sms", &TuningValues::sms, max, max, whole)},
           {warps("warps", &TuningValues::warps, kMostLowLatencyWarps, whole)}};
 }
 
-std::vector<TuneStage> ledger_stages(int most) {
+std::vector<TuneStage> ledger_stages(int max) {
   const std::vector<const char*> kernel{"/kernel_us/median"};
-  return {{sms("sms", &TuningValues::sms, most, most, kernel)},
+  return {{sms("sms", &TuningValues::sms, max, max, kernel)},
           {warps("warps", &TuningValues::warps, kMostLedgerWarps, kernel)},
-          {{"chunk_kib", &TuningValues::chunk_kib, with_usual({4, 8, 16, 32, 128}, kUsualChunkKib, kMostChunkKib),
+          {{"chunk_kib", &TuningValues::chunk_kib, with_default({4, 8, 16, 32, 128}, kUsualChunkKib, kMostChunkKib),
             kUsualChunkKib, kernel, false}}};
 }
 
@@ -90,12 +90,12 @@ int pick(const TuneDimension& d, const std::vector<std::pair<int, double>>& time
   double fastest = times.front().second;
   for (const auto& [value, us] : times) fastest = std::min(fastest, us);
   const auto near = [&](const auto& t) { return t.second <= fastest * (1 + slack); };
-  const auto known = std::find_if(times.begin(), times.end(), [&](const auto& t) { return t.first == d.usual; });
-  if (!d.fewest && known != times.end() && near(*known)) return 0;
-  const auto best =
-      d.fewest ? std::find_if(times.begin(), times.end(), near)
-               : std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  return best->first == d.usual ? 0 : best->first;
+  const auto known = std::find_if(times.begin(), times.end(), [&](const auto& t) { return t.first == d.default_value; });
+  if (!d.smallest && known != times.end() && near(*known)) return 0;
+  const auto best = d.smallest ? std::find_if(times.begin(), times.end(), near)
+                               : std::min_element(times.begin(), times.end(),
+                                                  [](const auto& a, const auto& b) { return a.second < b.second; });
+  return best->first == d.default_value ? 0 : best->first;
 }
 
 class Search {
@@ -104,10 +104,10 @@ class Search {
 
   void run(const TuneStage& stage) {
     std::vector<std::vector<std::pair<int, double>>> times(stage.size());
-    size_t most = 0;
-    for (const TuneDimension& d : stage) most = std::max(most, d.candidates.size());
+    size_t max = 0;
+    for (const TuneDimension& d : stage) max = std::max(max, d.candidates.size());
     const size_t first_trial = found.trials.size();
-    for (size_t i = 0; i < most; ++i) {
+    for (size_t i = 0; i < max; ++i) {
       TuningValues values = found.values;
       std::string what;
       for (const TuneDimension& d : stage) {
@@ -124,7 +124,7 @@ class Search {
     for (size_t k = 0; k < stage.size(); ++k) {
       const int value = pick(stage[k], times[k], slack_);
       better.*stage[k].target = value;
-      differs = differs || (value != 0 && !stage[k].fewest);
+      differs = differs || (value != 0 && !stage[k].smallest);
     }
     if (differs) confirm(stage, better);
     found.values = better;
@@ -137,12 +137,14 @@ class Search {
   static std::string title(const TuneDimension& d, int value) {
     return std::string(d.name) + " " + (value == 0 ? "by row size" : std::to_string(value));
   }
-  static void set(TuningValues& values, const TuneDimension& d, int value) { values.*d.target = value == d.usual ? 0 : value; }
+  static void set(TuningValues& values, const TuneDimension& d, int value) {
+    values.*d.target = value == d.default_value ? 0 : value;
+  }
 
   static std::string problem_of(const json& run) { return run.value("problem", std::string()); }
 
   void note(const TuneDimension& d, int value, const json& run, std::vector<std::pair<int, double>>& times) {
-    TuneTrial trial{d.name, value, 0, false, value == d.usual, problem_of(run)};
+    TuneTrial trial{d.name, value, 0, false, value == d.default_value, problem_of(run)};
     if (trial.problem.empty()) {
       trial.us = tune_metric(d, run);
       times.emplace_back(value, trial.us);
@@ -152,17 +154,17 @@ class Search {
 
   /// What was fastest once must be so again, measured side by side with the usual values.
   void confirm(const TuneStage& stage, TuningValues& better) {
-    const json usual = measure_(found.values, "again as usual"), chosen = measure_(better, "again as chosen");
+    const json by_default = measure_(found.values, "again as usual"), chosen = measure_(better, "again as chosen");
     for (const TuneDimension& d : stage) {
-      if (d.fewest || better.*d.target == 0) continue;
-      const bool ok = problem_of(usual).empty() && problem_of(chosen).empty() &&
-                      tune_metric(d, chosen) * (1 + slack_) < tune_metric(d, usual);
+      if (d.smallest || better.*d.target == 0) continue;
+      const bool ok = problem_of(by_default).empty() && problem_of(chosen).empty() &&
+                      tune_metric(d, chosen) * (1 + slack_) < tune_metric(d, by_default);
       if (!ok) better.*d.target = 0;
     }
   }
 
   void mark(const TuneDimension& d, size_t first) {
-    const int value = found.values.*d.target == 0 ? d.usual : found.values.*d.target;
+    const int value = found.values.*d.target == 0 ? d.default_value : found.values.*d.target;
     for (size_t i = first; i < found.trials.size(); ++i)
       if (found.trials[i].name == d.name) found.trials[i].chosen = found.trials[i].value == value;
   }
@@ -172,13 +174,13 @@ class Search {
 };
 
 /// Whether some call takes fewer multiprocessors than the library would, and none takes more.
-bool takes_fewer(const std::vector<TuneStage>& stages, const TuningValues& values) {
+bool uses_fewer_sms(const std::vector<TuneStage>& stages, const TuningValues& values) {
   bool fewer = false;
   for (const TuneStage& stage : stages) {
     for (const TuneDimension& d : stage) {
-      if (!d.fewest || values.*d.target == 0) continue;
-      if (values.*d.target > d.usual) return false;
-      fewer = fewer || values.*d.target < d.usual;
+      if (!d.smallest || values.*d.target == 0) continue;
+      if (values.*d.target > d.default_value) return false;
+      fewer = fewer || values.*d.target < d.default_value;
     }
   }
   return fewer;
@@ -191,23 +193,23 @@ std::string why_not(const std::vector<TuneStage>& stages, const TuningValues& va
     if (g.after > (1 + slack) * g.before) slower += fmt::format("{}{} ({})", slower.empty() ? "" : ", ", g.of, g.text());
   if (!slower.empty()) return "slower by more than the slack: " + slower;
   const auto faster = [&](const TuneGain& g) { return g.after * (1 + slack) < g.before; };
-  if (std::any_of(gains.begin(), gains.end(), faster) || takes_fewer(stages, values)) return "";
+  if (std::any_of(gains.begin(), gains.end(), faster) || uses_fewer_sms(stages, values)) return "";
   return "not faster by more than the slack, nor do calls take fewer multiprocessors";
 }
 
 }  // namespace
 
-std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int most_sms) {
-  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, usual_pieces, most_sms);
-  if (most_sms == 0) return {};
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int max_sms) {
+  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, usual_pieces, max_sms);
+  if (max_sms == 0) return {};
   switch (mode) {
     case TuningMode::normal:
-    case TuningMode::normal_expert_major: return normal_stages(most_sms);
-    case TuningMode::flat: return flat_stages(most_sms);
+    case TuningMode::normal_expert_major: return normal_stages(max_sms);
+    case TuningMode::flat: return flat_stages(max_sms);
     case TuningMode::low_latency:
     case TuningMode::ledger: break;
   }
-  return ledger_stages(most_sms);
+  return ledger_stages(max_sms);
 }
 
 std::string TuneGain::text() const { return fmt::format("{:+.1f} %", 100 * (after / before - 1)); }

@@ -16,17 +16,17 @@ namespace switchyard::tool {
 struct TuneDimension {
   const char* name;
   int TuningValues::*target;
-  std::vector<int> candidates;       ///< ascending, `usual` among them
-  int usual;                         ///< what the library does without a tuning
+  std::vector<int> candidates;       ///< ascending, `default_value` among them
+  int default_value;                 ///< what the library does without a tuning
   std::vector<const char*> metrics;  ///< of a run, as JSON pointers to microseconds; their sum counts
-  bool fewest;                       ///< the smallest within the slack of the fastest; else the fastest
+  bool smallest;                     ///< the smallest within the slack of the fastest; else the fastest
 };
 /// Dimensions that do not touch each other's metrics: they vary in the same measurements.
 using TuneStage = std::vector<TuneDimension>;
 
-/// What a mode has to tune, stage by stage; none on the CPU but pieces. `usual_pieces`: untuned. `most_sms`: of a rank, 0 on
+/// What a mode has to tune, stage by stage; none on the CPU but pieces. `usual_pieces`: untuned. `max_sms`: of a rank, 0 on
 /// the CPU.
-std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int most_sms);
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int max_sms);
 /// Microseconds of a run by the metrics of a dimension.
 double tune_metric(const TuneDimension& dimension, const nlohmann::json& run);
 
@@ -36,7 +36,7 @@ struct TuneTrial {
   int value = 0;
   double us = 0;        ///< 0: it could not be measured
   bool chosen = false;  ///< in the end
-  bool usual = false;
+  bool is_default = false;
   std::string problem;
 };
 struct TuneFound {

@@ -69,7 +69,7 @@ struct TuneMode {
   const Mode& mode;
   Layout layout;
   int64_t alignment;
-  int64_t usual_tokens;
+  int64_t default_token_count;
   bool on_cpu;                                            ///< has something to tune there
   bool quantised;                                         ///< --quantize applies to every row
   void (*check)(const BenchOptions& shape);               ///< throws what is wrong before anything is measured
@@ -102,7 +102,7 @@ std::string quantised_beside(const TuneOptions& o, const TuneMode& mode) {
 struct Place {
   std::string device = "cpu";
   int gpus = 0;       ///< 0: the CPU
-  int most_sms = 0;   ///< of a rank
+  int max_sms = 0;    ///< of a rank
   int64_t warps = 1;  ///< CPU: workers of a rank
   json described;     ///< the GPUs, for the JSON
   std::string limit_text;
@@ -136,8 +136,8 @@ TuneOptions resolved(const TuneOptions& asked) {
           "which flat shares)",
           o.modes.size() == std::size(kModes) ? "all" : joined(o.modes, ","), name));
     for (const int64_t tokens : o.tokens)
-      if (tokens > m.mode.most_tokens)
-        throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most {}", tokens, name, m.mode.most_tokens));
+      if (tokens > m.mode.max_tokens)
+        throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most {}", tokens, name, m.mode.max_tokens));
   }
   for (const auto& [flag, text] : {std::pair("--commit", o.commit), {"--routing", o.routing}})
     if (text.find_first_of("\r\n") != std::string::npos)  // they stand in comments of the file
@@ -167,7 +167,7 @@ Place place_of(TuneOptions& o) {
                       gpus.name(), gpu.name));
   place.device = gpus.name();
   place.gpus = gpus.count();
-  place.most_sms = static_cast<int>(gpus.sms_of_rank(o.ranks));
+  place.max_sms = static_cast<int>(gpus.sms_of_rank(o.ranks));
   place.described = gpus.described();
   if (std::find(o.modes.begin(), o.modes.end(), kLedger.name) != o.modes.end() && o.ranks > place.gpus)
     throw UsageError(fmt::format("--ranks: {} given with mode ledger and {}; allowed: a GPU for each rank", o.ranks,
@@ -201,9 +201,9 @@ std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
   std::vector<Shape> shapes;
   for (const TuneMode& mode : kModes) {
     if (std::find(o.modes.begin(), o.modes.end(), to_string(mode.tuning)) == o.modes.end()) continue;
-    const std::vector<int64_t> usual{mode.usual_tokens};
+    const std::vector<int64_t> default_tokens{mode.default_token_count};
     for (const int64_t hidden : o.hidden)
-      for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens) {
+      for (const int64_t tokens : o.tokens.empty() ? default_tokens : o.tokens) {
         const TuningKey key{place.device, mode.tuning, static_cast<int>(o.ranks), hidden, tokens};
         Shape& shape = shapes.emplace_back(Shape{key, base_of(o, place, mode, hidden, tokens)});
         const std::string scales = quantised_beside(o, mode);
@@ -228,7 +228,7 @@ class Tuner {
     config.topk = first.value(json::json_pointer("/config/topk"), 0);  // the routing's own, unless it was given
     config.max_tokens = shape.key.tokens;
     const std::vector<TuneStage> stages =
-        tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.most_sms);
+        tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.max_sms);
     t.limits = limits_of(first);
     const double slack = static_cast<double>(options_.slack) / 100;
     t.found = tune_search(stages, slack, [&](const TuningValues& values, const std::string& what) {
@@ -272,7 +272,7 @@ class Tuner {
     const auto once = [&](BenchOptions o, bool with_limits) {
       o.limits = with_limits;
       o.pieces = values.pieces;  // asked for, so that a number that this device cannot have is refused
-      if (place_.gpus > 0) choose_sms(o, place_.device, place_.most_sms);
+      if (place_.gpus > 0) choose_sms(o, place_.device, place_.max_sms);
       return mode_of(shape.key.mode).measured(o, place_.gpus);
     };
     progress_.stage(fmt::format("{}, {}, hidden {}: {}", to_string(shape.key.mode), counted(shape.key.tokens, "token"),
@@ -363,7 +363,7 @@ void print_tables(const std::vector<Tuned>& all) {
     Table tried({"tried", "value", "time", ""});
     for (const TuneTrial& trial : t.found.trials) {
       const std::string mark = fmt::format("{}{}", trial.chosen ? green("chosen") : "",
-                                           trial.usual ? (trial.chosen ? ", the default" : "the default") : "");
+                                           trial.is_default ? (trial.chosen ? ", the default" : "the default") : "");
       tried.row({trial.name, trial.value == 0 ? "by row size" : std::to_string(trial.value),
                  trial.problem.empty() ? fmt::format("{:.1f} us", trial.us) : "-",
                  trial.problem.empty() ? mark : "not possible: " + trial.problem});
@@ -409,8 +409,8 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
       trials.push_back({{"name", trial.name},
                         {"value", trial.value},
                         {"us", trial.us},
-                        {"chosen", t.verdict.dropped.empty() ? trial.chosen : trial.usual},  // in force in the end
-                        {"usual", trial.usual},
+                        {"chosen", t.verdict.dropped.empty() ? trial.chosen : trial.is_default},  // in force in the end
+                        {"usual", trial.is_default},
                         {"problem", trial.problem}});
     document["chosen"].push_back({{"entry", t.entry.text()},
                                   {"shape", shape_text(t.entry.key)},
@@ -422,8 +422,7 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
   return document;
 }
 
-std::vector<TuningEntry> entries_other_than(const std::string& text, const std::string& name,
-                                            const std::vector<Shape>& shapes) {
+std::vector<TuningEntry> entries_without(const std::string& text, const std::string& name, const std::vector<Shape>& shapes) {
   std::vector<TuningEntry> kept;
   for (const TuningEntry& entry : TuningFile::parse(text, name).entries)
     if (std::none_of(shapes.begin(), shapes.end(), [&](const Shape& s) { return s.key == entry.key; })) kept.push_back(entry);
@@ -464,7 +463,8 @@ int run_tune(const TuneOptions& asked) {
   const std::vector<Shape> shapes = shapes_of(o, place);
   for (const Shape& shape : shapes) mode_of(shape.key.mode).check(shape.base);
   const std::string old = old_text(o.out);
-  check_outputs({{"--out", o.out, old.size() + 1}, {"--json", o.json_path, kLeastJson}, {"--html", o.html_path, kLeastPage}});
+  check_outputs(
+      {{"--out", o.out, old.size() + 1}, {"--json", o.json_path, kMinJsonBytes}, {"--html", o.html_path, kMinPageBytes}});
   fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
              counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, measure::utc_now());
   std::fflush(stdout);
@@ -474,7 +474,7 @@ int run_tune(const TuneOptions& asked) {
     place.limit = to_json(limit);
     place.limit_text = fmt::format("copy limit {:.1f} GB/s", limit.best().gbs);
   }
-  Tuner tuner(o, place, entries_other_than(old, o.out, shapes), progress);
+  Tuner tuner(o, place, entries_without(old, o.out, shapes), progress);
   std::vector<Tuned> all;
   const Stopped stopped = in_turn(progress, shapes.size(), [&](size_t i) {
     all.push_back(tuner.tune(shapes[i]));

@@ -37,7 +37,7 @@ void declare(Options& add, TuneOptions& o) {
       "any other value must beat the default by more, twice; and the entry as a whole must be no slower than no entry in any "
       "figure, and faster in one or with fewer SMs");
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
-  add.integer("--seed", o.seed, 0, kMostSeed, "Seed of rows and synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "Seed of rows and synthetic routing");
   add.group("Output");
   add.file("--out", o.out, "Tuning file to write; entries of the same device, mode and shape are replaced, others are kept");
   add.file("--json", o.json_path,

@@ -347,7 +347,7 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   return merged_by_place(run_ranks(job, [&](Group& group, RankLink&) {
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), c.gpus, arena);
     group.barrier();  // every rank has its stream and its memory before any waits for another
-    return told(verify_mode(c).run(c, s, group, *device));
+    return encode_checks(verify_mode(c).run(c, s, group, *device));
   }));
 }
 

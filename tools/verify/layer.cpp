@@ -16,7 +16,7 @@ constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 /// The fused form is bf16, and its sum per_route.
-bool fuses_if_it_can(const VerifyCase& c) {
+bool may_fuse(const VerifyCase& c) {
   return scales_named(c.quantize) == ScaleKind::none &&
          std::find(c.orders.begin(), c.orders.end(), kPerRoute) != c.orders.end();
 }
@@ -29,7 +29,7 @@ std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   normal.fused_sms = c.sms;
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
   std::vector<LayerSpec> all{normal, normal};
-  all.front().fused = fuses_if_it_can(c) && why_not_fused(normal).empty();
+  all.front().fused = may_fuse(c) && why_not_fused(normal).empty();
   all.back().exchange = masked;
   if (quantize == ScaleKind::none) return all;
   masked.scale_order = ScaleOrder::column_major;
@@ -45,7 +45,7 @@ std::string exchange_text(const LayerSpec& spec) {
 }
 
 /// The largest that `bytes` says of a layer.
-size_t most(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const LayerSpec&)) {
+size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const LayerSpec&)) {
   size_t found = 0;
   for (const LayerSpec& spec : layer_specs(c, s)) found = std::max(found, bytes(spec));
   return found;
@@ -69,10 +69,10 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
 
 }  // namespace
 
-size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return most(c, s, layer_heap_bytes); }
+size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return max_of(c, s, layer_heap_bytes); }
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) {
   // On the host what the library takes by itself comes out of the same memory.
-  return most(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : most(c, s, layer_fused_bytes));
+  return max_of(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : max_of(c, s, layer_fused_bytes));
 }
 
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
@@ -89,7 +89,7 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
       results.push_back(rank.check("layer, " + exchange_text(spec) + ", " + order, rank.outputs(), kAllTokens, 1));
       group.barrier();
     }
-    if (&spec != &specs.front() || !fuses_if_it_can(c)) continue;
+    if (&spec != &specs.front() || !may_fuse(c)) continue;
     if (rank.fuses())
       check_fused(rank, set++, group, results);
     else

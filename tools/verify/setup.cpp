@@ -100,17 +100,16 @@ size_t normal_device_bytes(const VerifyCase& c, const Scenario& s) {
 }
 
 size_t low_latency_heap_bytes(const VerifyCase& c, const Scenario& s) {
-  size_t most = 0;
+  size_t max = 0;
   for (const LowLatencyConfig& config : low_latency_configs(c, s))
-    most = std::max(most, LowLatencyExchange::heap_bytes_for(config, c.ranks));
-  return most;
+    max = std::max(max, LowLatencyExchange::heap_bytes_for(config, c.ranks));
+  return max;
 }
 
 size_t low_latency_device_bytes(const VerifyCase& c, const Scenario& s) {
-  size_t most = 0;
-  for (const LowLatencyConfig& config : low_latency_configs(c, s))
-    most = std::max(most, LowLatencyRank::device_bytes(s, config));
-  return most + (size_t{1} << 20);
+  size_t max = 0;
+  for (const LowLatencyConfig& config : low_latency_configs(c, s)) max = std::max(max, LowLatencyRank::device_bytes(s, config));
+  return max + (size_t{1} << 20);
 }
 
 size_t heap_bytes(const VerifyCase& c, const Scenario& s) { return verify_mode(c).heap_bytes(c, s); }

@@ -14,7 +14,7 @@ namespace switchyard::tool {
 namespace {
 
 void declare_ledger(Options add, LedgerVerifyOptions& o) {
-  add.when_given([add, &o] {
+  add.on_selected([add, &o] {
     o.chosen = true;
     for (const char* flag : {"--pes", "-M", "-K", "--topk", "--experts-per-pe"})
       if (o.quick && add.has(flag))
@@ -40,7 +40,7 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
   add.integer("--warmup", o.warmup, 0, 1 << 20, "Unmeasured calls before the measured ones");
   add.integer("--measured", o.measured, 1, 1 << 20, "Measured calls");
   add.integer(
-      "--late-us", o.late_us, 0, kMostLateUs,
+      "--late-us", o.late_us, 0, kMaxLateUs,
       "CUDA: microseconds by which rank 0 enters each replayed call after the others; kernel times count from its entry");
   add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of each wait inside a call");
   add.group("Output");
@@ -89,7 +89,7 @@ void declare(Options& add, VerifyOptions& o) {
   add.group("How");
   add.toggle("--processes", o.processes, "Run ranks as processes with shared memory instead of threads");
   add.integer("--repeat", o.repeat, 1, 1 << 20, "Number of times to run everything, each with another seed");
-  add.integer("--seed", o.seed, 0, kMostSeed, "First seed of rows and synthetic routing");
+  add.integer("--seed", o.seed, 0, kMaxSeed, "First seed of rows and synthetic routing");
   add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of each wait inside a call");
   add.group("Output");
   add.toggle("--verbose", o.verbose, "Print a line for each check, passed or failed");

@@ -168,7 +168,7 @@ class Report {
 };
 
 /// A case is run if --quantize is not given: with rows as they are, or a layer whose sizes fp8 allows.
-bool run_unasked(const VerifyCase& c) {
+bool runs_by_default(const VerifyCase& c) {
   if (scales_named(c.quantize) == ScaleKind::none) return true;
   return mode_named(c.mode).has_experts && layer_widths_allowed(c.hidden, c.intermediate, scales_named(c.quantize));
 }
@@ -210,7 +210,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
     if (!mode_named(c.mode).has_experts) return false;
     return c.dtype != "bf16" || (!on_gpus && scales_named(c.quantize) != ScaleKind::none);
   });
-  if (o.quantize.empty()) std::erase_if(cases, [](const VerifyCase& c) { return !run_unasked(c); });
+  if (o.quantize.empty()) std::erase_if(cases, [](const VerifyCase& c) { return !runs_by_default(c); });
   return cases;
 }
 
@@ -287,9 +287,9 @@ int run_verify(const VerifyOptions& asked) {
       const std::vector<CheckResult> checks = checks_of(c, options, arena);
       report.add(c, checks, seconds_since(begin));
     } catch (const Error& e) {
-      const bool goes_on = e.code() == ErrorCode::system;  // no room for this case, maybe for the next
-      if (goes_on || options.json) report.add(c, e);
-      if (goes_on) continue;
+      const bool proceeds = e.code() == ErrorCode::system;  // no room for this case, maybe for the next
+      if (proceeds || options.json) report.add(c, e);
+      if (proceeds) continue;
       if (options.json) report.print();
       throw;
     }

@@ -12,7 +12,7 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, check_low_latency, dispatch_all,  # noqa: E402
+from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MAX_TOKENS, PLACES, TOKENS, TOPK, calc_diff, check_low_latency, dispatch_all,  # noqa: E402
                            inputs_of, laid_out, on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors,
                            weighted)
 from switchyard import deep_ep  # noqa: E402
@@ -280,7 +280,7 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
     for hooked in (False, True):
         stats, cost = on(torch.zeros(here, dtype=torch.int32)), on(torch.zeros(buffer.group_size, dtype=torch.int64))
         received, count, handle, event, hook = buffer.low_latency_dispatch(
-            x, ids, MOST, EXPERTS, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
+            x, ids, MAX_TOKENS, EXPERTS, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
             cumulative_local_expert_recv_stats=stats, dispatch_wait_recv_cost_stats=cost, async_finish=not hooked,
             return_recv_hook=hooked)
         if hooked:
@@ -311,7 +311,7 @@ def _combine_buffers(buffer):
     x, ids, weights = tensors(inputs[rank])
     handles, rows = [], []
     for factor in (1, 2):
-        received, count, handle, _, _ = buffer.low_latency_dispatch(x * factor, ids, MOST, EXPERTS, use_fp8=False)
+        received, count, handle, _, _ = buffer.low_latency_dispatch(x * factor, ids, MAX_TOKENS, EXPERTS, use_fp8=False)
         handles.append(handle)
         rows.append(buffer.get_next_low_latency_combine_buffer(handle))
         rows[-1][:, :, :] = received.nan_to_num(0, 0, 0)
@@ -340,8 +340,8 @@ def _overlapping_hooks(buffer):
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
     stats = on(torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32))
-    first = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
-    second = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
+    first = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
+    second = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
     for received, count, handle, _, hook in (first, second):
         hook()
         check_low_latency(received, count, handle, inputs, rank)
@@ -354,7 +354,7 @@ def _two_results(buffer):
     for hooked in (False, True):
         pair = []
         for factor in (1, 2):
-            received, count, handle, _, hook = buffer.low_latency_dispatch(x * factor, ids, MOST, EXPERTS, use_fp8=False,
+            received, count, handle, _, hook = buffer.low_latency_dispatch(x * factor, ids, MAX_TOKENS, EXPERTS, use_fp8=False,
                                                                            return_recv_hook=hooked)
             if hook is not None:
                 hook()
@@ -366,12 +366,12 @@ def _two_results(buffer):
 
 def _model_low_latency(group, use_fp8):
     """Rows as wide as real ones, with a different T on each rank."""
-    shape, most, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
+    shape, max_tokens, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
     everybody = seeded(world, (128, 77), **shape)
-    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 7168, world, 16)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(max_tokens, 7168, world, 16)
     buffer = deep_ep.Buffer(group, 0, hint, low_latency_mode=True, explicitly_destroy=True)
     x, ids, weights = map(on, everybody[rank])
-    received, count, handle, _, _ = buffer.low_latency_dispatch(x, ids, most, 16, use_fp8=use_fp8)
+    received, count, handle, _, _ = buffer.low_latency_dispatch(x, ids, max_tokens, 16, use_fp8=use_fp8)
     q, scales = received if use_fp8 else (received, None)
     values = q.float() if scales is None else q.float() * scales.repeat_interleave(128, 2)
     for expert in range(16 // world):
@@ -418,7 +418,7 @@ def _refusals(buffer):
     with pytest.raises(sy.InvalidArgument, match="num_max_dispatch_tokens_per_rank = 2"):
         buffer.low_latency_dispatch(on(torch.zeros(3, HIDDEN)).bfloat16(), on(torch.zeros(3, TOPK)).long(), 2, EXPERTS)
     with pytest.raises(sy.InvalidArgument, match="use_ue8m0 needs round_scale"):
-        buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_ue8m0=True)
+        buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_ue8m0=True)
     with pytest.raises(sy.Unsupported, match="one host"):
         buffer.internode_dispatch(x)
     with pytest.raises(sy.Unsupported, match="cannot be left out"):
@@ -430,7 +430,7 @@ def _refusals(buffer):
     assert not status.any()
     buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
     assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([3, 4])).shape == (3, 4)
-    buffer.clean_low_latency_buffer(MOST, HIDDEN, EXPERTS)
+    buffer.clean_low_latency_buffer(MAX_TOKENS, HIDDEN, EXPERTS)
     received, *_ = buffer.dispatch(x, handle=handle)  # everything still works
 
 
@@ -490,8 +490,8 @@ def test_multiprocessors_that_nobody_has_chosen(monkeypatch):
     buffer = object.__new__(deep_ep.Buffer)
     buffer._most_sms = 16
     monkeypatch.setattr(deep_ep.Buffer, "num_sms", UNCHOSEN)
-    usual = deep_ep.Buffer.get_combine_config(8)
-    assert (usual.num_sms, deep_ep.Config().num_sms, deep_ep.Buffer.num_sms) == (20, 20, 20)
-    assert [buffer._sms(config) for config in (None, usual, deep_ep.Config(), deep_ep.Config(20), deep_ep.Config(8))] == [0, 0, 0, 16, 8]
+    default_config = deep_ep.Buffer.get_combine_config(8)
+    assert (default_config.num_sms, deep_ep.Config().num_sms, deep_ep.Buffer.num_sms) == (20, 20, 20)
+    assert [buffer._sms(config) for config in (None, default_config, deep_ep.Config(), deep_ep.Config(20), deep_ep.Config(8))] == [0, 0, 0, 16, 8]
     deep_ep.Buffer.set_num_sms(20)
     assert [buffer._sms(config) for config in (None, deep_ep.Buffer.get_dispatch_config(8))] == [16, 16]

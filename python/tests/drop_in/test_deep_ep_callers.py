@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, HIDDEN, MOST, NVL, PLACES, TOPK, calc_diff, inputs_of, laid_out, over_groups, summed,  # noqa: E402
+from deep_ep_ranks import (EXPERTS, HIDDEN, MAX_TOKENS, NVL, PLACES, TOPK, calc_diff, inputs_of, laid_out, over_groups, summed,  # noqa: E402
                            tensors, weighted)
 from switchyard import deep_ep as drop_in  # noqa: E402
 
@@ -43,16 +43,16 @@ def _vllm_high_throughput(group):
 def _vllm_low_latency(group):
     import deep_ep
 
-    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank=MOST, hidden=HIDDEN,
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank=MAX_TOKENS, hidden=HIDDEN,
                                                          num_ranks=group.size(), num_experts=EXPERTS)
     buffer = deep_ep.Buffer(group=group, num_nvl_bytes=0, num_rdma_bytes=size, low_latency_mode=True,
                             num_qps_per_rank=EXPERTS // group.size(), allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
                             explicitly_destroy=True, enable_shrink=False)
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     a1, topk_ids, topk_weights = tensors(inputs[rank])
-    buffer.clean_low_latency_buffer(MOST, HIDDEN, EXPERTS)
+    buffer.clean_low_latency_buffer(MAX_TOKENS, HIDDEN, EXPERTS)
     expert_x, counts, handle, _, hook = buffer.low_latency_dispatch(
-        a1, topk_ids, MOST, EXPERTS, use_fp8=False, round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=True)
+        a1, topk_ids, MAX_TOKENS, EXPERTS, use_fp8=False, round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=True)
     hook()
     output = torch.empty_like(a1)
     y = expert_x.float().nan_to_num(0, 0, 0).bfloat16()
@@ -76,7 +76,7 @@ def _sglang(group):
     for config in (Buffer.get_dispatch_config(world), Buffer.get_combine_config(world)):
         nvl = max(config.get_nvl_buffer_size_hint(hidden_bytes, world), nvl)
         rdma = max(config.get_rdma_buffer_size_hint(hidden_bytes, world), rdma)
-    rdma = max(Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, world, EXPERTS), rdma)
+    rdma = max(Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, world, EXPERTS), rdma)
     buffer = Buffer(group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // world, allow_mnnvl=True)
     inputs, rank = inputs_of(world, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
@@ -98,9 +98,9 @@ def _sglang(group):
     event.current_stream_wait()
     assert calc_diff(out, summed(inputs, rank)) < 5e-6
 
-    buffer.clean_low_latency_buffer(MOST, HIDDEN, EXPERTS)
+    buffer.clean_low_latency_buffer(MAX_TOKENS, HIDDEN, EXPERTS)
     hidden, masked_m, handle, event, hook = buffer.low_latency_dispatch(
-        x, ids, MOST, EXPERTS, use_fp8=True, async_finish=False, return_recv_hook=True)
+        x, ids, MAX_TOKENS, EXPERTS, use_fp8=True, async_finish=False, return_recv_hook=True)
     hook()
     assert masked_m.dtype == torch.int32 and hidden[1].stride(1) == 1
     y = (hidden[0].float() * hidden[1].repeat_interleave(128, 2)).nan_to_num(0, 0, 0).bfloat16()
@@ -189,7 +189,7 @@ def _lmdeploy(group):
             made.append(self)
 
     Buffer.set_num_sms(20)
-    rdma = Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, group.size(), EXPERTS)
+    rdma = Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, group.size(), EXPERTS)
     buffer = Patched(group, NVL, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // group.size(), allow_mnnvl=True,
                      explicitly_destroy=True)
     assert made == [buffer] and isinstance(buffer, deep_ep.Buffer)
@@ -197,7 +197,7 @@ def _lmdeploy(group):
     assert (buffer.low_latency_mode, buffer.group_size, Buffer.num_sms) == (True, group.size(), 20)
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
-    (q, scales), count, handle, event, hook = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=True, async_finish=True,
+    (q, scales), count, handle, event, hook = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=True, async_finish=True,
                                                                          return_recv_hook=False)
     event.current_stream_wait()
     *_, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **laid_out(buffer, ids))

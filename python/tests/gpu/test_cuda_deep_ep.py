@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, LARGE, MOST, calc_diff, check_low_latency, dequantised, dispatch_all, inputs_of,  # noqa: E402
+from deep_ep_ranks import (EXPERTS, LARGE, MAX_TOKENS, calc_diff, check_low_latency, dequantised, dispatch_all, inputs_of,  # noqa: E402
                            make_buffer, over_groups, over_ranks, ranks_of, received_of, same, seeded, tensors, weighted)
 from processes import run_processes  # noqa: E402
 import switchyard as sy  # noqa: E402
@@ -152,7 +152,7 @@ def _mixed(buffer):
         end_of(event)
         with torch.cuda.stream(other):
             received, _, its_handle, event, hook = buffer.low_latency_dispatch(
-                small, small_ids, MOST, EXPERTS, use_fp8=False, async_finish=step % 2 == 0, return_recv_hook=step % 2 == 1)
+                small, small_ids, MAX_TOKENS, EXPERTS, use_fp8=False, async_finish=step % 2 == 0, return_recv_hook=step % 2 == 1)
             end_of(event, hook)
             out, *_ = buffer.low_latency_combine(received.nan_to_num(0, 0, 0), small_ids, small_weights, its_handle)
         summed_rows, _, _ = buffer.combine(rows, handle)
@@ -216,7 +216,7 @@ def _hook_elsewhere(buffer):
     x, ids, weights = tensors(given[buffer.rank])
     stats = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32, device="cuda")
     torch.cuda._sleep(SHORT)
-    received, count, handle, _, hook = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=True, round_scale=True,
+    received, count, handle, _, hook = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=True, round_scale=True,
                                                                    cumulative_local_expert_recv_stats=stats, return_recv_hook=True)
     with torch.cuda.stream(torch.cuda.Stream()):
         hook()
@@ -243,7 +243,7 @@ def _no_waits(buffer):
         rows, *_ = buffer.dispatch(x, handle=handle)
         buffer.combine(rows, handle)
         for hooked in (False, True):
-            received, _, of, event, hook = buffer.low_latency_dispatch(small, small_ids, MOST, EXPERTS, return_recv_hook=hooked)
+            received, _, of, event, hook = buffer.low_latency_dispatch(small, small_ids, MAX_TOKENS, EXPERTS, return_recv_hook=hooked)
             end_of(event, hook)
             y = dequantised(received).bfloat16()
             *_, event, hook = buffer.low_latency_combine(y, small_ids, small_weights, of, return_recv_hook=hooked)
@@ -275,7 +275,7 @@ def _graph_low_latency(buffer, how, way):
     asked = {"async_finish": way == "async", "return_recv_hook": way == "hook"}
 
     def step():
-        received, count, handle, event, hook = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, **how, **asked)
+        received, count, handle, event, hook = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, **how, **asked)
         end_of(event, hook)
         y = dequantised(received).nan_to_num(0, 0, 0).bfloat16()
         plain, event, hook = buffer.low_latency_combine(y, ids, weights, handle, **asked)
@@ -412,7 +412,7 @@ def _backends(group):
         given = [each.cuda() if expected == "cuda" else each for each in (x, ids, weights)]
         elsewhere = [each.cuda() if expected == "cpu" else each for each in (x, ids, weights)]
         for call in (lambda: buffer.get_dispatch_layout(elsewhere[1], LARGE["experts"]),
-                     lambda: buffer.low_latency_dispatch(elsewhere[0], elsewhere[1], MOST, EXPERTS)):
+                     lambda: buffer.low_latency_dispatch(elsewhere[0], elsewhere[1], MAX_TOKENS, EXPERTS)):
             with pytest.raises(sy.InvalidArgument, match="this Buffer is for tensors on " + expected):
                 call()
         rows, *_ = dispatch_all(buffer, *given, LARGE["experts"])

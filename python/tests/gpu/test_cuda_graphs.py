@@ -11,7 +11,7 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import EXPERTS as FEW, LARGE, MOST, calc_diff, dispatch_all, inputs_of as few_inputs, tensors  # noqa: E402
+from deep_ep_ranks import EXPERTS as FEW, LARGE, MAX_TOKENS, calc_diff, dispatch_all, inputs_of as few_inputs, tensors  # noqa: E402
 from test_cuda import EXPERTS, SHAPE, WORLD, equal, inputs_of, on_gpu, over_ranks  # noqa: E402
 from test_cuda_deep_ep import captured, inputs, on_two, summed, worst  # noqa: E402
 
@@ -259,7 +259,7 @@ def _kernels(buffer, low_latency, fp8):
 
     def pair():
         if low_latency:
-            *_, handle, _, _ = buffer.low_latency_dispatch(x, ids, MOST, FEW, use_fp8=fp8)
+            *_, handle, _, _ = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, FEW, use_fp8=fp8)
             buffer.get_next_low_latency_combine_buffer(handle)
             return buffer.low_latency_combine(x, ids, weights, handle, zero_copy=True)
         rows, *_ = buffer.dispatch(x, handle=known)

@@ -15,7 +15,7 @@ from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
 SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "dtype": "f32"}
-MOST = WORLD * TOKENS
+MAX_TOKENS = WORLD * TOKENS
 #: Torch takes segments of 2 MiB for small tensors.
 SEGMENT = 2 << 20
 
@@ -57,8 +57,8 @@ def exchange_in(group, exchange, out, seed):
 def _no_copies(group):
     exchange = sy.Exchange(group, **SHAPE)
     memory = sy.RowMemory(group, SEGMENT)
-    there = rows_in(memory, MOST)
-    elsewhere = torch.empty((MOST, HIDDEN), device="cuda")
+    there = rows_in(memory, MAX_TOKENS)
+    elsewhere = torch.empty((MAX_TOKENS, HIDDEN), device="cuda")
     for seed in range(3):
         assert exchange_in(group, exchange, there, seed) == (0, 0)
         assert min(exchange_in(group, exchange, elsewhere, seed)) > 0
@@ -122,7 +122,7 @@ def test_segments_are_of_streams():
 def _torch_looks_after_it(group):
     exchange = sy.Exchange(group, **SHAPE)
     memory = sy.RowMemory(group, SEGMENT)
-    first = rows_in(memory, MOST)
+    first = rows_in(memory, MAX_TOKENS)
     at = first.data_ptr()
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
@@ -131,12 +131,12 @@ def _torch_looks_after_it(group):
         kept = first.clone()
     first.record_stream(other)
     del first
-    second = rows_in(memory, MOST)  # the first is still read
+    second = rows_in(memory, MAX_TOKENS)  # the first is still read
     assert second.data_ptr() != at
     other.synchronize()
     assert torch.isnan(kept).all()
     del second
-    assert exchange_in(group, exchange, rows_in(memory, MOST), 1) == (0, 0)
+    assert exchange_in(group, exchange, rows_in(memory, MAX_TOKENS), 1) == (0, 0)
 
 
 def test_streams_that_use_it_are_waited_for():

@@ -17,7 +17,7 @@ from switchyard import deep_ep  # noqa: E402  (needs torch)
 from switchyard.deep_ep import _copies  # noqa: E402
 
 EXPERTS, TOPK, HIDDEN, TOKENS = 8, 3, 512, 12
-MOST = 16
+MAX_TOKENS = 16
 NVL = 8 << 20
 LARGE = {"hidden": 1024, "experts": 16, "topk": 4}
 
@@ -37,7 +37,7 @@ class Buffer(deep_ep.Buffer):
 
 def make_buffer(group, **keywords):
     """Makes a buffer for both modes, with the shapes below."""
-    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, group.size(), EXPERTS)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, group.size(), EXPERTS)
     given = {"low_latency_mode": True, "num_qps_per_rank": 1, "explicitly_destroy": True, **keywords}
     buffer = deep_ep.Buffer(group, NVL, hint, **given)
     buffer.runtime.set_timeout(30)
@@ -155,8 +155,8 @@ def check_low_latency(received, count, handle, inputs, rank):
     """Checks the rows of each expert by source against the oracle; returns float32 [L, R, H]."""
     world = len(inputs)
     values = dequantised(received)
-    source_of, ranges, most, hidden, experts = handle
-    assert (most, hidden, experts) == (MOST, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
+    source_of, ranges, max_tokens, hidden, experts = handle
+    assert (max_tokens, hidden, experts) == (MAX_TOKENS, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
     there, begin = oracle.expert_major(inputs, EXPERTS, rank), 0
     for expert, number in enumerate(there.counts):
         sources = there.source[begin:begin + number]

@@ -35,9 +35,9 @@ def _forked(make):
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
-        told = file.read().decode()
+        line = file.read().decode()
     assert os.waitpid(child, 0)[1] == 0, "the child crashed"
-    name, _, text = told.partition("|")
+    name, _, text = line.partition("|")
     if name != "None":
         raise getattr(sy, name)(text)
 

@@ -16,9 +16,9 @@ SENDERS = {"over_ranks", "over_groups", "over_gpus", "on_two", "run_processes"}
 _run_on_team = team.run_on_team
 
 
-def _arrives(_rank, _world, told):
+def _arrives(_rank, _world, message):
     """Checks that the function can be imported by name in a process that has not collected tests."""
-    scenario, _ = pickle.loads(told)
+    scenario, _ = pickle.loads(message)
     assert callable(scenario)
 
 

@@ -38,13 +38,13 @@ def _serve(rank, world, connection, stacks):
             if os.getppid() != parent:  # the pipe does not show that if a sibling holds its other end too
                 os._exit(1)
         try:
-            told = connection.recv_bytes()
+            message = connection.recv_bytes()
         except EOFError:
             return
-        if not told:
+        if not message:
             return
         try:
-            _play(told, rank, world)
+            _play(message, rank, world)
             connection.send(None)
         except BaseException:
             connection.send(traceback.format_exc())
@@ -53,10 +53,10 @@ def _serve(rank, world, connection, stacks):
             os._exit(1)
 
 
-def _play(told, rank, world):
+def _play(message, rank, world):
     """Runs one scenario, from a clean state to a clean state."""
     variables = dict(os.environ)
-    scenario, arguments = pickle.loads(told)
+    scenario, arguments = pickle.loads(message)
     try:
         scenario(rank, world, *arguments)
     except SystemExit as end:
@@ -108,13 +108,13 @@ class Team:
 
     def play(self, scenario, arguments, seconds):
         """Returns the failures by rank. For ranks that are not done in `seconds`, returns their stacks."""
-        told = pickle.dumps((scenario, arguments))
+        message = pickle.dumps((scenario, arguments))
         ended = {rank: self._end_of(rank) for rank, process in enumerate(self.processes) if not process.is_alive()}
         if ended:
             return ended  # between two scenarios
         for end in self._ends:
             try:
-                end.send_bytes(told)
+                end.send_bytes(message)
             except OSError:
                 pass  # the process has ended, which is detected below
         start, found, waiting = time.monotonic(), {}, dict(enumerate(self._ends))

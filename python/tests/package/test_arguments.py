@@ -44,9 +44,9 @@ def test_dispatch(ranks, position, value, words):
             assert all(word in str(caught.value) for word in words), str(caught.value)
             assert isinstance(caught.value, ValueError) and caught.value.code == sy.Code.INVALID_ARGUMENT
         else:
-            with pytest.raises(sy.PeerFailed) as told:
+            with pytest.raises(sy.PeerFailed) as failure:
                 exchange.dispatch(*good())
-            assert told.value.rank == 0 and told.value.reason == sy.Code.INVALID_ARGUMENT
+            assert failure.value.rank == 0 and failure.value.reason == sy.Code.INVALID_ARGUMENT
 
     ranks(rank, 2)
 

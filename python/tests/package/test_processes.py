@@ -232,7 +232,7 @@ def test_processes_on_hosts():
     run("fork", _on_hosts, 3, a_store())
 
 
-def _one_does_not_come(rank, world, store):
+def _one_stays_away(rank, world, store):
     with sy.Group.connect(rank, world, store, "token", host="a,b", **OPTIONS) as group:
         group.barrier()
         if rank == 1:
@@ -249,7 +249,7 @@ def _one_does_not_come(rank, world, store):
 
 
 def test_a_rank_of_another_host_that_does_not_come():
-    run("fork", _one_does_not_come, 2, a_store())
+    run("fork", _one_stays_away, 2, a_store())
 
 
 def test_torch_is_not_imported_for_numpy(environment):

@@ -287,7 +287,7 @@ class Tensor:
 
 
 @pytest.fixture
-def told(monkeypatch):
+def recorded(monkeypatch):
     """Calls of the library as (known_memory, stream). It refuses tensors that are not on GPU 1 whenever it
     has to query their location."""
     calls = []
@@ -306,12 +306,12 @@ def told(monkeypatch):
         if code:
             raise sy.InvalidArgument("lies on another GPU")
 
-    torch_here = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={2: "f32"}, codes={"bf16": 0, "i64": 11},
+    fake_torch = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={2: "f32"}, codes={"bf16": 0, "i64": 11},
                                        rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype),
                                        increment_version=lambda tensor: None)
     monkeypatch.setattr(_repeated, "bare", bare)
     monkeypatch.setattr(_repeated, "check", check)
-    monkeypatch.setattr(_repeated, "arrays_of_torch", lambda: torch_here)
+    monkeypatch.setattr(_repeated, "arrays_of_torch", lambda: fake_torch)
     return calls, here
 
 
@@ -344,9 +344,9 @@ def ways():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_known_memory(kind, told):
+def test_known_memory(kind, recorded):
     """It is set for tensors on the GPU on which the library located memory itself, and for no others."""
-    calls, here = told
+    calls, here = recorded
     call, it = ways()[kind], kind(an_exchange())
     call(it, 1, 1, 0)  # no memory, from which nothing is learned
     here.right = False

@@ -10,7 +10,7 @@ import pytest
 import switchyard as sy
 from clone import EXAMPLES, ROOT
 from switchyard import parallelize
-from switchyard._models import share as share_room
+from switchyard._models import share as share_module
 from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
@@ -137,7 +137,7 @@ class _Products:
 
 def test_the_calls_of_grouped_products(monkeypatch):
     """Results of "grouped" products, and that they are made anew only when weights have moved."""
-    monkeypatch.setattr(share_room, "GroupedGemm", _Products)
+    monkeypatch.setattr(share_module, "GroupedGemm", _Products)
     monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
     monkeypatch.setattr(_Products, "made", 0)
     whole = in_bf16("qwen3")

@@ -97,10 +97,10 @@ def test_memory_of_the_caller_raises_its_version(ranks):
         x, ids, _ = inputs()
         with torch.no_grad():
             rows, handle = exchange.dispatch(x, ids)
-            sums, room = torch.ones(4, 16), torch.ones(len(rows), 16)
+            sums, rows_out = torch.ones(4, 16), torch.ones(len(rows), 16)
         for _ in range(3):  # the second and the third call take the fast path
             overwritten(sums, lambda: exchange.combine(rows, handle, out=sums))
-            overwritten(room, lambda: exchange.dispatch(x.detach(), handle=handle, out=room))
+            overwritten(rows_out, lambda: exchange.dispatch(x.detach(), handle=handle, out=rows_out))
 
     ranks(rank, 1)
 

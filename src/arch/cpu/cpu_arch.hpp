@@ -86,7 +86,7 @@ struct BasicCpu {
     }
   }
 
-  template <int kMostPlaces = kMaxRanks, class Row, class Weight>
+  template <int kMaxPlaces = kMaxRanks, class Row, class Weight>
   static void reduce_rows_from(Warp& w, const ReduceSpec& given, int places, bool weighted, Row&& row_of, Weight&& weight_of) {
     const void* rows[kMaxRanks];
     float weights[kMaxRanks];

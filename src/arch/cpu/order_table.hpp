@@ -21,7 +21,7 @@ inline constexpr bool kMutableOrders = true;
 
 /// One weakened flag per site and side; relaxed atomics, because waiting warps read it while a test changes it.
 struct OrderTable {
-  std::array<std::array<std::atomic<bool>, 2>, kMostSites> weakened{};
+  std::array<std::array<std::atomic<bool>, 2>, kMaxSites> weakened{};
 };
 inline OrderTable order_table;
 

@@ -220,7 +220,7 @@ struct CudaArch : CudaMover<kBulk> {
     w.lane_writes_ = true;
   }
 
-  template <int kMostPlaces = kMaxRanks, class Row, class Weight>
+  template <int kMaxPlaces = kMaxRanks, class Row, class Weight>
   __device__ static void reduce_rows_from(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
                                           Weight&& weight_of) {
     const auto set_from = [&](int base) {
@@ -235,10 +235,10 @@ struct CudaArch : CudaMover<kBulk> {
         reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), rows.row, weighted ? rows.weight : 1.0f, rows.lanes,
                         static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.sentinel);
       });
-    } else if (kMostPlaces <= kLanes || places <= kLanes) {
+    } else if (kMaxPlaces <= kLanes || places <= kLanes) {
       reduce_lane_rows(w.lane_, spec, rows);
     } else {
-      static_assert(kMostPlaces <= 2 * kLanes);
+      static_assert(kMaxPlaces <= 2 * kLanes);
       reduce_two_sets(w.lane_, spec, rows, set_from(kLanes));
     }
     w.lane_writes_ = true;

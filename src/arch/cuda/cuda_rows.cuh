@@ -62,8 +62,8 @@ __device__ __noinline__ inline void multicast_lanes(int lane, void* mine, unsign
 }
 
 __device__ inline void fill_zero_lanes(int lane, std::byte* dst, size_t bytes) {
-  const size_t head_room = (16 - (reinterpret_cast<uintptr_t>(dst) & 15u)) & 15u;
-  const size_t head = head_room < bytes ? head_room : bytes;
+  const size_t unaligned_bytes = (16 - (reinterpret_cast<uintptr_t>(dst) & 15u)) & 15u;
+  const size_t head = unaligned_bytes < bytes ? unaligned_bytes : bytes;
   const size_t vectors = (bytes - head) / 16;
   for (size_t i = static_cast<size_t>(lane); i < head; i += 32) dst[i] = std::byte{0};
   auto* body = reinterpret_cast<uint4*>(dst + head);

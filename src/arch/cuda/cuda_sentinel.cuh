@@ -117,7 +117,7 @@ __device__ int reduce_if_arrived_places(int lane, int places, int64_t bytes, Row
 }
 
 /// Four sentinel rows, loaded together.
-struct ToldRows {
+struct SentinelRowSet {
   static constexpr int kRows = 4, kAhead = 2;
   const uint4* from[kRows];
   float weights[kRows];
@@ -155,18 +155,18 @@ template <DType T>
 __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
                                                        int count, int looks, const Sentinel& as) {
   using E = RowElements<T>;
-  constexpr int kAhead = ToldRows::kAhead, kRound = 32 * kAhead;
+  constexpr int kAhead = SentinelRowSet::kAhead, kRound = 32 * kAhead;
 #pragma unroll 1
   for (int v = lane; v - lane < count; v += kRound) {
     const int end = v - lane + kRound < count ? v - lane + kRound : count;
     float sum[kAhead][E::kPerVector] = {};
 #pragma unroll 1
     for (unsigned left = lanes; left != 0;) {
-      ToldRows rows;
+      SentinelRowSet rows;
       const unsigned batch = left;
       unsigned here = 0;
 #pragma unroll
-      for (int i = 0; i < ToldRows::kRows; ++i) {
+      for (int i = 0; i < SentinelRowSet::kRows; ++i) {
         const int holder = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
         rows.from[i] =
             reinterpret_cast<const uint4*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), holder));
@@ -180,7 +180,7 @@ __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, con
         if (looks-- <= 0) return nth_lane(batch, late);
       }
 #pragma unroll
-      for (int i = 0; i < ToldRows::kRows; ++i)
+      for (int i = 0; i < SentinelRowSet::kRows; ++i)
 #pragma unroll
         for (int a = 0; a < kAhead; ++a)
           if ((here >> i & 1) != 0) add_row<T>(rows.x[i][a], true, rows.weights[i], sum[a]);

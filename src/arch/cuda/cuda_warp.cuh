@@ -37,9 +37,9 @@ constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, ui
   CudaShape shape{warps, stages, 0, (scratch_bytes + 15) / 16 * 16};
   const uint32_t fixed = shape.shared_bytes();
   if (stages == 0 || fixed >= shared_limit) return shape;
-  const uint64_t room = (shared_limit - fixed) / static_cast<uint32_t>(warps * stages) / 128 * 128;
+  const uint64_t bytes_per_stage = (shared_limit - fixed) / static_cast<uint32_t>(warps * stages) / 128 * 128;
   const uint64_t wanted = (row_bytes + 15) / 16 * 16;
-  shape.stage_bytes = static_cast<uint32_t>(wanted < room ? wanted : room);
+  shape.stage_bytes = static_cast<uint32_t>(wanted < bytes_per_stage ? wanted : bytes_per_stage);
   return shape;
 }
 

@@ -83,11 +83,11 @@ __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence
 
 /// Sets the registers per thread to `kRegisters`, fewer or more than before. Call from all threads of a warpgroup.
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void dealloc_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void alloc_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

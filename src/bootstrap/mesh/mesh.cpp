@@ -17,18 +17,18 @@ constexpr Milliseconds kUnreachableRetry{100};
 
 }  // namespace
 
-MeshBuilder::MeshBuilder(Doors doors, const Member& me, const Roster& roster, std::vector<std::optional<SocketAddress>> ways,
-                         uint64_t wanted)
-    : doors_(std::move(doors)),
+MeshBuilder::MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
+                         std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted)
+    : listeners_(std::move(listeners)),
       me_(me),
       roster_(roster),
-      ways_(std::move(ways)),
+      peer_addresses_(std::move(peer_addresses)),
       wanted_(wanted & ~(uint64_t{1} << me.rank)),
       links_(static_cast<size_t>(me.world)) {}
 
 void MeshBuilder::prepare(std::vector<pollfd>& polls) const {
   if (complete()) return;
-  for (const Listener* listener : {&doors_.host, &doors_.network})
+  for (const Listener* listener : {&listeners_.host, &listeners_.network})
     if (*listener) polls.push_back({listener->fd(), POLLIN, 0});
   for (const Pending& pending : pending_) polls.push_back({pending.connection.fd(), POLLIN, 0});
   for (const auto& [rank, attempt] : attempts_) {
@@ -52,19 +52,19 @@ void MeshBuilder::step() {
   if (complete()) return;
   for (int r = 0; r < me_.rank; ++r) {
     if (!is_missing(r)) continue;
-    if (ways_[static_cast<size_t>(r)])
-      connect_there(r);
+    if (peer_addresses_[static_cast<size_t>(r)])
+      connect_remote(r);
     else
-      connect_here(r);
+      connect_local(r);
   }
-  accept_higher(doors_.host, false);
-  accept_higher(doors_.network, true);
+  accept_higher(listeners_.host, false);
+  accept_higher(listeners_.network, true);
   for (auto pending = pending_.begin(); pending != pending_.end();) {
     pending = serve(*pending) ? std::next(pending) : pending_.erase(pending);
   }
   if (complete()) {
-    doors_.host.close();
-    doors_.network.close();
+    listeners_.host.close();
+    listeners_.network.close();
     pending_.clear();
   }
 }
@@ -78,26 +78,26 @@ std::vector<int> MeshBuilder::missing() const {
 }
 
 std::string MeshBuilder::describe_network() const {
-  constexpr size_t kMostNamed = 4;
-  std::vector<int> to_come;
+  constexpr size_t kMaxNamedReasons = 4;
+  std::vector<int> absent_ranks;
   std::vector<std::string> reasons;
   for (const int r : missing()) {
-    const auto& way = ways_[static_cast<size_t>(r)];
-    if (!way) continue;
+    const auto& address = peer_addresses_[static_cast<size_t>(r)];
+    if (!address) continue;
     if (r > me_.rank) {
-      to_come.push_back(r);
+      absent_ranks.push_back(r);
       continue;
     }
     const auto attempt = attempts_.find(r);
-    reasons.push_back("rank " + std::to_string(r) + " at " + describe(*way) + ": " +
+    reasons.push_back("rank " + std::to_string(r) + " at " + describe(*address) + ": " +
                       (attempt != attempts_.end() ? attempt->second.problem : "not tried"));
   }
-  if (reasons.size() > kMostNamed) {
-    reasons.resize(kMostNamed);
+  if (reasons.size() > kMaxNamedReasons) {
+    reasons.resize(kMaxNamedReasons);
     reasons.push_back("and others");
   }
-  if (!to_come.empty())
-    reasons.push_back(describe_ranks(to_come) + " did not come to " + describe(local_address(doors_.network.fd())));
+  if (!absent_ranks.empty())
+    reasons.push_back(describe_ranks(absent_ranks) + " did not come to " + describe(local_address(listeners_.network.fd())));
   if (reasons.empty()) return "";
   std::string text = " (";
   for (size_t i = 0; i < reasons.size(); ++i) text += (i > 0 ? "; " : "") + reasons[i];
@@ -105,7 +105,7 @@ std::string MeshBuilder::describe_network() const {
          "). Ranks of different hosts connect at ports that the system chooses: a firewall between them must let these through";
 }
 
-void MeshBuilder::connect_here(int rank) {
+void MeshBuilder::connect_local(int rank) {
   int error = 0;
   UniqueFd fd = start_connect(
       resolve(abstract_endpoint(roster_.mesh_names[static_cast<size_t>(rank)]), Deadline(kHandshakeTime))[0], error);
@@ -136,13 +136,13 @@ void MeshBuilder::try_later(int error, Attempt& attempt) const {
 
 void MeshBuilder::start(int rank, Attempt& attempt) {
   int error = 0;
-  UniqueFd fd = start_connect(*ways_[static_cast<size_t>(rank)], error);
+  UniqueFd fd = start_connect(*peer_addresses_[static_cast<size_t>(rank)], error);
   if (!fd || (error != 0 && error != EINPROGRESS)) return try_later(error, attempt);
   attempt.connection.emplace(std::move(fd), kMaxHandshakeBytes);
   attempt.until = Deadline(kHandshakeTime);
 }
 
-void MeshBuilder::connect_there(int rank) {
+void MeshBuilder::connect_remote(int rank) {
   Attempt& attempt = attempts_[rank];
   if (!attempt.connection) {
     if (!attempt.until.passed()) return;
@@ -216,7 +216,7 @@ bool MeshBuilder::serve(Pending& pending) {
     const Gate gate = {me_.token, me_.world, linked};
     if (!hello || !judge_mesh_hello(*hello, gate, roster_.session, me_.rank, pending.greeting.value_or(Nonce{})).empty())
       return false;
-    const bool there = ways_[static_cast<size_t>(hello->from)].has_value();
+    const bool there = peer_addresses_[static_cast<size_t>(hello->from)].has_value();
     if (there != pending.greeting.has_value()) return false;
     if (there) {
       pending.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello->nonce)}));

@@ -12,18 +12,18 @@
 namespace switchyard::detail {
 
 /// Listening sockets of a rank.
-struct Doors {
+struct Listeners {
   Listener host;     ///< ranks of this host: a Unix socket
   Listener network;  ///< ranks of other hosts: TCP
 };
 
 /// Connects this rank to others: it connects to lower ranks and accepts higher ranks. Over TCP the accepting side sends the
 /// first greeting, and both sides prove knowledge of the token.
-class MeshBuilder final : public Party {
+class MeshBuilder final : public Pollable {
  public:
-  /// `ways` by rank: none for ranks reached over their Unix sockets. `wanted`, bit r: rank r.
-  MeshBuilder(Doors doors, const Member& me, const Roster& roster, std::vector<std::optional<SocketAddress>> ways,
-              uint64_t wanted);
+  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. `wanted`, bit r: rank r.
+  MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
+              std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted);
 
   void prepare(std::vector<pollfd>& polls) const override;
   Milliseconds until_wake() const override;
@@ -53,8 +53,8 @@ class MeshBuilder final : public Party {
     std::string problem = "no answer";  ///< of the last failed attempt
   };
   bool is_missing(int rank) const { return (wanted_ >> rank & 1) != 0 && !links_[static_cast<size_t>(rank)]; }
-  void connect_here(int rank);
-  void connect_there(int rank);
+  void connect_local(int rank);
+  void connect_remote(int rank);
   void start(int rank, Attempt& attempt);
   void take_frames(int rank, Attempt& attempt);
   void try_later(int error, Attempt& attempt) const;
@@ -62,10 +62,10 @@ class MeshBuilder final : public Party {
   bool serve(Pending& pending);
   std::string context() const { return "rank " + std::to_string(me_.rank) + " connecting to its peers"; }
 
-  Doors doors_;
+  Listeners listeners_;
   Member me_;
   Roster roster_;
-  std::vector<std::optional<SocketAddress>> ways_;
+  std::vector<std::optional<SocketAddress>> peer_addresses_;
   uint64_t wanted_;
   std::vector<std::optional<Connection>> links_;
   std::list<Pending> pending_;

@@ -85,10 +85,10 @@ std::thread start_quiet_thread(const Body& body) {
 ProcessBootstrap::ProcessBootstrap(Formed formed)
     : Bootstrap(formed.me.rank, std::move(formed.hosts)),
       me_(std::move(formed.me)),
-      ways_(std::move(formed.ways)),
-      here_(formed.here),
+      peer_addresses_(std::move(formed.peer_addresses)),
+      own_address_(formed.own_address),
       peers_(static_cast<size_t>(me_.world)),
-      far_(me_.world) {
+      remote_(me_.world) {
   for (int r = 0; r < world(); ++r) {
     auto& link = formed.links[static_cast<size_t>(r)];
     if (!link) continue;
@@ -96,7 +96,7 @@ ProcessBootstrap::ProcessBootstrap(Formed formed)
     if (host_map().together(r, rank()))
       peer.process = open_process(peer.pid = process_of_peer(link->fd()));
     else
-      far_.add(r, link->fd());
+      remote_.add(r, link->fd());
     peer.connection = std::move(link);
   }
   if (world() == 1) return;
@@ -108,7 +108,7 @@ ProcessBootstrap::ProcessBootstrap(Formed formed)
 ProcessBootstrap::~ProcessBootstrap() {
   if (!home_.here()) {
     for (Peer& peer : peers_) peer.connection.reset();
-    keep_for_ever(new (std::nothrow) std::thread(std::move(receiver_)));
+    keep_forever(new (std::nothrow) std::thread(std::move(receiver_)));
     return;
   }
   ProcessBootstrap::leave();
@@ -119,9 +119,9 @@ void ProcessBootstrap::leave() noexcept {
   if (left_ || !home_.here()) return;
   left_ = true;
   const Bytes frame = encode_frame(FrameKind::leave, 0, {});
-  far_.post_to_all(FrameKind::leave, {});
+  remote_.post_to_all(FrameKind::leave, {});
   for (Peer& peer : peers_) {
-    if (&peer == &peers_[static_cast<size_t>(rank())] || far_.has(static_cast<int>(&peer - peers_.data()))) continue;
+    if (&peer == &peers_[static_cast<size_t>(rank())] || remote_.has(static_cast<int>(&peer - peers_.data()))) continue;
     // A full socket belongs to a stalled peer; when it runs again, it takes the end of the connection for a death.
     if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
@@ -132,7 +132,7 @@ void ProcessBootstrap::leave() noexcept {
   wake();
   if (receiver_.joinable() && receiver_.get_id() != std::this_thread::get_id()) receiver_.join();
   if (receiver_.joinable()) return;  // called by the callback: the destructor closes
-  far_.close();
+  remote_.close();
   for (Peer& peer : peers_) peer.connection.reset();
 }
 
@@ -146,7 +146,7 @@ void ProcessBootstrap::wake() const noexcept {
 void ProcessBootstrap::receive_all() noexcept {
   while (wait_for_news()) {
     look_at_all();
-    give_up_on(far_.beat());
+    give_up_on(remote_.beat());
     changed_.notify_all();
     report_ends();
   }
@@ -158,11 +158,11 @@ bool ProcessBootstrap::wait_for_news() {
   for (int r = 0; r < world(); ++r) {
     const Peer& peer = peers_[static_cast<size_t>(r)];
     if (!peer.connection || peer.closed) continue;
-    const bool waits = far_.has(r) && !far_.flush(r);
+    const bool waits = remote_.has(r) && !remote_.flush(r);
     polls.push_back({peer.connection->fd(), static_cast<short>(POLLIN | (waits ? POLLOUT : 0)), 0});
     if (peer.process) polls.push_back({peer.process.get(), POLLIN, 0});
   }
-  ::poll(polls.data(), static_cast<nfds_t>(polls.size()), far_.any() ? static_cast<int>(far_.until_beat().count()) : -1);
+  ::poll(polls.data(), static_cast<nfds_t>(polls.size()), remote_.any() ? static_cast<int>(remote_.until_beat().count()) : -1);
   uint64_t count = 0;
   (void)!::read(wake_.get(), &count, sizeof count);
   const std::lock_guard lock(mutex_);
@@ -178,9 +178,10 @@ void ProcessBootstrap::look_at_all() {
   }
   for (int r = 0; r < world(); ++r) {  // before its contributions are published
     Peer& peer = peers_[static_cast<size_t>(r)];
-    if (far_.has(r) && peer.connection->received() != std::exchange(peer.received, peer.connection->received())) far_.heard(r);
-    for (const Frame& frame : news[static_cast<size_t>(r)].told)
-      if (!far_.has(r) || !far_.take(r, frame)) news[static_cast<size_t>(r)].closed = peer.closed = true;
+    if (remote_.has(r) && peer.connection->received() != std::exchange(peer.received, peer.connection->received()))
+      remote_.heard(r);
+    for (const Frame& frame : news[static_cast<size_t>(r)].remote_frames)
+      if (!remote_.has(r) || !remote_.take(r, frame)) news[static_cast<size_t>(r)].closed = peer.closed = true;
   }
   const std::lock_guard lock(mutex_);
   for (size_t r = 0; r < peers_.size(); ++r) {
@@ -200,7 +201,7 @@ void ProcessBootstrap::look_at(Peer& peer, News& news) const {
       continue;
     }
     if (frame->kind == FrameKind::pulse || frame->kind == FrameKind::aborted) {
-      news.told.push_back(std::move(*frame));
+      news.remote_frames.push_back(std::move(*frame));
       continue;
     }
     Arrival arrival = {std::move(*frame), UniqueFd()};
@@ -237,7 +238,7 @@ void ProcessBootstrap::report_ends() {
     }
   }
   for (const int r : departures)
-    if (far_.has(r)) far_.tell_left(r);
+    if (remote_.has(r)) remote_.announce_left(r);
   for (const int r : deaths) callback(r);
 }
 
@@ -251,24 +252,24 @@ void ProcessBootstrap::watch(std::function<void(int)> on_death) {
   wake();  // reports earlier deaths too
 }
 
-void ProcessBootstrap::watch_far(FarSide* side) {
-  far_.set_side(side);
+void ProcessBootstrap::watch_remote(RemoteObserver* side) {
+  remote_.set_side(side);
   wake();  // delivers earlier frames too
 }
 
-void ProcessBootstrap::tell_abort(uint64_t word) noexcept {
-  if (!home_.here() || !far_.any()) return;
-  far_.post_to_all(FrameKind::aborted, encode(word));
+void ProcessBootstrap::announce_abort(uint64_t word) noexcept {
+  if (!home_.here() || !remote_.any()) return;
+  remote_.post_to_all(FrameKind::aborted, encode(word));
   wake();
 }
 
-bool ProcessBootstrap::stands_still(int r) const noexcept {
+bool ProcessBootstrap::is_stalled(int r) const noexcept {
   const int pid = peers_[static_cast<size_t>(r)].pid;
-  return pid > 0 ? is_stopped(pid) : far_.silence(r) >= kNoticeable;
+  return pid > 0 ? is_stopped(pid) : remote_.silence(r) >= kNoticeable;
 }
 
 std::string ProcessBootstrap::describe_silence(int r) const {
-  const Milliseconds silent = far_.silence(r);
+  const Milliseconds silent = remote_.silence(r);
   return silent < kNoticeable ? "" : " (its host has been silent for " + std::to_string(silent.count()) + " ms)";
 }
 
@@ -278,13 +279,13 @@ void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, c
   std::vector<size_t> done(peers_.size(), 0);
   for (size_t r = 0; r < peers_.size(); ++r) {
     const int peer = static_cast<int>(r);
-    if (!takes_part(peer, kind) || !peers_[r].connection || peers_[r].cut || far_.has(peer)) done[r] = frame.size();
-    if (takes_part(peer, kind) && far_.has(peer)) far_.post(peer, frame);
+    if (!takes_part(peer, kind) || !peers_[r].connection || peers_[r].cut || remote_.has(peer)) done[r] = frame.size();
+    if (takes_part(peer, kind) && remote_.has(peer)) remote_.post(peer, frame);
   }
   for (;;) {
     std::vector<pollfd> polls;
     for (size_t r = 0; r < peers_.size(); ++r) {
-      if (far_.has(static_cast<int>(r)) && !far_.flush(static_cast<int>(r)))
+      if (remote_.has(static_cast<int>(r)) && !remote_.flush(static_cast<int>(r)))
         polls.push_back({peers_[r].connection->fd(), POLLOUT, 0});
       while (done[r] < frame.size()) {
         const int fd = peers_[r].connection->fd();
@@ -312,23 +313,23 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
   std::optional<Deadline> until_explained, until_interrupted;
   for (;;) {
     std::vector<int> missing;
-    int gone = -1;
+    int lost = -1;
     for (int r = 0; r < world(); ++r) {
       const Peer& peer = peers_[static_cast<size_t>(r)];
       if (!takes_part(r, kind) || !peer.inbox.empty()) continue;
       missing.push_back(r);
       // A death explains departures, so it is reported first.
-      if (peer.state != State::present && (gone < 0 || peer.state == State::dead)) {
-        const bool known_death = gone >= 0 && peers_[static_cast<size_t>(gone)].state == State::dead;
-        if (!known_death) gone = r;
+      if (peer.state != State::present && (lost < 0 || peer.state == State::dead)) {
+        const bool known_death = lost >= 0 && peers_[static_cast<size_t>(lost)].state == State::dead;
+        if (!known_death) lost = r;
       }
     }
-    if (gone >= 0) {
+    if (lost >= 0) {
       // A peer that left may have seen a death before this rank: wait for that report.
       if (!until_explained) until_explained.emplace(kExplanationTime);
-      const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
+      const bool explained = peers_[static_cast<size_t>(lost)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())
-        throw PeerFailed(gone, ErrorCode::system, context + describe_silence(gone), !explained);
+        throw PeerFailed(lost, ErrorCode::system, context + describe_silence(lost), !explained);
       changed_.wait_until(lock, std::min(until_explained->time(), deadline.time()));
       continue;
     }
@@ -362,11 +363,11 @@ ProcessBootstrap::Arrival ProcessBootstrap::take_checked(int r, FrameKind kind, 
 }
 
 void ProcessBootstrap::check_member(const char* operation) const {
-  const std::string who = std::string(operation) + " on rank " + std::to_string(rank()) + ": ";
+  const std::string subject = std::string(operation) + " on rank " + std::to_string(rank()) + ": ";
   if (!home_.here())
     throw Error(ErrorCode::invalid_argument,
-                who + "this process was forked by the one that joined the group, and is no member of it");
-  if (left_) throw Error(ErrorCode::invalid_argument, who + "this rank has left the group");
+                subject + "this process was forked by the one that joined the group, and is no member of it");
+  if (left_) throw Error(ErrorCode::invalid_argument, subject + "this rank has left the group");
 }
 
 void ProcessBootstrap::all_gather(const void* mine, size_t bytes, void* all, Milliseconds budget) {

@@ -13,7 +13,7 @@
 
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/mesh/far_ranks.hpp"
+#include "bootstrap/mesh/remote_ranks.hpp"
 #include "bootstrap/net/connection.hpp"
 #include "bootstrap/deadline.hpp"
 #include "bootstrap/store/store.hpp"
@@ -24,9 +24,9 @@ namespace switchyard::detail {
 struct Formed {
   Member me;
   HostMap hosts;
-  std::vector<std::optional<Connection>> links;         ///< by rank, empty for this one
-  std::vector<std::optional<SocketAddress>> ways = {};  ///< by rank, for ranks of other hosts
-  SocketAddress here = {};                              ///< address at which this rank accepts connections of other hosts
+  std::vector<std::optional<Connection>> links;                   ///< by rank, empty for this one
+  std::vector<std::optional<SocketAddress>> peer_addresses = {};  ///< by rank, for ranks of other hosts
+  SocketAddress own_address = {};  ///< address at which this rank accepts connections of other hosts
 };
 
 /// Full mesh of one process. A dedicated thread receives everything, so that a death is noticed while the caller computes.
@@ -41,11 +41,11 @@ class ProcessBootstrap final : public Bootstrap {
   std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) override;
   std::vector<UniqueFd> connect_rails(Milliseconds deadline) override;
   void watch(std::function<void(int)> on_death) override;
-  void watch_far(FarSide* side) override;
-  void tell_abort(uint64_t word) noexcept override;
-  Milliseconds silence(int rank) const noexcept override { return far_.silence(rank); }
-  bool stands_still(int rank) const noexcept override;
-  void set_silence(Milliseconds limit) noexcept override { far_.set_limit(limit); }
+  void watch_remote(RemoteObserver* side) override;
+  void announce_abort(uint64_t word) noexcept override;
+  Milliseconds silence(int rank) const noexcept override { return remote_.silence(rank); }
+  bool is_stalled(int rank) const noexcept override;
+  void set_silence(Milliseconds limit) noexcept override { remote_.set_limit(limit); }
   void leave() noexcept override;
 
  private:
@@ -71,7 +71,7 @@ class ProcessBootstrap final : public Bootstrap {
   /// Result of polling a socket.
   struct News {
     std::vector<Arrival> arrivals;
-    std::vector<Frame> told;  // from ranks of other hosts
+    std::vector<Frame> remote_frames;  // from ranks of other hosts
     bool left = false;
     bool closed = false;
   };
@@ -91,7 +91,7 @@ class ProcessBootstrap final : public Bootstrap {
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
   /// A dead rank, else one that left, else -1.
-  int find_gone(bool& left);
+  int find_lost_rank(bool& left);
   /// " (its host has been silent for 1034 ms)", or nothing.
   std::string describe_silence(int rank) const;
   /// Throws Error(invalid_argument) if this rank has left, or in a forked child.
@@ -100,10 +100,10 @@ class ProcessBootstrap final : public Bootstrap {
 
   const HomeProcess home_;
   const Member me_;
-  const std::vector<std::optional<SocketAddress>> ways_;
-  const SocketAddress here_;
+  const std::vector<std::optional<SocketAddress>> peer_addresses_;
+  const SocketAddress own_address_;
   std::vector<Peer> peers_;
-  FarRanks far_;
+  RemoteRanks remote_;
   UniqueFd wake_;  // eventfd
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -10,23 +10,23 @@
 namespace switchyard::detail {
 namespace {
 
-struct Claim {
+struct Proposal {
   Nonce session;
   uint64_t port;
 };
 
 }  // namespace
 
-int ProcessBootstrap::find_gone(bool& left) {
+int ProcessBootstrap::find_lost_rank(bool& left) {
   const std::lock_guard lock(mutex_);
-  int gone = -1;
+  int lost = -1;
   for (int r = 0; r < world(); ++r) {
     const State state = peers_[static_cast<size_t>(r)].state;
-    if (state == State::present || (gone >= 0 && state == State::left)) continue;
-    gone = r;
+    if (state == State::present || (lost >= 0 && state == State::left)) continue;
+    lost = r;
     left = state == State::left;
   }
-  return gone;
+  return lost;
 }
 
 std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
@@ -35,25 +35,25 @@ std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
   std::vector<UniqueFd> rails(static_cast<size_t>(world()));
   if (host_map().one_host()) return rails;
   const std::string context = "connecting the hosts, on rank " + std::to_string(rank());
-  Listener listener = listen_beside(here_);
-  Claim mine = {{}, port_of(listener)};
+  Listener listener = listen_on_same_address(own_address_);
+  Proposal mine = {{}, port_of(listener)};
   fill_random(mine.session);
-  std::vector<Claim> all(rails.size());
+  std::vector<Proposal> all(rails.size());
   all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
   Roster roster;
   roster.session = all[0].session;
-  std::vector<std::optional<SocketAddress>> ways(rails.size());
+  std::vector<std::optional<SocketAddress>> peer_addresses(rails.size());
   uint64_t wanted = 0;
   for (const int r : host_map().rail_peers(rank())) {
     const auto i = static_cast<size_t>(r);
     if (all[i].port == 0) throw Error(ErrorCode::system, context + ": rank " + std::to_string(r) + " cannot listen");
-    ways[i] = numeric_address(numeric_host(*ways_[i]), static_cast<uint16_t>(all[i].port));
+    peer_addresses[i] = numeric_address(numeric_host(*peer_addresses_[i]), static_cast<uint16_t>(all[i].port));
     wanted |= uint64_t{1} << r;
   }
-  MeshBuilder builder({Listener(), std::move(listener)}, me_, roster, std::move(ways), wanted);
+  MeshBuilder builder({Listener(), std::move(listener)}, me_, roster, std::move(peer_addresses), wanted);
   for (builder.step(); !builder.complete(); builder.step()) {
     bool left = false;
-    if (const int gone = find_gone(left); gone >= 0) throw PeerFailed(gone, ErrorCode::system, context, left);
+    if (const int lost = find_lost_rank(left); lost >= 0) throw PeerFailed(lost, ErrorCode::system, context, left);
     if (deadline.passed() || (interrupt() && interrupt()()))
       throw RendezvousError(context + ": " + describe_ranks(builder.missing()) + " did not connect within " +
                                 std::to_string(deadline.budget().count()) + " ms" + builder.describe_network(),

@@ -180,7 +180,7 @@ bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& add
   return own != "localhost" && own.size() == theirs.size() && ::strcasecmp(own.c_str(), theirs.c_str()) == 0;
 }
 
-SocketAddress everywhere(const SocketAddress& address) {
+SocketAddress any_address(const SocketAddress& address) {
   SocketAddress all = address;
   if (all.family() == AF_INET) reinterpret_cast<sockaddr_in*>(&all.storage)->sin_addr.s_addr = htonl(INADDR_ANY);
   if (all.family() == AF_INET6) reinterpret_cast<sockaddr_in6*>(&all.storage)->sin6_addr = in6addr_any;

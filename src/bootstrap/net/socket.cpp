@@ -109,10 +109,10 @@ std::optional<Listener::Accepted> Listener::accept() {
     if (fd) {
       const int on = 1;
       if (address.family() != AF_UNIX) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      std::string who = describe(address);
+      std::string origin = describe(address);
       if (const auto peer = peer_identity(fd.get()); peer && peer->process != 0)
-        who = "process " + std::to_string(peer->process);
-      return Accepted{std::move(fd), std::move(who)};
+        origin = "process " + std::to_string(peer->process);
+      return Accepted{std::move(fd), std::move(origin)};
     }
     if (errno == EMFILE || errno == ENFILE) {
       throw Error(ErrorCode::system, "cannot accept a connection: " + describe_errno(errno) + " (see ulimit -n)");
@@ -124,7 +124,7 @@ std::optional<Listener::Accepted> Listener::accept() {
 
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause) {
   std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
-  if (is_own_name(endpoint, addresses)) std::transform(addresses.begin(), addresses.end(), addresses.begin(), everywhere);
+  if (is_own_name(endpoint, addresses)) std::transform(addresses.begin(), addresses.end(), addresses.begin(), any_address);
   for (;;) {
     int worst = EADDRNOTAVAIL;
     for (const SocketAddress& address : addresses) {
@@ -146,7 +146,7 @@ Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std
   }
 }
 
-Listener listen_beside(const SocketAddress& address) {
+Listener listen_on_same_address(const SocketAddress& address) {
   SocketAddress any_port = address;
   if (any_port.family() == AF_INET) reinterpret_cast<sockaddr_in*>(&any_port.storage)->sin_port = 0;
   if (any_port.family() == AF_INET6) reinterpret_cast<sockaddr_in6*>(&any_port.storage)->sin6_port = 0;

@@ -52,7 +52,7 @@ bool is_loopback(const SocketAddress& address);
 /// /etc/hosts: on other machines it resolves to a reachable address.
 bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses);
 /// Wildcard address of this machine in the family of `address`, with its port.
-SocketAddress everywhere(const SocketAddress& address);
+SocketAddress any_address(const SocketAddress& address);
 
 /// All addresses of an endpoint in order of preference: addresses that other machines can reach first. Throws RendezvousError
 /// if the host is unknown or the deadline passes.
@@ -71,14 +71,14 @@ class Listener {
 
   struct Accepted {
     UniqueFd fd;
-    std::string who;  ///< for error messages
+    std::string origin;  ///< for error messages
   };
   /// The next waiting connection, if any. Throws Error(system) if the process is out of descriptors.
   std::optional<Accepted> accept();
 
  private:
   friend Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause);
-  friend Listener listen_beside(const SocketAddress& address);
+  friend Listener listen_on_same_address(const SocketAddress& address);
   UniqueFd fd_;
   std::string path_;  // empty: nothing to remove
   uint64_t inode_ = 0;
@@ -92,7 +92,7 @@ Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std
 
 /// TCP: listens at this address on a port chosen by the system, ignoring its port. Returns a non-listening object if that
 /// fails.
-Listener listen_beside(const SocketAddress& address);
+Listener listen_on_same_address(const SocketAddress& address);
 /// 0 if it is not listening, or not on TCP.
 uint16_t port_of(const Listener& listener);
 

@@ -164,13 +164,13 @@ std::optional<Frame> FrameReader::take() {
 }
 
 std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs) {
-  const std::string who = "rank " + std::to_string(rank);
+  const std::string subject = "rank " + std::to_string(rank);
   if (mine.boot != theirs.boot) {
-    return who + " runs on host '" + theirs.name + "' and rank 0 on host '" + mine.name +
+    return subject + " runs on host '" + theirs.name + "' and rank 0 on host '" + mine.name +
            "'; ranks that meet at a Unix socket must run on one host: let ranks of several meet at a tcp:// store";
   }
   if (mine.network != theirs.network) {
-    return who + " ('" + theirs.name + "') and rank 0 ('" + mine.name +
+    return subject + " ('" + theirs.name + "') and rank 0 ('" + mine.name +
            "') run in different network namespaces of one host; start their containers with a common one (for example "
            "--network host), or let them meet at a tcp:// store";
   }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Milliseconds kFirstRetry{10};
 constexpr Milliseconds kLastRetry{200};
-constexpr size_t kMostOfStrangersText = 200;
+constexpr size_t kMaxStrangerText = 200;
 
 /// Retries until it is admitted: rank 0 may start later, or listen for another group first.
 class StoreClient final : public Store {
@@ -61,8 +61,8 @@ class StoreClient final : public Store {
   }
 
   const Roster* roster() const override { return stage_ >= Stage::meeting ? &roster_ : nullptr; }
-  std::vector<std::optional<SocketAddress>> ways() const override {
-    return ways_of(roster_, me_.rank, numeric_host(peer_address(connection_->fd())));
+  std::vector<std::optional<SocketAddress>> peer_addresses() const override {
+    return peer_addresses_of(roster_, me_.rank, numeric_host(peer_address(connection_->fd())));
   }
   Listener take_network() override { return std::move(network_); }
   void report_ready() override {
@@ -77,13 +77,13 @@ class StoreClient final : public Store {
     if (stage_ >= Stage::meeting) {
       // Without a list of its own this rank waited for the others' connections; only rank 0 can name the missing ones.
       if (unconnected.empty()) {
-        tell({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
+        send_failure({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
         throw RendezvousError(
             prefix + "rank 0 of " + std::to_string(me_.world) + " did not report that all ranks are connected" + waited, {0});
       }
       const std::string text = "rank " + std::to_string(me_.rank) + " has no connection with " + describe_ranks(unconnected) +
                                " of " + std::to_string(me_.world) + waited + why;
-      tell({-1, mask_of(unconnected), text});
+      send_failure({-1, mask_of(unconnected), text});
       throw RendezvousError(text, unconnected);
     }
     if (stage_ == Stage::admitted) {
@@ -97,7 +97,7 @@ class StoreClient final : public Store {
 
   void give_up(int rank, const std::string& why) noexcept override {
     try {
-      tell({rank, 0, why});
+      send_failure({rank, 0, why});
     } catch (const std::bad_alloc&) {  // rank 0 will see the connection end
     }
   }
@@ -113,7 +113,7 @@ class StoreClient final : public Store {
     done,
   };
 
-  void tell(const Failure& failure) {
+  void send_failure(const Failure& failure) {
     if (!connection_ || stage_ < Stage::meeting) return;
     connection_->queue(FrameKind::failure, encode(failure));
     connection_->flush();
@@ -206,9 +206,9 @@ class StoreClient final : public Store {
     hello.mesh_name = me_.mesh_name;
     if (!me_.store.is_unix()) {
       const SocketAddress here = local_address(connection_->fd());
-      network_ = listen_beside(own_name_ ? everywhere(here) : here);
+      network_ = listen_on_same_address(own_name_ ? any_address(here) : here);
     } else if (!me_.host.place.empty()) {
-      network_ = listen_beside(numeric_address(kLoopback, 0));
+      network_ = listen_on_same_address(numeric_address(kLoopback, 0));
     }
     hello.port = port_of(network_);
     hello.proof = prove(hello, me_.token, greeting.nonce);
@@ -231,7 +231,7 @@ class StoreClient final : public Store {
     if (proved || (me_.store.is_unix() && me_.rank != 0))
       throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
                             refusal.text);
-    std::string text = refusal.text.substr(0, kMostOfStrangersText);
+    std::string text = refusal.text.substr(0, kMaxStrangerText);
     for (char& c : text)
       if (c < ' ' || c > '~') c = '?';
     refusal_ = "; turned away before, without proof of the job token: \"" + text + "\"";
@@ -248,9 +248,11 @@ class StoreClient final : public Store {
   }
 
   [[noreturn]] void end(const Failure& failure) const {
-    const std::string who = "rank " + std::to_string(me_.rank);
-    if (failure.rank < 0) throw RendezvousError(who + ": " + failure.text, ranks_in(failure.missing & all_ranks(me_.world)));
-    throw PeerFailed(failure.rank, ErrorCode::system, who + ", rendezvous at " + me_.store.text + " (" + failure.text + ")");
+    const std::string subject = "rank " + std::to_string(me_.rank);
+    if (failure.rank < 0)
+      throw RendezvousError(subject + ": " + failure.text, ranks_in(failure.missing & all_ranks(me_.world)));
+    throw PeerFailed(failure.rank, ErrorCode::system,
+                     subject + ", rendezvous at " + me_.store.text + " (" + failure.text + ")");
   }
 
   Member me_;

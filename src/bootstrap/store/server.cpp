@@ -46,17 +46,17 @@ class StoreServer final : public Store {
       : me_(me), deadline_(deadline), listener_(listen_at_store(me, deadline)) {
     if (!me.store.is_unix()) {
       at_ = local_address(listener_.fd());
-      network_ = listen_beside(at_);
-      everywhere_ = numeric_host(at_) == numeric_host(everywhere(at_));
+      network_ = listen_on_same_address(at_);
+      is_any_address_ = numeric_host(at_) == numeric_host(any_address(at_));
     } else if (!me.host.place.empty()) {
-      network_ = listen_beside(numeric_address(kLoopback, 0));
+      network_ = listen_on_same_address(numeric_address(kLoopback, 0));
     }
   }
 
   void prepare(std::vector<pollfd>& polls) const override {
     if (listener_) polls.push_back({listener_.fd(), POLLIN, 0});
     for (const Newcomer& newcomer : newcomers_) add(polls, newcomer.connection);
-    for (const auto& [rank, guest] : guests_) add(polls, guest.connection);
+    for (const auto& [rank, joined] : joined_ranks_) add(polls, joined.connection);
   }
 
   Milliseconds until_wake() const override {
@@ -70,24 +70,25 @@ class StoreServer final : public Store {
     for (auto newcomer = newcomers_.begin(); newcomer != newcomers_.end();) {
       newcomer = serve(*newcomer) ? std::next(newcomer) : newcomers_.erase(newcomer);
     }
-    serve_guests();
+    serve_ranks();
     if (!roster_sent_ && arrived() == all_ranks(me_.world)) send_roster();
     if (roster_sent_ && !go_sent_ && ready_ &&
-        std::all_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.ready; })) {
+        std::all_of(joined_ranks_.begin(), joined_ranks_.end(), [](auto& g) { return g.second.ready; })) {
       broadcast(FrameKind::go, {});
       go_sent_ = true;
     }
-    for (auto& [rank, guest] : guests_) guest.connection.flush();
+    for (auto& [rank, joined] : joined_ranks_) joined.connection.flush();
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
-  std::vector<std::optional<SocketAddress>> ways() const override {
-    return ways_of(roster_, 0, at_.family() == AF_INET6 ? "::1" : kLoopback);
+  std::vector<std::optional<SocketAddress>> peer_addresses() const override {
+    return peer_addresses_of(roster_, 0, at_.family() == AF_INET6 ? "::1" : kLoopback);
   }
   Listener take_network() override { return std::move(network_); }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
-    return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.connection.has_output(); });
+    return go_sent_ &&
+           std::none_of(joined_ranks_.begin(), joined_ranks_.end(), [](auto& g) { return g.second.connection.has_output(); });
   }
 
   void throw_timeout(const std::vector<int>& unconnected, const std::string& why) override {
@@ -106,16 +107,16 @@ class StoreServer final : public Store {
  private:
   struct Newcomer {
     Connection connection;
-    std::string who;
+    std::string origin;
     Nonce nonce;
     Deadline deadline;
     bool refused = false;
   };
   struct Refused {
-    std::string who, why;
+    std::string origin, why;
     size_t times = 0;
   };
-  struct Guest {
+  struct JoinedRank {
     Connection connection;
     Nonce nonce;
     std::string mesh_name;
@@ -130,14 +131,14 @@ class StoreServer final : public Store {
 
   uint64_t arrived() const {
     uint64_t mask = 1;
-    for (const auto& [rank, guest] : guests_) mask |= uint64_t{1} << rank;
+    for (const auto& [rank, joined] : joined_ranks_) mask |= uint64_t{1} << rank;
     return mask;
   }
 
   Progress progress() const { return {arrived(), departed_ & ~arrived()}; }
 
   void evict_oldest() {
-    if (!newcomers_.front().refused) note_refusal(newcomers_.front().who, "it did not say who it is, and others came");
+    if (!newcomers_.front().refused) note_refusal(newcomers_.front().origin, "it did not say who it is, and others came");
     newcomers_.pop_front();
   }
 
@@ -158,13 +159,13 @@ class StoreServer final : public Store {
       if (!accepted) return;
       if (newcomers_.size() == kMaxNewcomers) evict_oldest();
       if (const std::string problem = check_peer_user(accepted->fd.get()); !problem.empty()) {
-        note_refusal(accepted->who, problem);
+        note_refusal(accepted->origin, problem);
         continue;
       }
       Greeting greeting;
       fill_random(greeting.nonce);
       Newcomer& newcomer = newcomers_.emplace_back(Newcomer{Connection(std::move(accepted->fd), kMaxHandshakeBytes),
-                                                            accepted->who, greeting.nonce, Deadline(kHandshakeTime)});
+                                                            accepted->origin, greeting.nonce, Deadline(kHandshakeTime)});
       newcomer.connection.queue(FrameKind::greeting, encode(greeting));
     }
   }
@@ -189,7 +190,7 @@ class StoreServer final : public Store {
   }
 
   bool refuse(Newcomer& newcomer, const std::string& why, const Nonce& hello = {}) {
-    note_refusal(newcomer.who, why);
+    note_refusal(newcomer.origin, why);
     newcomer.refused = true;
     newcomer.deadline = Deadline(kHandshakeTime);
     Refusal refusal{why, {}};
@@ -203,36 +204,37 @@ class StoreServer final : public Store {
   std::string reach_of(int fd) const {
     if (me_.store.is_unix()) return kLoopback;
     const SocketAddress there = peer_address(fd);
-    return everywhere_ && is_loopback(there) ? "" : numeric_host(there);
+    return is_any_address_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
   /// Moves a connection that proved itself to the guests. Always returns false, or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
-    serve_guests();  // a rank that died may rejoin; its end is processed before its successor
+    serve_ranks();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
-      if (hello.rank != 0 || !knows_token(hello, newcomer.nonce)) return refuse(newcomer, why, hello.nonce);
-      const std::string twice = "rank 0 is taken twice, by process " + std::to_string(::getpid()) + " and by " + newcomer.who;
+      if (hello.rank != 0 || !token_matches(hello, newcomer.nonce)) return refuse(newcomer, why, hello.nonce);
+      const std::string twice =
+          "rank 0 is taken twice, by process " + std::to_string(::getpid()) + " and by " + newcomer.origin;
       refuse(newcomer, twice, hello.nonce);
       fail_all(twice + ": each process needs a rank of its own");
     }
-    Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
-    guest.reach = {reach_of(guest.connection.fd()), hello.port, 0};
-    guest.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
-    guests_.emplace(hello.rank, std::move(guest));
+    JoinedRank joined = {std::move(newcomer.connection), hello.nonce, hello.mesh_name, hello.host, {}};
+    joined.reach = {reach_of(joined.connection.fd()), hello.port, 0};
+    joined.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
+    joined_ranks_.emplace(hello.rank, std::move(joined));
     if (const std::string why = find_misplaced(hello); !why.empty()) fail_all(why);
     broadcast(FrameKind::progress, encode(progress()));
     return false;
   }
 
-  bool knows_token(const Hello& hello, const Nonce& greeting) const {
+  bool token_matches(const Hello& hello, const Nonce& greeting) const {
     return equal_in_constant_time(hello.proof, prove(hello, me_.token, greeting));
   }
 
   /// Why this rank's specified host conflicts with those of the arrived ranks, or "".
   std::string find_misplaced(const Hello& hello) const {
     std::string why = describe_place_conflict(0, me_.host, hello.rank, hello.host);
-    for (const auto& [rank, guest] : guests_)
-      if (why.empty()) why = describe_place_conflict(rank, guest.host, hello.rank, hello.host);
+    for (const auto& [rank, joined] : joined_ranks_)
+      if (why.empty()) why = describe_place_conflict(rank, joined.host, hello.rank, hello.host);
     if (why.empty() && me_.store.is_unix()) why = describe_host_mismatch(hello.rank, me_.host, hello.host);
     return why;
   }
@@ -245,7 +247,7 @@ class StoreServer final : public Store {
 
   /// `missing`: ranks without a connection to this one.
   [[noreturn]] void throw_unconnected(uint64_t missing, const std::string& why) {
-    for (const auto& [rank, guest] : guests_) missing |= uint64_t{!guest.ready} << rank;
+    for (const auto& [rank, joined] : joined_ranks_) missing |= uint64_t{!joined.ready} << rank;
     fail_all(describe_ranks(ranks_in(missing)) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
                  " but did not connect to all others within " + std::to_string(deadline_.budget().count()) + " ms" + why,
              missing);
@@ -255,9 +257,9 @@ class StoreServer final : public Store {
   void place_ranks() {
     std::vector<std::string> keys = {me_.host.key()};
     roster_.reach = {Reach{me_.store.is_unix() ? kLoopback : "", port_of(network_), 0}};
-    for (const auto& [rank, guest] : guests_) {
-      keys.push_back(guest.host.key());
-      roster_.reach.push_back(guest.reach);
+    for (const auto& [rank, joined] : joined_ranks_) {
+      keys.push_back(joined.host.key());
+      roster_.reach.push_back(joined.reach);
     }
     const HostMap hosts{keys};
     if (hosts.one_host()) return roster_.reach.clear();
@@ -271,28 +273,28 @@ class StoreServer final : public Store {
     }
   }
 
-  void serve_guests() {
-    for (auto entry = guests_.begin(); entry != guests_.end();) {
-      auto& [rank, guest] = *entry;
-      const bool open = guest.connection.receive();
-      while (const auto frame = guest.connection.take()) take_guest_frame(rank, guest, *frame);
-      if (open && guest.connection.error().empty()) {
+  void serve_ranks() {
+    for (auto entry = joined_ranks_.begin(); entry != joined_ranks_.end();) {
+      auto& [rank, joined] = *entry;
+      const bool open = joined.connection.receive();
+      while (const auto frame = joined.connection.take()) take_rank_frame(rank, joined, *frame);
+      if (open && joined.connection.error().empty()) {
         ++entry;
       } else if (go_sent_) {  // it has its go and left; or it died, which the mesh will report
-        entry = guests_.erase(entry);
+        entry = joined_ranks_.erase(entry);
       } else if (roster_sent_) {
         fail(rank, "its process ended or it gave up while the ranks connected to each other");
       } else {
         departed_ |= uint64_t{1} << rank;
-        entry = guests_.erase(entry);
+        entry = joined_ranks_.erase(entry);
         broadcast(FrameKind::progress, encode(progress()));
       }
     }
   }
 
-  void take_guest_frame(int rank, Guest& guest, const Frame& frame) {
+  void take_rank_frame(int rank, JoinedRank& joined, const Frame& frame) {
     if (frame.kind == FrameKind::ready && roster_sent_) {
-      guest.ready = true;
+      joined.ready = true;
     } else if (frame.kind == FrameKind::failure) {
       const auto failure = decode_failure(frame.payload);
       const bool valid = failure && failure->rank >= 0 && failure->rank < me_.world;
@@ -317,28 +319,28 @@ class StoreServer final : public Store {
     newcomers_.clear();
     fill_random(roster_.session);
     roster_.mesh_names.assign(static_cast<size_t>(me_.world), me_.mesh_name);
-    for (const auto& [rank, guest] : guests_) roster_.mesh_names[static_cast<size_t>(rank)] = guest.mesh_name;
+    for (const auto& [rank, joined] : joined_ranks_) roster_.mesh_names[static_cast<size_t>(rank)] = joined.mesh_name;
     place_ranks();
-    for (auto& [rank, guest] : guests_) {
+    for (auto& [rank, joined] : joined_ranks_) {
       Roster copy = roster_;
-      copy.proof = prove(copy, me_.token, guest.nonce);
-      guest.connection.queue(FrameKind::roster, encode(copy));
+      copy.proof = prove(copy, me_.token, joined.nonce);
+      joined.connection.queue(FrameKind::roster, encode(copy));
     }
     roster_sent_ = true;
   }
 
   void broadcast(FrameKind kind, const Bytes& payload) {
-    for (auto& [rank, guest] : guests_) {
-      guest.connection.queue(kind, payload);
-      guest.connection.flush();
+    for (auto& [rank, joined] : joined_ranks_) {
+      joined.connection.queue(kind, payload);
+      joined.connection.flush();
     }
   }
 
   /// A peer that returns from another port is the same peer.
-  void note_refusal(const std::string& who, const std::string& why) {
-    const std::string host = me_.store.is_unix() ? who : who.substr(0, who.rfind(':'));
+  void note_refusal(const std::string& origin, const std::string& why) {
+    const std::string host = me_.store.is_unix() ? origin : origin.substr(0, origin.rfind(':'));
     for (Refused& refused : refusals_)
-      if (refused.who == host && refused.why == why) {
+      if (refused.origin == host && refused.why == why) {
         ++refused.times;
         return;
       }
@@ -354,7 +356,7 @@ class StoreServer final : public Store {
              describe(at_) + "?";
     std::string text;
     for (const Refused& refused : refusals_) {
-      text += (text.empty() ? "; turned away: " : ", ") + refused.who + " (" + refused.why + ")";
+      text += (text.empty() ? "; turned away: " : ", ") + refused.origin + " (" + refused.why + ")";
       if (refused.times > 1) text += ", " + std::to_string(refused.times) + " times";
     }
     if (more_refusals_ > 0) text += " and " + std::to_string(more_refusals_) + " more";
@@ -364,10 +366,10 @@ class StoreServer final : public Store {
   Member me_;
   Deadline deadline_;
   Listener listener_, network_;
-  SocketAddress at_;         ///< of a TCP listener
-  bool everywhere_ = false;  ///< it covers all addresses of this machine
+  SocketAddress at_;             ///< of a TCP listener
+  bool is_any_address_ = false;  ///< it covers all addresses of this machine
   std::list<Newcomer> newcomers_;
-  std::map<int, Guest> guests_;
+  std::map<int, JoinedRank> joined_ranks_;
   uint64_t departed_ = 0;  // bit r: rank r arrived and departed; stays set if it returns
   Roster roster_;
   bool roster_sent_ = false;
@@ -395,14 +397,14 @@ Absence describe_absence(const Member& me, const Progress& progress, const Deadl
   return {never, text};
 }
 
-std::vector<std::optional<SocketAddress>> ways_of(const Roster& roster, int me, const std::string& first) {
-  std::vector<std::optional<SocketAddress>> ways(roster.mesh_names.size());
+std::vector<std::optional<SocketAddress>> peer_addresses_of(const Roster& roster, int me, const std::string& first) {
+  std::vector<std::optional<SocketAddress>> peer_addresses(roster.mesh_names.size());
   for (size_t r = 0; r < roster.reach.size(); ++r) {
     const Reach& reach = roster.reach[r];
     if (reach.host == roster.reach[static_cast<size_t>(me)].host) continue;
-    ways[r] = numeric_address(reach.address.empty() ? first : reach.address, reach.port);
+    peer_addresses[r] = numeric_address(reach.address.empty() ? first : reach.address, reach.port);
   }
-  return ways;
+  return peer_addresses;
 }
 
 HostMap hosts_in(const Roster& roster) {

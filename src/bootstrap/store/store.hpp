@@ -27,9 +27,9 @@ struct Member {
 };
 
 /// A participant of a poll loop: step() does everything that is possible without waiting.
-class Party {
+class Pollable {
  public:
-  virtual ~Party() = default;
+  virtual ~Pollable() = default;
   /// Adds the sockets that step() waits for.
   virtual void prepare(std::vector<pollfd>& polls) const = 0;
   /// Time until step() must be called even if no socket is ready.
@@ -38,12 +38,12 @@ class Party {
   virtual void step() = 0;
 };
 
-class Store : public Party {
+class Store : public Pollable {
  public:
   /// Null until all ranks have arrived.
   virtual const Roster* roster() const = 0;
   /// By rank, once there is a roster: listening addresses of ranks of other hosts; none for ranks of this host.
-  virtual std::vector<std::optional<SocketAddress>> ways() const = 0;
+  virtual std::vector<std::optional<SocketAddress>> peer_addresses() const = 0;
   /// Listener for connections of other hosts; not listening if none was announced.
   virtual Listener take_network() = 0;
   /// Announces that this rank is connected to all others.
@@ -73,7 +73,7 @@ struct Absence {
 Absence describe_absence(const Member& me, const Progress& progress, const Deadline& deadline);
 
 /// Store::ways for rank `me`, which reached rank 0 at `first`.
-std::vector<std::optional<SocketAddress>> ways_of(const Roster& roster, int me, const std::string& first);
+std::vector<std::optional<SocketAddress>> peer_addresses_of(const Roster& roster, int me, const std::string& first);
 /// Mapping of ranks to hosts. Requires a name for each rank.
 HostMap hosts_in(const Roster& roster);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The MPI module: legs of rounds as MPI messages of a private communicator.
 //
-// A leg is a head followed by its bytes, in messages of at most MpiCarrierSpec::most_bytes, all with the tag of the two ranks.
+// A leg is a head followed by its bytes, in messages of at most MpiCarrierSpec::max_bytes, all with the tag of the two ranks.
 // MPI preserves the order of messages with one tag between two processes, so the n-th head received is the n-th head sent by
 // the peer; the head shows whether both mean the same leg. The bytes are received only after a head with the expected contents,
 // because an MPI may write all of a message that is longer than its buffer before it reports the truncation.
@@ -167,7 +167,7 @@ void sweep_remains() {
 
 class MpiCarrier final : public Carrier {
  public:
-  MpiCarrier(const MpiCarrierSpec& spec, int groups) : rank_(spec.rank), nonce_(spec.nonce), most_bytes_(spec.most_bytes) {
+  MpiCarrier(const MpiCarrierSpec& spec, int groups) : rank_(spec.rank), nonce_(spec.nonce), max_bytes_(spec.max_bytes) {
     const int group = static_cast<int>(spec.nonce % static_cast<uint64_t>(groups));
     const auto tag = [&](int from, int to) { return (group * kRanks + from) * kRanks + to; };
     for (int r = 0; r < static_cast<int>(spec.processes.size()); ++r)
@@ -195,22 +195,23 @@ class MpiCarrier final : public Carrier {
     remains().splice(remains().end(), left_);
   }
 
-  void post(uint64_t round, std::span<const Leg> legs, void*) override {
+  void post(uint64_t round, std::span<const PeerTransfer> transfers, void*) override {
     const std::lock_guard lock(mpi_mutex());
     sweep_remains();
-    for (const Leg& leg : legs) {
-      const auto link = std::find_if(links_.begin(), links_.end(), [&](const Link& l) { return l.peer == leg.peer; });
+    for (const PeerTransfer& transfer : transfers) {
+      const auto link = std::find_if(links_.begin(), links_.end(), [&](const Link& l) { return l.peer == transfer.peer; });
       if (link == links_.end()) {
-        fail(RoundState::broken, leg.peer);
+        fail(RoundState::broken, transfer.peer);
         continue;
       }
-      if (!leg.receive.empty()) link->heads.push_back({round, {nonce_, link->received++, leg.receive.size()}, {}, leg.receive});
-      if (!leg.send.empty()) begin_send(*link, round, leg.send);
+      if (!transfer.receive.empty())
+        link->heads.push_back({round, {nonce_, link->received++, transfer.receive.size()}, {}, transfer.receive});
+      if (!transfer.send.empty()) begin_send(*link, round, transfer.send);
       receive_some(*link);
     }
   }
 
-  RoundLook advance(uint64_t round) override {
+  RoundStatus advance(uint64_t round) override {
     const std::lock_guard lock(mpi_mutex());
     if (aborted_.load(std::memory_order_acquire) || is_over()) fail(RoundState::broken, -1);
     for (Link& link : links_) {
@@ -220,7 +221,7 @@ class MpiCarrier final : public Carrier {
     }
     if (failure_.state != RoundState::done) return failure_;
     for (const Link& link : links_)
-      if (link.waits_for(round)) return {RoundState::under_way, link.peer};
+      if (link.waits_for(round)) return {RoundState::in_progress, link.peer};
     return {};
   }
 
@@ -235,7 +236,7 @@ class MpiCarrier final : public Carrier {
   void begin_send(Link& link, uint64_t round, std::span<const std::byte> bytes) {
     Transfer& t = link.sends.emplace_back(Transfer{round, {nonce_, link.sent++, bytes.size()}});
     add(link, t, MPI_Isend(&t.head, sizeof t.head, MPI_BYTE, link.process, link.tag_out, communicator, request_of(t)));
-    for (size_t at = 0; at < bytes.size(); at += most_bytes_)
+    for (size_t at = 0; at < bytes.size(); at += max_bytes_)
       add(link, t,
           MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
                     request_of(t)));
@@ -249,7 +250,7 @@ class MpiCarrier final : public Carrier {
       if (!done(link, t)) break;
       if (!(t.seen == t.head)) return fail(RoundState::unlike, link.peer);
       t.requests.clear();
-      for (size_t at = 0; at < t.into.size(); at += most_bytes_)
+      for (size_t at = 0; at < t.into.size(); at += max_bytes_)
         add(link, t,
             MPI_Irecv(t.into.data() + at, piece(t.into.size() - at), MPI_BYTE, link.process, link.tag_in, communicator,
                       request_of(t)));
@@ -257,7 +258,7 @@ class MpiCarrier final : public Carrier {
     }
     while (!link.pieces.empty() && done(link, link.pieces.front())) link.pieces.pop_front();
   }
-  int piece(size_t left) const { return static_cast<int>(std::min(left, most_bytes_)); }
+  int piece(size_t left) const { return static_cast<int>(std::min(left, max_bytes_)); }
   static MPI_Request* request_of(Transfer& t) {
     t.requests.push_back(MPI_REQUEST_NULL);
     return &t.requests.back();
@@ -293,11 +294,11 @@ class MpiCarrier final : public Carrier {
 
   const int rank_;
   const uint64_t nonce_;
-  const size_t most_bytes_;
+  const size_t max_bytes_;
   std::vector<Link> links_;
   std::vector<MPI_Status> statuses_;
   std::list<Remains> left_ = std::list<Remains>(1);  ///< for the destructor, which must not allocate
-  RoundLook failure_;                                ///< `done`: none
+  RoundStatus failure_;                              ///< `done`: none
   std::atomic<bool> aborted_{false};
 };
 
@@ -308,8 +309,8 @@ MpiEnd make(const MpiCarrierSpec* spec, Carrier** carrier, MpiText* why) {
   void* value = nullptr;
   int there = 0;
   if (failed(MPI_Comm_get_attr(communicator, MPI_TAG_UB, &value, &there), "MPI_Comm_get_attr", why)) return MpiEnd::failed;
-  const int most_tag = there ? *static_cast<int*>(value) : 32767;
-  const int groups = most_tag / (kRanks * kRanks);
+  const int max_tag = there ? *static_cast<int*>(value) : 32767;
+  const int groups = max_tag / (kRanks * kRanks);
   if (groups < 1) return end_with(MpiEnd::unsupported, why, "has fewer than 4096 tags");
   sweep_remains();
   *carrier = new MpiCarrier(*spec, groups);

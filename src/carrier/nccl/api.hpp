@@ -14,7 +14,7 @@ inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
 /// ncclDataType_t of bytes.
 inline constexpr int kNcclBytes = 1;
 /// Minimum version: in earlier versions a communicator could not be aborted reliably from another thread.
-inline constexpr int kLeastNcclVersion = 21900;
+inline constexpr int kMinNcclVersion = 21900;
 
 /// An opaque communicator.
 using NcclComm = void*;
@@ -28,7 +28,7 @@ struct NcclId {
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
-  unsigned version = kLeastNcclVersion;
+  unsigned version = kMinNcclVersion;
   int blocking = 0;
   int cga_cluster_size = INT_MIN;  // INT_MIN: chosen by NCCL
   int min_ctas = INT_MIN;
@@ -41,7 +41,7 @@ struct NcclConfig {
 
 /// Minimum version for networking by kernels (GIN): the first with signals that cover a single put (weak signals), which every
 /// network that kernels can drive supports.
-inline constexpr int kLeastGinVersion = 23007;
+inline constexpr int kMinGinVersion = 23007;
 inline constexpr unsigned kNcclMagic = 0xcafebeef;
 /// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those reached through the same network card.
 inline constexpr int kNcclGinFull = 1, kNcclGinRail = 2;
@@ -50,7 +50,7 @@ inline constexpr int kNcclGinFull = 1, kNcclGinRail = 2;
 struct NcclProperties {
   size_t size = sizeof(NcclProperties);
   unsigned magic = kNcclMagic;
-  unsigned version = kLeastGinVersion;
+  unsigned version = kMinGinVersion;
   int rank = 0;
   int ranks = 0;
   int cuda_device = 0;
@@ -67,7 +67,7 @@ struct NcclProperties {
 struct NcclRequirements {
   size_t size = sizeof(NcclRequirements);
   unsigned magic = kNcclMagic;
-  unsigned version = kLeastGinVersion;  ///< of the header that kernels were compiled with
+  unsigned version = kMinGinVersion;  ///< of the header that kernels were compiled with
   void* resources = nullptr;
   void* teams = nullptr;
   bool lsa_multimem = false;

@@ -26,23 +26,24 @@ class NcclCarrier final : public NcclRounds {
   }
 
  private:
-  bool enqueue(std::span<const Leg> legs, void* stream, int peer) override {
+  bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) override {
     const NcclApi& api = comms().api();
     std::vector<NcclComm> used;
     if (!ok(api.group_start(), -1)) return false;
     bool good = true;
-    for (const Leg& leg : legs) {
-      if (leg.send.empty() && leg.receive.empty()) continue;
-      const int rail = comms().rail_to(leg.peer);
+    for (const PeerTransfer& transfer : transfers) {
+      if (transfer.send.empty() && transfer.receive.empty()) continue;
+      const int rail = comms().rail_to(transfer.peer);
       const NcclComm comm = comms().all()[static_cast<size_t>(rail)];
-      const int to = comms().place_on(rail, leg.peer);
-      good = good && enqueued(leg.send.empty() ? kNcclSuccess
-                                               : api.send(leg.send.data(), leg.send.size(), kNcclBytes, to, comm, stream),
-                              leg.peer);
-      good = good &&
-             enqueued(leg.receive.empty() ? kNcclSuccess
-                                          : api.receive(leg.receive.data(), leg.receive.size(), kNcclBytes, to, comm, stream),
-                      leg.peer);
+      const int to = comms().place_on(rail, transfer.peer);
+      good = good && enqueued(transfer.send.empty()
+                                  ? kNcclSuccess
+                                  : api.send(transfer.send.data(), transfer.send.size(), kNcclBytes, to, comm, stream),
+                              transfer.peer);
+      good = good && enqueued(transfer.receive.empty()
+                                  ? kNcclSuccess
+                                  : api.receive(transfer.receive.data(), transfer.receive.size(), kNcclBytes, to, comm, stream),
+                              transfer.peer);
       if (std::find(used.begin(), used.end(), comm) == used.end()) used.push_back(comm);
     }
     if (!enqueued(api.group_end(), peer) || !good) return false;
@@ -56,7 +57,7 @@ class NcclCarrier final : public NcclRounds {
   void end_elsewhere() noexcept override { detail::end_elsewhere(comms().api(), comms().take()); }
 
   bool ok(int result, int peer) { return result == kNcclSuccess || fail(peer); }
-  bool enqueued(int result, int peer) { return is_well(result) || fail(peer); }
+  bool enqueued(int result, int peer) { return is_healthy(result) || fail(peer); }
 };
 
 }  // namespace

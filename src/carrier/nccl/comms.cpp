@@ -17,27 +17,27 @@ namespace {
 struct Endings {
   std::mutex mutex;
   std::condition_variable ended;
-  int under_way = 0;
+  int in_progress = 0;
 };
 Endings& endings() {
   static auto* const all = new Endings;  // detached threads use it to their end
   return *all;
 }
 
-constexpr std::chrono::seconds kMostForEndings{5};
+constexpr std::chrono::seconds kMaxEndingTime{5};
 
-/// Waits for them, at most `most` and until `stop` returns true.
-void await_endings(std::chrono::milliseconds most, const std::function<bool()>& stop) {
-  const auto until = std::chrono::steady_clock::now() + most;
+/// Waits for them, at most `max` and until `stop` returns true.
+void await_endings(std::chrono::milliseconds max, const std::function<bool()>& stop) {
+  const auto until = std::chrono::steady_clock::now() + max;
   std::unique_lock lock(endings().mutex);
-  while (endings().under_way > 0 && !stop() && std::chrono::steady_clock::now() < until)
+  while (endings().in_progress > 0 && !stop() && std::chrono::steady_clock::now() < until)
     endings().ended.wait_for(lock, std::chrono::milliseconds(5));
 }
 
 }  // namespace
 
 NcclComms::NcclComms(const NcclApi& api, NcclCarrierSpec spec) : api_(api), spec_(std::move(spec)) {
-  await_endings(std::min<std::chrono::milliseconds>(spec_.deadline / 4, kMostForEndings), spec_.interrupted);
+  await_endings(std::min<std::chrono::milliseconds>(spec_.deadline / 4, kMaxEndingTime), spec_.interrupted);
   try {
     for (size_t rail = 0; rail < spec_.rails.size(); ++rail) connect(static_cast<int>(rail));
   } catch (...) {
@@ -90,7 +90,7 @@ void NcclComms::connect(int rail) {
 void end_in_thread(std::function<void()> end) {
   const auto count = [](int by) {
     const std::lock_guard lock(endings().mutex);
-    endings().under_way += by;
+    endings().in_progress += by;
     endings().ended.notify_all();
   };
   count(1);

@@ -80,7 +80,7 @@ class NcclComms {
       if (const int asked = api_.async_error(comm, &state); asked != kNcclSuccess) return asked;
       if (state != kNcclInProgress) return state;
       if (stop() || Clock::now() > until) return kNcclInProgress;
-      std::this_thread::sleep_for(kLook);
+      std::this_thread::sleep_for(kPollInterval);
     }
     return result;
   }
@@ -90,7 +90,7 @@ class NcclComms {
   bool finish(NcclComm comm, Clock::time_point until) const;
 
  private:
-  static constexpr std::chrono::microseconds kLook{50};
+  static constexpr std::chrono::microseconds kPollInterval{50};
   void connect(int rail);
 
   const NcclApi& api_;

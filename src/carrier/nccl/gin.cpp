@@ -20,7 +20,7 @@ using Clock = NcclComms::Clock;
 /// Slots are whole pages.
 constexpr size_t kSlotUnit = 4096;
 constexpr char kGinVariable[] = "SWITCHYARD_NCCL_GIN";
-constexpr std::chrono::milliseconds kEndTime{1000}, kLook{1};
+constexpr std::chrono::milliseconds kEndTime{1000}, kPollInterval{1};
 
 /// Windows and device communicators of one communicator. NCCL writes here when it has made them, so the address must not
 /// change.
@@ -58,7 +58,7 @@ struct Remains {
     const auto ended = [this](const auto& mark) { return of->reached(mark.get()); };
     while (!unmarked && !std::all_of(marks.begin(), marks.end(), ended)) {
       if (Clock::now() > until) return false;
-      std::this_thread::sleep_for(kLook);
+      std::this_thread::sleep_for(kPollInterval);
     }
     return !unmarked;
   }
@@ -89,9 +89,9 @@ void end_remains(const NcclApi& api, Remains remains) noexcept try {
 
 /// Bytes [at, at + most) of `whole`, as far as they exist.
 template <class Byte>
-std::span<Byte> piece_of(std::span<Byte> whole, size_t at, size_t most) {
+std::span<Byte> piece_of(std::span<Byte> whole, size_t at, size_t max) {
   const std::span<Byte> rest = whole.subspan(std::min(at, whole.size()));
-  return rest.first(std::min(most, rest.size()));
+  return rest.first(std::min(max, rest.size()));
 }
 
 class GinCarrier final : public NcclRounds {
@@ -151,16 +151,17 @@ class GinCarrier final : public NcclRounds {
   }
 
   /// Rails and pieces have the same order on all ranks, so that no two ranks wait for each other in different ones.
-  bool enqueue(std::span<const Leg> legs, void* stream, int peer) override {
+  bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) override {
     unmarked_ = true;
     ++rounds_;
     try {
       if (last_ != nullptr) comms().spec().marks->order(stream, last_.get());  // the slots are those of the last round
       for (size_t rail = 0; rail < rails_.size(); ++rail) {
-        size_t most = 0;
-        for (const Leg& leg : legs)
-          if (comms().rail_to(leg.peer) == static_cast<int>(rail)) most = std::max({most, leg.send.size(), leg.receive.size()});
-        for (size_t at = 0; at < most; at += slots_.bytes) enqueue_piece(static_cast<int>(rail), legs, at, stream);
+        size_t max = 0;
+        for (const PeerTransfer& transfer : transfers)
+          if (comms().rail_to(transfer.peer) == static_cast<int>(rail))
+            max = std::max({max, transfer.send.size(), transfer.receive.size()});
+        for (size_t at = 0; at < max; at += slots_.bytes) enqueue_piece(static_cast<int>(rail), transfers, at, stream);
       }
     } catch (...) {
       fail(peer);  // the peers have another number of pieces
@@ -174,18 +175,19 @@ class GinCarrier final : public NcclRounds {
   }
 
   /// Enqueues bytes [at, at + slot) of all legs on a rail.
-  void enqueue_piece(int number, std::span<const Leg> legs, size_t at, void* stream) {
+  void enqueue_piece(int number, std::span<const PeerTransfer> transfers, size_t at, void* stream) {
     Rail& rail = *rails_[static_cast<size_t>(number)];
     auto* const window = static_cast<std::byte*>(rail.memory);
     std::vector<GinPart> parts;
-    std::vector<Leg> pieces;
-    for (const Leg& leg : legs) {
-      if (comms().rail_to(leg.peer) != number) continue;
-      const Leg piece{leg.peer, piece_of(leg.send, at, slots_.bytes), piece_of(leg.receive, at, slots_.bytes)};
+    std::vector<PeerTransfer> pieces;
+    for (const PeerTransfer& transfer : transfers) {
+      if (comms().rail_to(transfer.peer) != number) continue;
+      const PeerTransfer piece{transfer.peer, piece_of(transfer.send, at, slots_.bytes),
+                               piece_of(transfer.receive, at, slots_.bytes)};
       if (piece.send.empty() && piece.receive.empty()) continue;
-      const int place = comms().place_on(number, leg.peer);
+      const int place = comms().place_on(number, transfer.peer);
       const auto i = static_cast<size_t>(place);
-      parts.push_back({leg.peer, place, piece.send.size(), piece.receive.size(), rail.sent[i], rail.received[i],
+      parts.push_back({transfer.peer, place, piece.send.size(), piece.receive.size(), rail.sent[i], rail.received[i],
                        slots_.out(rail.own_place, place), slots_.in(place, rail.own_place)});
       rail.sent[i] += piece.send.empty() ? 0 : 1;
       rail.received[i] += piece.receive.empty() ? 0 : 1;
@@ -241,14 +243,14 @@ GinChoice gin_choice() {
   throw Error(ErrorCode::invalid_argument, std::string(kGinVariable) + " is '" + given + "'; allowed: auto, 0, 1");
 }
 
-std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_here) {
+std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_on_gpu) {
   if (device == nullptr) return "this build has no kernels for it (CMake found no nccl_device.h of version 2.30.7 or later)";
   if (!api.no_gin.empty()) return api.no_gin;
   if (api.version < device->header_version())
     return "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(device->header_version()) +
            ", with whose headers this build was compiled";
   // A waiting kernel keeps another rank's kernel, which it may wait for, from starting.
-  if (ranks_here > 1) return std::to_string(ranks_here) + " ranks of the group share its GPU";
+  if (ranks_on_gpu > 1) return std::to_string(ranks_on_gpu) + " ranks of the group share its GPU";
   return "";
 }
 
@@ -267,24 +269,24 @@ std::string why_no_gin(const NcclComms& comms) {
   return "";
 }
 
-GinClaim make_gin_claim(GinChoice choice, const std::string& why_not) {
-  GinClaim claim;
-  claim.choice = choice;
-  std::snprintf(claim.why_not, sizeof claim.why_not, "%s", why_not.c_str());
-  return claim;
+GinProposal make_gin_proposal(GinChoice choice, const std::string& why_not) {
+  GinProposal proposal;
+  proposal.choice = choice;
+  std::snprintf(proposal.why_not, sizeof proposal.why_not, "%s", why_not.c_str());
+  return proposal;
 }
 
-bool agree_on_gin(std::span<const GinClaim> claims) {
-  const GinChoice choice = claims.front().choice;
-  for (size_t r = 0; r < claims.size(); ++r)
-    if (claims[r].choice != choice)
+bool agree_on_gin(std::span<const GinProposal> proposals) {
+  const GinChoice choice = proposals.front().choice;
+  for (size_t r = 0; r < proposals.size(); ++r)
+    if (proposals[r].choice != choice)
       throw Error(ErrorCode::mismatch, std::string(kGinVariable) + " is not the same on ranks 0 and " + std::to_string(r));
   if (choice == GinChoice::off) return false;
-  for (size_t r = 0; r < claims.size(); ++r) {
-    if (claims[r].why_not[0] == '\0') continue;
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    if (proposals[r].why_not[0] == '\0') continue;
     if (choice == GinChoice::automatic) return false;
     throw Error(ErrorCode::unsupported, std::string(kGinVariable) + "=1, but rank " + std::to_string(r) +
-                                            " cannot have device-initiated networking: " + claims[r].why_not);
+                                            " cannot have device-initiated networking: " + proposals[r].why_not);
   }
   return true;
 }

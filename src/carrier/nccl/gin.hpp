@@ -71,20 +71,20 @@ enum class GinChoice : int32_t {
 GinChoice gin_choice();
 
 /// Why kernels cannot use the network, as far as known before there is a communicator; "" if nothing prevents it. `device`:
-/// null in a build without kernels for it. `ranks_here`: ranks of the group on this GPU.
-std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_here);
+/// null in a build without kernels for it. `ranks_on_gpu`: ranks of the group on this GPU.
+std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_on_gpu);
 /// why_no_gin() from the properties of the communicators: equal on all ranks of each.
 std::string why_no_gin(const NcclComms& comms);
 
 /// A rank's report to the others.
-struct GinClaim {
+struct GinProposal {
   GinChoice choice = GinChoice::automatic;
   char why_not[300] = {};  ///< result of why_no_gin
 };
-GinClaim make_gin_claim(GinChoice choice, const std::string& why_not);
+GinProposal make_gin_proposal(GinChoice choice, const std::string& why_not);
 /// True if all ranks use device-initiated networking, from the claims of all. \throws on all alike Error(mismatch) if their
 /// choices differ, Error(unsupported) naming a rank if they choose `on` and that rank cannot.
-bool agree_on_gin(std::span<const GinClaim> claims);
+bool agree_on_gin(std::span<const GinProposal> proposals);
 
 /// Registers the windows, with the rank's GPU current: collective over the ranks of each rail; requires that why_no_gin() is
 /// empty. `slot_bytes`, rounded up to 4 KiB, is the same on all ranks. All ranks must have returned before one posts a round.

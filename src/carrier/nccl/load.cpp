@@ -49,8 +49,8 @@ void find(Function& function, const Library& in, const char* name) {
 
 /// Looks up the functions for networking by kernels, or records why they are missing.
 void find_gin(NcclApi& api, const Library& in) {
-  if (api.version < kLeastGinVersion) {
-    api.no_gin = "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(kLeastGinVersion);
+  if (api.version < kMinGinVersion) {
+    api.no_gin = "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(kMinGinVersion);
     return;
   }
   const auto take = [&](auto& function, const char* name) {
@@ -77,7 +77,7 @@ NcclApi load_nccl() {
   api.place = library.place;
   find(api.get_version, library, "ncclGetVersion");
   if (api.get_version(&api.version) != kNcclSuccess) refuse(library.place + " does not tell its version");
-  if (api.version < kLeastNcclVersion)
+  if (api.version < kMinNcclVersion)
     refuse(library.place + " is " + (api.version < 10000 ? "older than 2.9" : "version " + nccl_version_text(api.version)) +
            ": at least 2.19 is needed, before which a communicator could not be ended reliably");
   find(api.get_id, library, "ncclGetUniqueId");

@@ -16,37 +16,37 @@ namespace switchyard::detail {
 
 class NcclRounds : public Carrier {
  public:
-  void post(uint64_t round, std::span<const Leg> legs, void* stream) final {
+  void post(uint64_t round, std::span<const PeerTransfer> transfers, void* stream) final {
     const std::lock_guard lock(mutex_);
     if (broken_.load()) return;
-    int num_legs = 0, last_peer = -1;
-    for (const Leg& leg : legs) {
-      if (leg.send.empty() && leg.receive.empty()) continue;
-      if (comms_->rail_to(leg.peer) < 0) {
-        fail(leg.peer);
+    int num_transfers = 0, last_peer = -1;
+    for (const PeerTransfer& transfer : transfers) {
+      if (transfer.send.empty() && transfer.receive.empty()) continue;
+      if (comms_->rail_to(transfer.peer) < 0) {
+        fail(transfer.peer);
         return;
       }
-      ++num_legs;
-      last_peer = leg.peer;
+      ++num_transfers;
+      last_peer = transfer.peer;
     }
-    if (num_legs == 0) return;
-    const int peer = num_legs == 1 ? last_peer : -1;
-    if (!enqueue(legs, stream, peer)) return;
+    if (num_transfers == 0) return;
+    const int peer = num_transfers == 1 ? last_peer : -1;
+    if (!enqueue(transfers, stream, peer)) return;
     const auto mark = comms_->spec().marks->mark(stream);
     if (mark) posted_.push_back({round, peer, mark});
     marked(mark);
   }
 
-  RoundLook advance(uint64_t round) final {
+  RoundStatus advance(uint64_t round) final {
     const std::lock_guard lock(mutex_);
     for (const NcclComm comm : comms_->all()) {
       int error = kNcclSuccess;
-      if (comms_->api().async_error(comm, &error) != kNcclSuccess || !is_well(error)) fail(-1);
+      if (comms_->api().async_error(comm, &error) != kNcclSuccess || !is_healthy(error)) fail(-1);
     }
     if (broken_.load()) return {RoundState::broken, broken_by_};
     while (!posted_.empty() && comms_->spec().marks->reached(posted_.front().mark.get())) posted_.pop_front();
     if (posted_.empty() || posted_.front().round > round) return {};
-    return {RoundState::under_way, posted_.front().peer};
+    return {RoundState::in_progress, posted_.front().peer};
   }
 
   void abort() noexcept final {
@@ -70,13 +70,13 @@ class NcclRounds : public Carrier {
 
   /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns true on success; otherwise fail() has been
   /// called
-  virtual bool enqueue(std::span<const Leg> legs, void* stream, int peer) = 0;
+  virtual bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) = 0;
   /// Reports the mark after the enqueued work.
   virtual void marked(const std::shared_ptr<const void>&) {}
   /// Takes the communicators and ends them, with rounds in flight, without blocking the caller.
   virtual void end_elsewhere() noexcept = 0;
 
-  static bool is_well(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+  static bool is_healthy(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
   /// Records only the first failure. \returns false
   bool fail(int peer) {
     if (!broken_.exchange(true)) broken_by_ = peer;

@@ -59,7 +59,7 @@ class CpuFused final : public FusedImpl {
                 "FusedMoe::add_weights: the group is of CPUs, where products come from the caller: add_products");
   }
   int add_products(std::shared_ptr<FusedProducts> products) final {
-    if (products == nullptr && here() > 0) invalid("products", " is null");
+    if (products == nullptr && local_experts() > 0) invalid("products", " is null");
     sets_.emplace(next_set_, std::move(products));
     return next_set_++;
   }
@@ -77,7 +77,7 @@ class CpuFused final : public FusedImpl {
     group_.check_usable(kCall);
     check_turn(parts, o);
     products_ = find_set(sets_, o).get();
-    check_given(parts, x, given, out);
+    check_arguments(parts, x, given, out);
     ExpertIds ids = given;
     if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
     const uint64_t start = Cpu::now_ns();

@@ -25,9 +25,9 @@ namespace {
 
 /// Maximum rows whose tiles fit the bits of a tile index and the range of tickets.
 int64_t countable_rows(const FusedMoeConfig& c, int world) {
-  constexpr int64_t kMostTiles = int64_t{1} << 20, kMostTickets = int64_t{1} << 30;
+  constexpr int64_t kMaxTiles = int64_t{1} << 20, kMaxTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
-  const int64_t tiles = std::min(kMostTiles, kMostTickets / columns) - ExpertMap{c.num_experts, world}.max_count();
+  const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertMap{c.num_experts, world}.max_count();
   return tiles * kFusedRows;
 }
 
@@ -36,10 +36,10 @@ void check_type(const FusedMoeConfig& c, int world) {
   if (c.type != DType::fp8_e4m3)
     invalid_value("FusedMoeConfig::type", is_named(c.type) ? to_string(c.type) : std::to_string(static_cast<int>(c.type)),
                   "bf16 or fp8_e4m3");
-  if (const int here = ExpertMap{c.num_experts, world}.max_count(); here > kMostFusedFp8Experts)
+  if (const int local_experts = ExpertMap{c.num_experts, world}.max_count(); local_experts > kMaxFusedFp8Experts)
     invalid_value("FusedMoeConfig::num_experts", std::to_string(c.num_experts),
-                  "at most " + std::to_string(kMostFusedFp8Experts) + " of a rank for fp8_e4m3");
-  check_range("FusedMoeConfig::hidden (fp8)", c.hidden, 128, kMostFusedFp8Hidden);
+                  "at most " + std::to_string(kMaxFusedFp8Experts) + " of a rank for fp8_e4m3");
+  check_range("FusedMoeConfig::hidden (fp8)", c.hidden, 128, kMaxFusedFp8Hidden);
   for (const auto& [name, width] :
        {std::pair{"FusedMoeConfig::hidden", c.hidden}, {"FusedMoeConfig::intermediate", c.intermediate}})
     if (width % kFusedScaled != 0) invalid_value(name, std::to_string(width), "a multiple of 128 for fp8_e4m3");
@@ -57,23 +57,23 @@ int64_t token_bytes(const FusedMoeConfig& c) {
 }  // namespace
 
 void check_config(const FusedMoeConfig& c, int world) {
-  constexpr int64_t kMostColumnTiles = 4095;  // twelve bits of a tile
+  constexpr int64_t kMaxColumnTiles = 4095;  // twelve bits of a tile
   check_range("world", world, 1, kMaxRanks);
-  check_range("FusedMoeConfig::hidden", c.hidden, 8, kMostColumnTiles * 256);
-  check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMostColumnTiles * 128);
+  check_range("FusedMoeConfig::hidden", c.hidden, 8, kMaxColumnTiles * 256);
+  check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMaxColumnTiles * 128);
   if (c.hidden % 8 != 0) invalid_value("FusedMoeConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
   if (c.intermediate % 8 != 0) invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
-  check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMostFusedExperts);
+  check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMaxFusedExperts);
   check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("FusedMoeConfig::overflow", c.overflow);
   check_enum("FusedMoeConfig::invalid_ids", c.invalid_ids);
   check_type(c, world);
-  const int64_t most = countable_rows(c, world);
-  if (most_rows(c, world) <= most) return;
-  const std::string rows = std::to_string(most) + " rows of a rank, for these widths";
-  if (c.capacity > most) invalid_value("FusedMoeConfig::capacity", std::to_string(c.capacity), "at most " + rows);
+  const int64_t max = countable_rows(c, world);
+  if (most_rows(c, world) <= max) return;
+  const std::string rows = std::to_string(max) + " rows of a rank, for these widths";
+  if (c.capacity > max) invalid_value("FusedMoeConfig::capacity", std::to_string(c.capacity), "at most " + rows);
   invalid_value("FusedMoeConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
 }
 
@@ -95,7 +95,7 @@ AgreedFields agreed_fields(const FusedMoeConfig& c) {
           agreed("FusedMoeConfig::overflow", c.overflow),       agreed("FusedMoeConfig::type", c.type),
           agreed("FusedMoeConfig::row_scales", c.row_scales),   agreed("FusedMoeConfig::weight_scales", c.weight_scales)};
 }
-void FusedImpl::check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
+void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
   if (ids.topk != config.topk)
     invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
@@ -150,10 +150,10 @@ FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world
   FusedMemory memory;
   if (backend == Backend::cpu) check_type_on_cpu(config);
   if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory))};
-  const int here = ExpertMap{config.num_experts, world}.max_count();
-  const TablesShape tables{world, config.num_experts, here, config.topk, config.max_tokens, true};
-  const int64_t own = carve_fused(nullptr, config, rows, here, memory) + carve_tables(nullptr, tables).bytes;
-  return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, here)};
+  const int local_experts = ExpertMap{config.num_experts, world}.max_count();
+  const TablesShape tables{world, config.num_experts, local_experts, config.topk, config.max_tokens, true};
+  const int64_t own = carve_fused(nullptr, config, rows, local_experts, memory) + carve_tables(nullptr, tables).bytes;
+  return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, local_experts)};
 }
 size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
   return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;

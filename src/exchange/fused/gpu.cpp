@@ -89,16 +89,16 @@ CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, 
 }
 
 /// `most_rows`: maximum rows per round.
-RowWay way_of(int64_t row_bytes, int most_rows) {
-  RowWay way;
+CopyPlan copy_plan_of(int64_t row_bytes, int most_rows) {
+  CopyPlan plan;
   const int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
-  way.whole = pieces == 1;
-  way.piece = static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
-  way.pitch = static_cast<uint32_t>(round_up(way.piece, 128));
-  way.slots = static_cast<int>(kPieceRoom / way.pitch);
-  if (way.whole) way.slots = std::min({way.slots, kMostSlots, most_rows});
-  way.at_once = static_cast<int>(std::clamp<int64_t>(kBytesAtOnce / row_bytes, 8, 32));
-  return way;
+  plan.whole = pieces == 1;
+  plan.piece = static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
+  plan.pitch = static_cast<uint32_t>(round_up(plan.piece, 128));
+  plan.slots = static_cast<int>(kPieceStorageBytes / plan.pitch);
+  if (plan.whole) plan.slots = std::min({plan.slots, kMaxSlots, most_rows});
+  plan.at_once = static_cast<int>(std::clamp<int64_t>(kBytesAtOnce / row_bytes, 8, 32));
+  return plan;
 }
 
 /// The call parameters that depend on the weight set.
@@ -197,9 +197,9 @@ class CudaFused final : public FusedImpl {
     p.up_scales = set.up_scales;
     p.down_scales = set.down_scales;
     p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
-    order_->give_counters(p.call);
+    order_->set_counters(p.call);
     p.parts = parts;
-    p.most_tokens = ids.tokens;
+    p.max_tokens = ids.tokens;
     p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
     p.weights = weights;
     p.out = static_cast<std::byte*>(out);
@@ -231,15 +231,15 @@ class CudaFused final : public FusedImpl {
       throw Error(ErrorCode::unsupported, "FusedMoe: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
                                               ") has compute capability " + std::to_string(traits.generation) +
                                               ".x: it needs 9.0 (H100, H200)");
-    if (const int64_t most = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > most)
+    if (const int64_t max = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > max)
       invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens),
-                    "at most " + std::to_string(most) + " on this GPU");
+                    "at most " + std::to_string(max) + " on this GPU");
     if (config.type == DType::fp8_e4m3 && gpu_.max_blocks() < 2)
       throw Error(ErrorCode::unsupported, "FusedMoe: fp8_e4m3 needs two multiprocessors, and the rank has one");
   }
   void check_weights(const MoeWeights& weights) const {
     const auto check = [&](const char* name, const void* given, size_t alignment) {
-      if (here() > 0 && given == nullptr) invalid(name, " is null");
+      if (local_experts() > 0 && given == nullptr) invalid(name, " is null");
       gpu_.check_pointer(name, given, alignment);
     };
     check("w13", weights.w13, 16);
@@ -251,7 +251,7 @@ class CudaFused final : public FusedImpl {
   }
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
-    check_given(parts, x, ids, out);
+    check_arguments(parts, x, ids, out);
     gpu_.check_sms("FusedMoeCall", o.num_sms);
     if (config.type == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("FusedMoeCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
@@ -265,10 +265,10 @@ class CudaFused final : public FusedImpl {
   void make_memory() {
     const gpu::Stream copies = gpu_.copy_stream();
     const int64_t rows = layout_.rows;
-    const TablesShape shape{world(), config.num_experts, here(), config.topk, config.max_tokens, true};
-    const int64_t own = carve_fused(nullptr, config, rows, here(), params_.memory);
+    const TablesShape shape{world(), config.num_experts, local_experts(), config.topk, config.max_tokens, true};
+    const int64_t own = carve_fused(nullptr, config, rows, local_experts(), params_.memory);
     memory_ = DeviceMemory(static_cast<size_t>(own + carve_tables(nullptr, shape).bytes), copies);
-    carve_fused(memory_.as<std::byte>(), config, rows, here(), params_.memory);
+    carve_fused(memory_.as<std::byte>(), config, rows, local_experts(), params_.memory);
     tables_ = carve_tables(memory_.as<std::byte>(static_cast<size_t>(own)), shape);
     const auto columns = static_cast<size_t>(world() + config.num_experts);
     state_ = DeviceMemory(kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, copies);
@@ -285,19 +285,19 @@ class CudaFused final : public FusedImpl {
     params_.header = tables_.header;
     params_.layout = layout_;
     params_.map = ExpertMap{config.num_experts, world()};
-    params_.lag = std::min(kLag, here());
+    params_.lag = std::min(kLag, local_experts());
     params_.ids = tables_.ids;
     params_.route_row = tables_.route_row;
-    params_.pulled = way_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
-    params_.returned = way_of(layout_.row_bytes, 32);
+    params_.pulled = copy_plan_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
+    params_.returned = copy_plan_of(layout_.row_bytes, 32);
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
   /// Makes a set from weights that have been checked.
   WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
-    const Product up{here(), 2 * config.intermediate, config.hidden, true, weights.w13, m.x_rows, m.h, rows},
-        down{here(), config.hidden, config.intermediate, false, weights.w2, m.h, m.y, rows};
+    const Product up{local_experts(), 2 * config.intermediate, config.hidden, true, weights.w13, m.x_rows, m.h, rows},
+        down{local_experts(), config.hidden, config.intermediate, false, weights.w2, m.h, m.y, rows};
     WeightSet set;
     if (config.type != DType::fp8_e4m3) {
       set.up = bf16_params(up, tables_);
@@ -306,12 +306,12 @@ class CudaFused final : public FusedImpl {
     }
     set.up = fp8_params(up, tables_, m);
     set.down = fp8_params(down, tables_, m);
-    if (here() == 0 || rows == 0) return set;
-    set.scales = DeviceMemory(weight_scales_bytes(config, here()), gpu_.copy_stream());
+    if (local_experts() == 0 || rows == 0) return set;
+    set.scales = DeviceMemory(weight_scales_bytes(config, local_experts()), gpu_.copy_stream());
     auto* const spread_up = set.scales.as<float4>();
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
-                       spread_up + here() * weight_scales_of(config).up};
+                       spread_up + local_experts() * weight_scales_of(config).up};
     // Ordered on the caller's stream, whose work produces the scales. A stream that is being captured produces nothing now, so
     // the scales must already be there.
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
@@ -331,7 +331,7 @@ class CudaFused final : public FusedImpl {
     WeightScales s;
     s.given = given;
     s.ue8m0 = config.weight_scales == ScaleKind::ue8m0;
-    s.experts = here();
+    s.experts = local_experts();
     s.rows = static_cast<int>(weights / kFusedScaled);
     s.blocks = g.inner_blocks;
     s.gated = gated;

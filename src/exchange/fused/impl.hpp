@@ -58,7 +58,7 @@ class FusedImpl : protected ExchangeBase {
   virtual void* tokens() const = 0;
   virtual std::span<const uint8_t> dropped() const = 0;
   virtual CallStatistics last_call() = 0;
-  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
+  virtual int64_t invalid_ids() { return total_invalid_ids(); }
 
   const FusedMoeConfig config;
 
@@ -90,11 +90,11 @@ class FusedImpl : protected ExchangeBase {
   int next_set_ = 0;  ///< number of the next weight set
 
   /// Number of experts of this rank.
-  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  int local_experts() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
   /// Hash of everything that must be equal on all ranks.
   uint64_t hash() const { return config_hash_; }
   /// Checks the arguments of a call of these parts. Throws invalid_argument.
-  void check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
+  void check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
 
  private:
   const uint64_t config_hash_ = hash_of(mix_hash(1, static_cast<uint64_t>(Operation::layer)), agreed_fields(config));

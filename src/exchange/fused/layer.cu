@@ -46,31 +46,31 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   if (__syncthreads_or(abort != 0)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
   const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
-  const uint32_t pieces = (p.up.shared_bytes - list - kPieceRoom) & ~127u;
-  const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
-  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // loader and storer read tiles, too
-  const bool goes_on = p.header->status == 0;
+  const uint32_t pieces = (p.up.shared_bytes - list - kPieceStorageBytes) & ~127u;
+  const LayerStorage r{gemm::make_storage(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
+  gemm::make_barriers(r.storage, 1, gemm::kMathThreads + 2 * kLanes);  // loader and storer read tiles, too
+  const bool proceeds = p.header->status == 0;
   if (threadIdx.x == 0) {
     for (int g = 0; g < 2; ++g) {
       ptx::mbarrier_init(r.staged(g), 128);
       ptx::mbarrier_init(r.stored(g), 1);
     }
-    for (uint32_t slot = 0; slot < kMostSlots; ++slot) ptx::mbarrier_init(r.come(slot), 1);
+    for (uint32_t slot = 0; slot < kMaxSlots; ++slot) ptx::mbarrier_init(r.row_arrived(slot), 1);
     ptx::store_shared(r.failed(), 0);
     begin_counting(p);
-    LayerCall::write(r, flag_word(epoch), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
+    LayerCall::write(r, flag_word(epoch), proceeds ? p.header->tokens : 0, proceeds ? p.header->rows : 0);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   CudaWarp w{CudaWarp::Bare{}};
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
-  if (goes_on) {
-    if (p.parts.up) tell_routes(LayerCall(p, r), staged, part);
+  if (proceeds) {
+    if (p.parts.up) publish_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of<Bf16Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
-      ptx::give_registers<56>();
+      ptx::dealloc_registers<56>();
       if (warp == kLoaderWarp) load_layer_tiles<Up, Down>(LayerCall(p, r));
       if (warp == kClaimerWarp) claim_layer_tiles<A>(LayerCall(p, r), first_tiles);
       if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
@@ -83,9 +83,9 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
-      ptx::take_registers<224>();
+      ptx::alloc_registers<224>();
       uint32_t handed = 0;
-      gemm::multiply_tiles<kFusedRows>(r.room, [&]<int kWidth>(gemm::Position& at, uint32_t entry) {
+      gemm::multiply_tiles<kFusedRows>(r.storage, [&]<int kWidth>(gemm::Position& at, uint32_t entry) {
         const bool down = read_layer_tile(entry).down;
         const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
         if (down)
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
 
 namespace {
 
-const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_layer_shared);
+const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, max_layer_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
-                                             most_traced_layer_shared);
+                                             max_traced_layer_shared);
 
 }  // namespace
 

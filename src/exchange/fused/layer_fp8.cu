@@ -30,19 +30,21 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
 
 /// Order in shared memory: barriers, staging, stages and scales, pieces; the list of row tiles at the end.
 inline constexpr uint32_t kFp8PiecesAt =
-    gemm::ManyRoom<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
+    gemm::ManySharedStorage<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
-              kFp8PiecesAt + kPieceRoom + (kMostFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
-__device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base) { return {{base, Fp8Up::kStages}, base + kFp8PiecesAt}; }
+              kFp8PiecesAt + kPieceStorageBytes + (kMaxFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
+__device__ __forceinline__ LayerStorage make_fp8_storage(uint32_t base) {
+  return {{base, Fp8Up::kStages}, base + kFp8PiecesAt};
+}
 /// Call before a barrier of the cluster.
-__device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
-  gemm::make_many_barriers(many_room<Fp8Up>(r), 1,
+__device__ __forceinline__ void make_fp8_barriers(const LayerStorage& r) {
+  gemm::make_many_barriers(many_storage<Fp8Up>(r), 1,
                            gemm::kManyMathThreads + 2 * kLanes);  // loader and teller read tiles, too
   if (threadIdx.x != 0) return;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);
   }
-  for (uint32_t slot = 0; slot < kMostSlots; ++slot) ptx::mbarrier_init(r.come(slot), 1);
+  for (uint32_t slot = 0; slot < kMaxSlots; ++slot) ptx::mbarrier_init(r.row_arrived(slot), 1);
   ptx::store_shared(r.failed(), 0);
   ptx::fence_mbarrier_init();
 }
@@ -56,26 +58,26 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   ptx::wait_for_previous();
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
-  const LayerRoom r = make_fp8_room(base);
+  const LayerStorage r = make_fp8_storage(base);
   make_fp8_barriers(r);
-  const bool goes_on = p.header->status == 0;
+  const bool proceeds = p.header->status == 0;
   if (threadIdx.x == 0) {
     begin_counting(p);
-    LayerCall::write(r, flag_word(epoch_after(p.state->epoch)), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
+    LayerCall::write(r, flag_word(epoch_after(p.state->epoch)), proceeds ? p.header->tokens : 0, proceeds ? p.header->rows : 0);
   }
   ptx::cluster_barrier();
   CudaWarp w{CudaWarp::Bare{}};
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
-  if (goes_on) {
-    if (p.parts.up) tell_routes(LayerCall(p, r), staged, part);
+  if (proceeds) {
+    if (p.parts.up) publish_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of<Fp8Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kManyMathWarps) {
-      ptx::give_registers<56>();
+      ptx::dealloc_registers<56>();
       if (warp == kFp8LoaderWarp) load_fp8_tiles(LayerCall(p, r));
       if (warp == kFp8ClaimerWarp) claim_fp8_tiles<A>(LayerCall(p, r), first_tiles);
-      if (warp == kFp8TellerWarp) tell_fp8_tiles<A>(LayerCall(p, r));
+      if (warp == kFp8AnnouncerWarp) announce_fp8_tiles<A>(LayerCall(p, r));
       if (warp == kFp8MoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r, p.pulled);
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
-      ptx::take_registers<152>();
+      ptx::alloc_registers<152>();
       multiply_fp8_tiles<A>(p, r);
       if (p.parts.down) {
         return_rows_by_threads<A, Fp8Layer>(LayerCall(p, r), first_tiles);
@@ -117,9 +119,9 @@ __global__ void spread_kernel(const __grid_constant__ WeightScales s) {
 
 namespace {
 
-const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, most_layer_shared);
+const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, max_layer_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::fp8_layer_kernel<CudaTraced>, gemm::kManyThreads,
-                                             most_traced_layer_shared);
+                                             max_traced_layer_shared);
 int no_shared(const DeviceLimits&) { return 0; }
 const Kernel<const WeightScales> spread("weight scales kernel", fused::spread_kernel, 256, no_shared);
 

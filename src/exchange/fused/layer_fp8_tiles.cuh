@@ -4,12 +4,12 @@
 // tile's rows; it also loads the scales, which are laid out for box copies; and a warp announces stored tiles.
 #pragma once
 
-#include "exchange/fused/layer_room.cuh"
+#include "exchange/fused/layer_storage.cuh"
 #include "gemm/gpu/fp8_many_kernel.cuh"
 
 namespace switchyard::detail::fused {
 
-inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8TellerWarp = 14, kFp8MoverWarp = 15;
+inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8AnnouncerWarp = 14, kFp8MoverWarp = 15;
 
 /// A warp has room for 8 rows of a quantized group, which the other block writes, too. After it is room for 8 rows of 64
 /// outputs, whose store may be in progress at the same time.
@@ -25,35 +25,36 @@ using Fp8Up = FusedFp8Kind<gemm::Finish::quantised>;
 using Fp8Down = FusedFp8Kind<gemm::Finish::plain>;
 /// Both kinds have the same room.
 template <class K>
-__device__ __forceinline__ gemm::ManyRoom<K> many_room(const LayerRoom& r) {
-  static_assert(gemm::kScaleBytes<K> == gemm::kScaleBytes<Fp8Up> && gemm::ManyRoom<K>::kFixed == gemm::ManyRoom<Fp8Up>::kFixed);
-  return {r.room};
+__device__ __forceinline__ gemm::ManySharedStorage<K> many_storage(const LayerStorage& r) {
+  static_assert(gemm::kScaleBytes<K> == gemm::kScaleBytes<Fp8Up> &&
+                gemm::ManySharedStorage<K>::kFixed == gemm::ManySharedStorage<Fp8Up>::kFixed);
+  return {r.storage};
 }
 
-/// Role of the warp that announces the cluster's tiles: gemm::tell_tiles() with the tickets of a layer. It also waits for a
+/// Role of the warp that announces the cluster's tiles: gemm::announce_tiles() with the tickets of a layer. It also waits for a
 /// tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* first_tiles) {
-  const LayerRoom& r = c.r;
-  const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
+  const LayerStorage& r = c.r;
+  const gemm::ManySharedStorage<Fp8Up> storage = many_storage<Fp8Up>(r);
   const bool leads = ptx::cluster_rank() == 0;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1), parity = static_cast<uint32_t>(i >> 1 & 1);
-    if (i > 0) ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+    if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
     uint32_t ticket = 0;
     if (leads) ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
-    ptx::mbarrier_wait(room.taken(slot), parity ^ 1);
+    ptx::mbarrier_wait(storage.taken(slot), parity ^ 1);
     if (leads && lane() == 0)
-      ptx::store_async(ptx::shared_of_block(room.letter(slot), 1), ticket, ptx::shared_of_block(room.sent(slot), 1));
+      ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));
     if (!leads) {
-      if (lane() == 0) ptx::mbarrier_expect(room.sent(slot), 4);
+      if (lane() == 0) ptx::mbarrier_expect(storage.sent(slot), 4);
       __syncwarp();
-      ptx::mbarrier_wait(room.sent(slot), parity);
-      ticket = ptx::load_shared(room.letter(slot));
+      ptx::mbarrier_wait(storage.sent(slot), parity);
+      ticket = ptx::load_shared(storage.letter(slot));
     }
     const LayerTile t = layer_tile_of<Fp8Layer>(c.p, first_tiles, ticket);
     await_rows<A, Fp8Layer>(c, t);
-    tell_of_tile(r, slot, t);
+    announce_tile(r, slot, t);
     if (t.tile.shape == gemm::kNoTile) return;
   }
 }
@@ -61,13 +62,13 @@ __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* f
 /// Loads one stage: this block's weights, half of each unit's rows for both blocks, and all scales for this block.
 template <class K>
 __device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, const FusedFp8Scales& scales, const Tile& t,
-                                               const gemm::ManyRoom<K>& room, uint32_t slot, int block) {
+                                               const gemm::ManySharedStorage<K>& storage, uint32_t slot, int block) {
   constexpr uint32_t kHalfUnit = gemm::kUnitBytes / 2, kHalfWeights = gemm::kBlockWeights / 2 * gemm::kFp8Inner;
   constexpr uint32_t kScalesOfRows = K::kScaledRows * 4, kScalesOfWeights = sizeof(float4);
   const int rank = static_cast<int>(ptx::cluster_rank()), units = static_cast<int>(t.shape & 0xffff) / gemm::kUnitRows;
   const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
   const int second = K::kGated ? output : output + gemm::kBlockWeights / 2, inner = block * gemm::kFp8Inner;
-  const uint32_t rows = room.stage(slot), weights = rows + gemm::kManyRowBytes, bar = room.full(slot);
+  const uint32_t rows = storage.stage(slot), weights = rows + gemm::kManyRowBytes, bar = storage.full(slot);
   ptx::mbarrier_expect(bar,
                        static_cast<uint32_t>(units) * gemm::kUnitBytes + 2 * kHalfWeights + kScalesOfRows + kScalesOfWeights);
   ptx::load_box(weights, &g.many_weights, bar, inner, output, 0, t.expert);
@@ -76,16 +77,16 @@ __device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, con
     ptx::load_box_to_blocks(rows + static_cast<uint32_t>(unit) * gemm::kUnitBytes + static_cast<uint32_t>(rank) * kHalfUnit,
                             &g.rows[gemm::kUnitRows / 2 / kRowStep - 1], bar, inner,
                             t.row + unit * gemm::kUnitRows + rank * (gemm::kUnitRows / 2), gemm::kBothBlocks);
-  ptx::load_box(room.scales(slot), &scales.rows, bar, t.row - scales_before(t.row), block);
+  ptx::load_box(storage.scales(slot), &scales.rows, bar, t.row - scales_before(t.row), block);
   const int64_t part = (static_cast<int64_t>(t.expert) * g.column_tiles + t.column_tile) * 2 + rank;
-  ptx::bulk_load(room.scales(slot) + gemm::kWeightScalesAt<K>, scales.weights + part * g.inner_blocks + block, kScalesOfWeights,
-                 bar);
+  ptx::bulk_load(storage.scales(slot) + gemm::kWeightScalesAt<K>, scales.weights + part * g.inner_blocks + block,
+                 kScalesOfWeights, bar);
 }
 
 /// Role of the loader warp.
 __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
-  const LayerRoom& r = c.r;
+  const LayerStorage& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     if (lane() != 0) return;
@@ -93,12 +94,12 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
     const int blocks = (t.down ? p.down : p.up).inner_blocks;
     const int due_at = blocks > kClaimedAhead ? blocks - kClaimedAhead : 0;
     for (int block = 0; block < blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(r.room.due());
-      ptx::mbarrier_wait(r.room.empty(slot), parity);
+      if (block == due_at) ptx::mbarrier_arrive(r.storage.due());
+      ptx::mbarrier_wait(r.storage.empty(slot), parity);
       if (t.down)
-        load_fp8_stage(p.down, p.down_scales, t.tile, many_room<Fp8Down>(r), slot, block);
+        load_fp8_stage(p.down, p.down_scales, t.tile, many_storage<Fp8Down>(r), slot, block);
       else
-        load_fp8_stage(p.up, p.up_scales, t.tile, many_room<Fp8Up>(r), slot, block);
+        load_fp8_stage(p.up, p.up_scales, t.tile, many_storage<Fp8Up>(r), slot, block);
       if (++slot == Fp8Up::kStages) slot = 0, parity ^= 1;
     }
   });
@@ -107,44 +108,44 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
 /// Role of the teller warp: when this block's part of a tile is stored, sets its flag. The barrier of a tile is that of its
 /// slot; the tile after the next one begins when this warp has released its entry.
 template <class A>
-__device__ __forceinline__ void tell_fp8_tiles(const LayerCall& c) {
+__device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
-  const LayerRoom& r = c.r;
+  const LayerStorage& r = c.r;
   const int rank = static_cast<int>(ptx::cluster_rank());
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1), parity = static_cast<uint32_t>(i >> 1 & 1);
-    ptx::mbarrier_wait(r.room.told(slot), parity);
-    const LayerTile t = read_layer_tile(r.room.entry(slot));
+    ptx::mbarrier_wait(r.storage.announced(slot), parity);
+    const LayerTile t = read_layer_tile(r.storage.entry(slot));
     if (t.tile.shape == gemm::kNoTile) return;
     ptx::mbarrier_wait(r.stored(static_cast<int>(slot)), parity);
     const int columns = (t.down ? p.down : p.up).column_tiles * Fp8Layer::kWriters;
     uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) +
                            flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters + rank);
     if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
-    ptx::mbarrier_arrive(r.room.taken(slot));
+    ptx::mbarrier_arrive(r.storage.taken(slot));
   }
 }
 
 /// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: of the earlier up tiles.
-__device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerRoom& r, gemm::Position& at, uint32_t entry,
+__device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerStorage& r, gemm::Position& at, uint32_t entry,
                                                 int before, uint32_t parity) {
-  const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
+  const gemm::ManySharedStorage<Fp8Up> storage = many_storage<Fp8Up>(r);
   gemm::UnitSums sums;
-  gemm::multiply_unit(p.up, room, at, sums, before);
+  gemm::multiply_unit(p.up, storage, at, sums, before);
   const Tile t = read_layer_tile(entry).tile;
   const int first = gemm::math_group() * gemm::kUnitRows + gemm::warp_of_group() * 16;
-  gemm::store_warp_quantised(p.up, room, t.row + first, static_cast<int>(t.shape >> 16) - first, t.column_tile, parity,
+  gemm::store_warp_quantised(p.up, storage, t.row + first, static_cast<int>(t.shape >> 16) - first, t.column_tile, parity,
                              [&](int i) { return gemm::gated(p.up.gating, sums[i], sums[i + gemm::kBlockWeights / 4]); });
 }
-__device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const LayerRoom& r, gemm::Position& at, uint32_t entry,
-                                                  int before) {
-  const gemm::ManyRoom<Fp8Down> room = many_room<Fp8Down>(r);
+__device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const LayerStorage& r, gemm::Position& at,
+                                                  uint32_t entry, int before) {
+  const gemm::ManySharedStorage<Fp8Down> storage = many_storage<Fp8Down>(r);
   gemm::UnitSums sums;
-  gemm::multiply_unit(p.down, room, at, sums, before);
+  gemm::multiply_unit(p.down, storage, at, sums, before);
   const Tile t = read_layer_tile(entry).tile;
   const int first = gemm::math_group() * gemm::kUnitRows + gemm::warp_of_group() * 16;
   const int column = t.column_tile * Fp8Down::kColumns + static_cast<int>(ptx::cluster_rank()) * (Fp8Down::kColumns / 2);
-  const uint32_t staging = room.warp_staging(gemm::math_group() * 4 + gemm::warp_of_group()) + Fp8Down::kRowsAt;
+  const uint32_t staging = storage.warp_staging(gemm::math_group() * 4 + gemm::warp_of_group()) + Fp8Down::kRowsAt;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     gemm::store_warp_rows(p.down, staging, t.row + first, static_cast<int>(t.shape >> 16) - first, column + half * 64,
@@ -153,13 +154,13 @@ __device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const La
 
 /// Role of each of the warps that multiply: gemm::multiply_many_tiles() with both products.
 template <class A>
-__device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerRoom& r) {
+__device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerStorage& r) {
   gemm::Position at;
   uint32_t parity = 0;
   if (gemm::math_group() == gemm::kManyGroups - 1) gemm::pass_turn();
   for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = r.room.entry(slot);
-    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = r.storage.entry(slot);
+    ptx::mbarrier_wait(r.storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const int4 tile = ptx::load_shared_16(entry);
     const int width = __shfl_sync(~0u, tile.w & 0xffff, 0);
     if (width == static_cast<int>(gemm::kNoTile)) {
@@ -178,11 +179,11 @@ __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const L
       }
       span.end(gemm::kUnitRows);
     } else {
-      gemm::skip_unit(down ? p.down : p.up, many_room<Fp8Up>(r), at);
+      gemm::skip_unit(down ? p.down : p.up, many_storage<Fp8Up>(r), at);
     }
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(r.stored(static_cast<int>(slot)));
-    ptx::mbarrier_arrive(r.room.taken(slot));
+    ptx::mbarrier_arrive(r.storage.taken(slot));
   }
 }
 

@@ -7,16 +7,16 @@
 namespace switchyard::detail {
 
 /// Dynamic shared memory of a block; a kernel that traces needs tracks besides.
-inline int most_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-inline int most_traced_layer_shared(const DeviceLimits& limits) {
-  return most_layer_shared(limits) - static_cast<int>(kTrackBytes);
+inline int max_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
+inline int max_traced_layer_shared(const DeviceLimits& limits) {
+  return max_layer_shared(limits) - static_cast<int>(kTrackBytes);
 }
 /// Launches the one of the two kernels that the call requires.
 inline void launch_layer(const Kernel<const FusedParams>& plain, const Kernel<const FusedParams>& traced, int threads,
                          const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   FusedParams p = given;
   const bool traces = p.call.device_trace.records != nullptr;
-  p.up.shared_bytes = static_cast<uint32_t>(traces ? most_traced_layer_shared(limits) : most_layer_shared(limits));
+  p.up.shared_bytes = static_cast<uint32_t>(traces ? max_traced_layer_shared(limits) : max_layer_shared(limits));
   (traces ? traced : plain).launch({blocks, threads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
-#include "exchange/fused/layer_room.cuh"
+#include "exchange/fused/layer_storage.cuh"
 #include "protocol/fused/routes.hpp"
 
 namespace switchyard::detail::fused {
@@ -13,9 +13,9 @@ namespace switchyard::detail::fused {
 /// of a round are in flight at the same time. Each lane waits only for its own copies.
 class Pieces {
  public:
-  __device__ Pieces(const LayerRoom& r, const RowWay& way) : r_(r), way_(way) {}
+  __device__ Pieces(const LayerStorage& r, const CopyPlan& plan) : r_(r), plan_(plan) {}
   /// Sets how the rows of the following rounds are transferred.
-  __device__ __forceinline__ void go(const RowWay& way) { way_ = way; }
+  __device__ __forceinline__ void use(const CopyPlan& plan) { plan_ = plan; }
 
   /// Waits until the slots may be loaded again. Call from all lanes.
   __device__ __forceinline__ void begin_round() const {
@@ -24,35 +24,35 @@ class Pieces {
   }
   /// Starts the load of a slot. Call from one lane for each slot of the round, starting with slot 0.
   __device__ __forceinline__ void load(int slot, const std::byte* from, uint32_t bytes) const {
-    const uint32_t come = r_.come(static_cast<uint32_t>(slot));
-    ptx::mbarrier_expect(come, bytes);
-    ptx::bulk_load(at(slot), from, bytes, come);
+    const uint32_t row_arrived = r_.row_arrived(static_cast<uint32_t>(slot));
+    ptx::mbarrier_expect(row_arrived, bytes);
+    ptx::bulk_load(at(slot), from, bytes, row_arrived);
   }
   /// Waits until the round's first `slots` slots are loaded. Call from all lanes.
   __device__ __forceinline__ void wait(int slots) {
     for (int i = 0; i < slots; ++i) {
-      ptx::mbarrier_wait(r_.come(static_cast<uint32_t>(i)), phases_ >> i & 1);
+      ptx::mbarrier_wait(r_.row_arrived(static_cast<uint32_t>(i)), phases_ >> i & 1);
       phases_ ^= 1U << i;
     }
   }
-  __device__ __forceinline__ uint32_t at(int slot) const { return r_.pieces + static_cast<uint32_t>(slot) * way_.pitch; }
+  __device__ __forceinline__ uint32_t at(int slot) const { return r_.pieces + static_cast<uint32_t>(slot) * plan_.pitch; }
 
  private:
-  const LayerRoom& r_;
-  RowWay way_;
+  const LayerStorage& r_;
+  CopyPlan plan_;
   uint32_t phases_ = 0;
 };
 
 /// Number of token parts per block. Staged: four, because blocks begin at different times, as the ending plan frees
 /// multiprocessors. Announced: one, because blocks begin this together, with all their threads.
-inline constexpr int kStagedParts = 4, kToldParts = 1;
+inline constexpr int kStagedParts = 4, kAnnouncedParts = 1;
 /// Tokens in parts, which blocks take dynamically.
 struct TokenParts {
   int64_t tokens, each;
 
   __device__ TokenParts(const FusedParams& p, int64_t number, int of_block) : tokens(number) {
     const int64_t parts = of_block * int64_t{gridDim.x};
-    each = (p.most_tokens + parts - 1) / parts;
+    each = (p.max_tokens + parts - 1) / parts;
     if (each == 0) each = 1;
   }
   /// At least one, so that some block announces.
@@ -128,7 +128,7 @@ __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t be
 template <class L>
 __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
   if (p.x == nullptr) return 0;
-  const TokenParts parts(p, p.most_tokens, kStagedParts);
+  const TokenParts parts(p, p.max_tokens, kStagedParts);
   const int64_t pieces = p.layout.row_bytes / 16;
   return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
     if constexpr (L::kFp8)
@@ -140,22 +140,22 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
 
 /// Announces this rank's routes to their ranks and, once all parts of this and of stage_tokens() are done, sets the flag. Call
 /// from all threads of a block, which has done `staged` parts of stage_tokens(); does not wait.
-__device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
+__device__ __forceinline__ void publish_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const TokenParts parts(p, c.tokens, kToldParts);
+  const TokenParts parts(p, c.tokens, kAnnouncedParts);
   const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
   const int topk = routes.topk;
-  const int64_t done = staged + take_parts(&p.memory.counters->tellings, parts, shared, [&](int64_t part) {
+  const int64_t done = staged + take_parts(&p.memory.counters->announcements, parts, shared, [&](int64_t part) {
                          for (int64_t f = parts.begin(part) * topk + threadIdx.x; f < parts.end(part) * topk; f += blockDim.x)
-                           tell_route(call.heap, p.layout, routes, f);
+                           publish_route(call.heap, p.layout, routes, f);
                        });
   if (threadIdx.x != 0 || done == 0) return;
-  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens, kStagedParts).count() : 0);
-  const uint64_t before = ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, static_cast<uint64_t>(done));
+  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.max_tokens, kStagedParts).count() : 0);
+  const uint64_t before = ptx::add_acq_rel<Scope::device>(&p.memory.counters->announced, static_cast<uint64_t>(done));
   if (before + static_cast<uint64_t>(done) != static_cast<uint64_t>(all)) return;
   for (int i = 0; i < call.world(); ++i)
-    ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
+    ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.announced(call.rank())), c.word);
 }
 
 /// A piece of a row, starting at `at`. If a row fits into a slot, the piece is the whole row.
@@ -170,10 +170,10 @@ struct RowPiece {
         last(row_bytes - begin <= each) {}
 };
 /// Slots of a round: `rows` if rows fit into one slot each; else the slots for the rest of one row from `begin` on.
-__device__ __forceinline__ int slots_of_round(const RowWay& way, int64_t row_bytes, int rows, int64_t begin) {
-  if (way.whole) return rows;
-  const int64_t pieces = (row_bytes - begin + way.piece - 1) / way.piece;
-  return pieces < way.slots ? static_cast<int>(pieces) : way.slots;
+__device__ __forceinline__ int slots_of_round(const CopyPlan& plan, int64_t row_bytes, int rows, int64_t begin) {
+  if (plan.whole) return rows;
+  const int64_t pieces = (row_bytes - begin + plan.piece - 1) / plan.piece;
+  return pieces < plan.slots ? static_cast<int>(pieces) : plan.slots;
 }
 
 /// The `count` rows that are pulled in a round. Each row has `topk` lanes, rounded up to a power of two. Each lane holds the
@@ -204,8 +204,8 @@ class PulledSequence {
     r.of_row = of_row_;
     r.mine = lane() / of_row_;
     int64_t row = 0;
-    const int most = p.pulled.whole ? p.pulled.slots : 1;
-    for (; r.count < most && left_ != 0; ++r.count, left_ &= left_ - 1)
+    const int max = p.pulled.whole ? p.pulled.slots : 1;
+    for (; r.count < max && left_ != 0; ++r.count, left_ &= left_ - 1)
       if (r.count == r.mine) row = pulled_row(order, ticket_, __ffs(static_cast<int>(left_)) - 1);
     if (r.mine >= r.count) return r;
     r.source = *heap.local(p.layout.source(row));
@@ -254,11 +254,11 @@ __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
 
 /// Waits until all ranks' tokens and this rank's places may be read, also by copies. False after a fault.
 template <class A>
-__device__ __forceinline__ bool await_told(const LayerCall& c) {
+__device__ __forceinline__ bool await_announced(const LayerCall& c) {
   const CallContext& call = c.p.call;
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
-    const uint64_t* const flag = call.heap.local(c.p.layout.told(source));
+    const uint64_t* const flag = call.heap.local(c.p.layout.announced(source));
     if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
                        [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return false;
@@ -275,7 +275,7 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.x_bytes;
-  if (!await_told<A>(c)) return false;
+  if (!await_announced<A>(c)) return false;
   const RoleSpan<A> span(Event::pull_rows);
   PulledSequence rows(c);
   PulledRows now = rows.next();

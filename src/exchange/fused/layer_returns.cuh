@@ -80,27 +80,27 @@ template <class A, class L>
 __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces,
                                                       MoveCounter& moved) {
   const FusedParams& p = c.p;
-  const RowWay& way = p.returned;
+  const CopyPlan& plan = p.returned;
   const int64_t row_bytes = p.layout.row_bytes;
-  pieces.go(way);
+  pieces.use(plan);
   moved.remote_bytes += return_rows<A, L>(c, first_tiles, [&](int64_t first, const ReturnedRow& mine) {
     const uint32_t travelling = __ballot_sync(~0u, mine.place != nullptr);
-    const int rows = __popc(travelling), of_round = way.whole ? way.slots : 1;
+    const int rows = __popc(travelling), of_round = plan.whole ? plan.slots : 1;
     const int turn = __popc(travelling & ((1U << lane()) - 1));  // turn of this lane's row, if it is copied
     const std::byte* const from = p.memory.y + (first + lane()) * row_bytes;
     for (int done = 0; done < rows; done += of_round)
-      for (int64_t begin = 0; begin < row_bytes; begin += way.round_bytes()) {
-        const int slots = slots_of_round(way, row_bytes, rows - done < of_round ? rows - done : of_round, begin);
+      for (int64_t begin = 0; begin < row_bytes; begin += plan.round_bytes()) {
+        const int slots = slots_of_round(plan, row_bytes, rows - done < of_round ? rows - done : of_round, begin);
         const bool in_round = mine.place != nullptr && turn >= done && turn < done + of_round;
-        const int slot = way.whole ? turn - done : 0;
+        const int slot = plan.whole ? turn - done : 0;
         pieces.begin_round();
-        for (int i = 0; i < (way.whole ? 1 : slots); ++i) {
-          const RowPiece piece(begin + i * int64_t{way.piece}, row_bytes, way.piece);
+        for (int i = 0; i < (plan.whole ? 1 : slots); ++i) {
+          const RowPiece piece(begin + i * int64_t{plan.piece}, row_bytes, plan.piece);
           if (in_round) pieces.load(slot + i, from + piece.at, piece.bytes);
         }
         pieces.wait(slots);
-        for (int i = 0; i < (way.whole ? 1 : slots); ++i) {
-          const RowPiece piece(begin + i * int64_t{way.piece}, row_bytes, way.piece);
+        for (int i = 0; i < (plan.whole ? 1 : slots); ++i) {
+          const RowPiece piece(begin + i * int64_t{plan.piece}, row_bytes, plan.piece);
           if (in_round) ptx::bulk_store(mine.place + piece.at, pieces.at(slot + i), piece.bytes);
         }
         ptx::bulk_commit();

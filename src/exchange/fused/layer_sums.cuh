@@ -4,7 +4,7 @@
 
 #include <cuda_bf16.h>
 
-#include "exchange/fused/layer_room.cuh"
+#include "exchange/fused/layer_storage.cuh"
 
 namespace switchyard::detail::fused {
 
@@ -79,17 +79,17 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes, f = t * p.layout.topk + lane();
   const int vectors = static_cast<int>(row_bytes / 16), each = (vectors + parts - 1) / parts;
-  const bool kept_here = r.id >= 0 && r.row >= 0;
-  const int owner = kept_here ? p.map.owner(r.id) : call.rank();
-  const uint64_t* const flag = call.heap.local(p.layout.returned(kept_here ? f : 0));
+  const bool is_kept = r.id >= 0 && r.row >= 0;
+  const int owner = is_kept ? p.map.owner(r.id) : call.rank();
+  const uint64_t* const flag = call.heap.local(p.layout.returned(is_kept ? f : 0));
   if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
-                     [&] { return !kept_here || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+                     [&] { return !is_kept || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
     return false;
   __syncwarp();
   const std::byte* at = nullptr;
-  if (kept_here) at = owner == call.rank() ? p.memory.y + r.row * row_bytes : call.heap.local(p.layout.inbox(f));
+  if (is_kept) at = owner == call.rank() ? p.memory.y + r.row * row_bytes : call.heap.local(p.layout.inbox(f));
   const RoleSpan<A> span(Event::sum_returned);
-  const uint32_t kept = __ballot_sync(~0u, kept_here);
+  const uint32_t kept = __ballot_sync(~0u, is_kept);
   const int end = (part + 1) * each < vectors ? (part + 1) * each : vectors;
   for (int v = part * each + lane(); v - lane() < end; v += 32 * kVectors) {
     float sum[kVectors][8] = {};

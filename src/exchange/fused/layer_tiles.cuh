@@ -4,7 +4,7 @@
 // so that the warps that multiply never wait for memory.
 #pragma once
 
-#include "exchange/fused/layer_room.cuh"
+#include "exchange/fused/layer_storage.cuh"
 #include "gemm/gpu/grouped_kernel.cuh"
 
 namespace switchyard::detail::fused {
@@ -14,15 +14,15 @@ inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMover
 /// Role of the claimer warp: like gemm::claim_tiles, and waits for a tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int* first_tiles) {
-  const LayerRoom& r = c.r;
+  const LayerStorage& r = c.r;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
+    if (i > 0) ptx::mbarrier_wait(r.storage.due(), static_cast<uint32_t>(i - 1) & 1);
     const auto ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
     const LayerTile t = layer_tile_of<Bf16Layer>(c.p, first_tiles, ticket);
     await_rows<A, Bf16Layer>(c, t);
-    ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    tell_of_tile(r, slot, t);
+    ptx::mbarrier_wait(r.storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    announce_tile(r, slot, t);
     if (t.tile.shape == gemm::kNoTile) return;
   }
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int*
 template <class Up, class Down>
 __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
-  const LayerRoom& r = c.r;
+  const LayerStorage& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     if (lane() != 0) return;
@@ -39,13 +39,13 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > kClaimedAhead ? product.inner_blocks - kClaimedAhead : 0;
     for (int block = 0; block < product.inner_blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(r.room.due());
-      ptx::mbarrier_wait(r.room.empty(slot), parity);
+      if (block == due_at) ptx::mbarrier_arrive(r.storage.due());
+      ptx::mbarrier_wait(r.storage.empty(slot), parity);
       if (t.down)
-        gemm::load_stage<Down>(p.down, t.tile, r.room.stage(slot), r.room.full(slot), block);
+        gemm::load_stage<Down>(p.down, t.tile, r.storage.stage(slot), r.storage.full(slot), block);
       else
-        gemm::load_stage<Up>(p.up, t.tile, r.room.stage(slot), r.room.full(slot), block);
-      if (++slot == r.room.num_stages()) slot = 0, parity ^= 1;
+        gemm::load_stage<Up>(p.up, t.tile, r.storage.stage(slot), r.storage.full(slot), block);
+      if (++slot == r.storage.num_stages()) slot = 0, parity ^= 1;
     }
   });
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
 template <class Up, class Down>
 __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
-  const LayerRoom& r = c.r;
+  const LayerStorage& r = c.r;
   uint32_t parity = 0;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     for (int half = 0; half < 2; ++half, parity ^= 1) {
@@ -87,10 +87,10 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
           left &= ~(1u << g);
           constexpr int kUp = Up::kColumns / 4, kDown = Down::kColumns / 4;
           if (t.down)
-            store_staged<kDown>(p.down, t.tile, r.room.staging(g),
+            store_staged<kDown>(p.down, t.tile, r.storage.staging(g),
                                 t.tile.column_tile * Down::kColumns + (g * 2 + half) * kDown);
           else
-            store_staged<kUp>(p.up, t.tile, r.room.staging(g), t.tile.column_tile * Up::kColumns + (g * 2 + half) * kUp);
+            store_staged<kUp>(p.up, t.tile, r.storage.staging(g), t.tile.column_tile * Up::kColumns + (g * 2 + half) * kUp);
           __syncwarp();
           if (lane() == 0) {
             ptx::bulk_wait_read();
@@ -109,13 +109,13 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
 
 /// Hands half `half` of this warpgroup's accumulators to the storer warp.
 template <class K, int kWidth>
-__device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const LayerRoom& r, uint32_t& parity,
+__device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const LayerStorage& r, uint32_t& parity,
                                           const float (&d)[kWidth / 2]) {
   constexpr int kColumns = K::kColumns / 4;
   const int group = gemm::math_group();
   ptx::mbarrier_wait(r.stored(group), parity ^ 1);
   parity ^= 1;
-  gemm::stage_outputs<K, kWidth, kColumns>(r.room.staging(group), [&](int i) {
+  gemm::stage_outputs<K, kWidth, kColumns>(r.storage.staging(group), [&](int i) {
     if constexpr (K::kInterleaved)
       return gemm::interleaved_output<kWidth>(g, d, i);
     else
@@ -127,11 +127,11 @@ __device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const La
 
 /// Like gemm::multiply_tile with gemm::finish_by_halves, except for the end.
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g, const LayerRoom& r, gemm::Position& at,
+__device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g, const LayerStorage& r, gemm::Position& at,
                                                     uint32_t& handed) {
   float d[2][kWidth / 2];
-  gemm::multiply_block<K, kWidth, true>(r.room, at, d);
-  for (int block = 3; block < g.inner_blocks; ++block) gemm::multiply_block<K, kWidth, false>(r.room, at, d);
+  gemm::multiply_block<K, kWidth, true>(r.storage, at, d);
+  for (int block = 3; block < g.inner_blocks; ++block) gemm::multiply_block<K, kWidth, false>(r.storage, at, d);
   gemm::Operands s[2];
   uint32_t slots[2];
 #pragma unroll
@@ -139,9 +139,9 @@ __device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       if (half == 0) {
-        s[block] = gemm::next_stage(r.room, at);
+        s[block] = gemm::next_stage(r.storage, at);
         slots[block] = at.slot;
-        gemm::advance(r.room, at);
+        gemm::advance(r.storage, at);
       }
 #pragma unroll
       for (int step = 0; step < gemm::kInner / 16; ++step) gemm::multiply<K, kWidth, false>(d[half], s[block], half, step);
@@ -152,8 +152,8 @@ __device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g
   ptx::keep(d[0]);
   hand_half<K, kWidth>(g, r, handed, d[0]);
   ptx::wgmma_wait<0>();
-  gemm::release_stage(r.room, slots[0]);
-  gemm::release_stage(r.room, slots[1]);
+  gemm::release_stage(r.storage, slots[0]);
+  gemm::release_stage(r.storage, slots[1]);
   ptx::keep(d[1]);
   hand_half<K, kWidth>(g, r, handed, d[1]);
 }

@@ -16,16 +16,16 @@ namespace switchyard::detail {
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
 /// fp8: rows whose scales are loaded together: those of a tile, and up to three before it.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
-/// Rows are transferred through a block's kPieceRoom bytes, in pieces of at most kPieceBytes, two at a time; a token of 7168 in
-/// fp8 is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a time as fit, up to
-/// kMostSlots.
-inline constexpr uint32_t kPieceBytes = 7424, kPieceRoom = 2 * kPieceBytes;
-inline constexpr int kMostSlots = 8;
+/// Rows are transferred through a block's kPieceStorageBytes bytes, in pieces of at most kPieceBytes, two at a time; a token of
+/// 7168 in fp8 is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a time as fit,
+/// up to kMaxSlots.
+inline constexpr uint32_t kPieceBytes = 7424, kPieceStorageBytes = 2 * kPieceBytes;
+inline constexpr int kMaxSlots = 8;
 /// A warp that moves rows takes about kBytesAtOnce at a time, 8 to 32 rows; the flag of a row waits for all rows taken with it.
 inline constexpr int64_t kBytesAtOnce = 96 * 1024;
 
 /// How rows of one size are transferred.
-struct RowWay {
+struct CopyPlan {
   uint32_t piece = 0;  ///< bytes of a piece, except the last of a row
   uint32_t pitch = 0;  ///< of slots in shared memory
   int slots = 0;       ///< pieces of a round: if rows are whole, of as many rows; else of one row
@@ -38,9 +38,9 @@ struct RowWay {
 /// Output columns of an up tile, and of a down tile.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
 /// fp8: limit that lets the last piece of a token contain all its scales.
-inline constexpr int64_t kMostFusedFp8Hidden = 65536;
+inline constexpr int64_t kMaxFusedFp8Hidden = 65536;
 /// Maximum number of experts: of the plan; and per rank in fp8, limited by a block's shared memory.
-inline constexpr int kMostFusedExperts = 4608, kMostFusedFp8Experts = 2048;
+inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2048;
 /// Shared memory for the tracks of a kernel that traces.
 inline constexpr uint32_t kTrackBytes = 1024;
 
@@ -66,17 +66,17 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
-/// Bytes of the spread scales of one weight set with `here` experts: those of up, then those of down. A multiple of 128, like
-/// all parts of memory.
-inline size_t weight_scales_bytes(const FusedMoeConfig& c, int here) {
+/// Bytes of the spread scales of one weight set with `local_experts` experts: those of up, then those of down. A multiple of
+/// 128, like all parts of memory.
+inline size_t weight_scales_bytes(const FusedMoeConfig& c, int local_experts) {
   if (c.type != DType::fp8_e4m3) return 0;
-  return static_cast<size_t>(round_up(here * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
+  return static_cast<size_t>(round_up(local_experts * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
 }
 
-/// Carves `base`, or only counts the bytes if it is null. `here`: experts of the rank.
-inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int here, FusedMemory& m) {
+/// Carves `base`, or only counts the bytes if it is null. `local_experts`: experts of the rank.
+inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int local_experts, FusedMemory& m) {
   const FusedTypeSizes type = fused_type_sizes(c);
-  const int64_t tiles = (rows / type.tile_rows + here) * type.writers;
+  const int64_t tiles = (rows / type.tile_rows + local_experts) * type.writers;
   Carver carver(base);
   carver.take(m.counters, 1);
   carver.take(m.arrived, rows);

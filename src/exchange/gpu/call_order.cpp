@@ -57,7 +57,7 @@ void CallOrder::end(const CallStream& call, int warps) {
     last_ = gpu_.points().mark(call.stream, call.id);
 }
 
-void CallOrder::give_counters(CallContext& call) const {
+void CallOrder::set_counters(CallContext& call) const {
   call.moved = moved_.as<MoveCounter>();
   call.invalid_ids = &counted_.counts->total;
   if (policy_ == InvalidIds::raise) call.invalid_bell = gpu_.invalid_bell();

@@ -39,7 +39,7 @@ class CallOrder {
   /// End point of the last call that was not captured, or null.
   const Point& last() const { return last_; }
   /// Sets the counters of the object's calls.
-  void give_counters(CallContext& call) const;
+  void set_counters(CallContext& call) const;
   /// Number of invalid ids of the calls that have run. Waits for the copy stream.
   int64_t invalid_ids() const;
   /// Statistics of the last call. Waits for it unless it was captured.
@@ -52,7 +52,7 @@ class CallOrder {
   CountedIds counted_;
   Point last_;
   int last_warps_ = 0;
-  const Holds graphs_ = std::make_shared<std::atomic<int>>(0);  ///< graphs that contain calls of the object
+  const HoldCounter graphs_ = std::make_shared<std::atomic<int>>(0);  ///< graphs that contain calls of the object
   unsigned long long last_capture_ = 0;
   static constexpr unsigned long long kNoStream = ~0ull;
   unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was verified to be of this GPU

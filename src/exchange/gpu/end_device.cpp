@@ -25,19 +25,19 @@ struct Remains {
 };
 
 /// Memory left behind by GPU groups of this process. Lives as long as the process.
-struct Yard {
+struct Leftovers {
   std::mutex mutex;
   int in_use = 0;  ///< number of SharedHostMemory in use
   std::vector<Remains> remains;
 };
-Yard& yard() {
-  static auto* const made = new Yard;
+Leftovers& leftovers() {
+  static auto* const made = new Leftovers;
   return *made;
 }
 
 /// Takes the memory of a departed rank. \returns what to free now: nothing while another group of the process is alive
-std::vector<Remains> lay_down(Remains left) {
-  Yard& all = yard();
+std::vector<Remains> take_leftovers(Remains left) {
+  Leftovers& all = leftovers();
   const std::lock_guard lock(
       all.mutex);  // held over both steps: if ranks end at the same time, the last one must find what the others left
   all.in_use -= left.shared->retire();
@@ -50,14 +50,14 @@ std::vector<Remains> lay_down(Remains left) {
 
 SharedHostMemory::SharedHostMemory(int device, std::byte* memory, size_t bytes) : device_(device), memory_(memory) {
   check_cuda(gpu::share_host_memory(memory, bytes), "cudaHostRegister");
-  const std::lock_guard lock(yard().mutex);
-  ++yard().in_use;
+  const std::lock_guard lock(leftovers().mutex);
+  ++leftovers().in_use;
 }
 
 SharedHostMemory::~SharedHostMemory() {
   {
-    const std::lock_guard lock(yard().mutex);
-    yard().in_use -= retire();
+    const std::lock_guard lock(leftovers().mutex);
+    leftovers().in_use -= retire();
   }
   try {
     const DeviceGuard guard(device_);
@@ -76,7 +76,7 @@ void end_device(DeviceParts given) noexcept {
   try {
     const bool alone = static_cast<CudaHeap&>(*given.heap).closes_alone();
     auto shared = static_cast<CudaRank&>(*given.rank).take_control();
-    auto remains = lay_down({std::move(given.control), std::move(shared)});
+    auto remains = take_leftovers({std::move(given.control), std::move(shared)});
     std::packaged_task<void()> task([held = std::make_shared<End>(End{std::move(given), std::move(remains)})] {
       held->remains.clear();
       held->parts.rank.reset();

@@ -9,26 +9,26 @@
 
 namespace switchyard::detail {
 
-/// Copies `given` to the block's shared memory. Call from all threads.
+/// Copies `args` to the block's shared memory. Call from all threads.
 template <class T>
-__device__ void copy_to_shared(const T& given, T& shared) {
+__device__ void copy_to_shared(const T& args, T& shared) {
   static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>);
   for (unsigned i = threadIdx.x; i < sizeof(T) / 8; i += blockDim.x)
-    reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&given)[i];
+    reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&args)[i];
 }
 
 /// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
 /// awaited rank, because the call waited for none (the failed rank may be this one).
-__device__ __noinline__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
-  if (given.operation == Operation::none) return;
-  if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
+__device__ __noinline__ inline void report_abort(const CallContext& args, uint64_t abort, uint64_t epoch) {
+  if (args.operation == Operation::none) return;
+  if (ptx::add_acq_rel<Scope::device>(args.fault_claims, 1) != 0) return;
   FaultRecord fault;
-  fault.operation = given.operation;
+  fault.operation = args.operation;
   fault.aborted = true;
   fault.seen_abort = abort;
   fault.epoch = epoch;
-  *given.fault = fault;
-  ptx::store_release<Scope::system>(&given.fault->ready, 1);
+  *args.fault = fault;
+  ptx::store_release<Scope::system>(&args.fault->ready, 1);
 }
 
 /// Adds `n` > 0 to the object's count of invalid ids and notifies the host if required. Call from one thread.
@@ -42,10 +42,10 @@ __device__ __noinline__ inline void add_invalid_ids(const CallContext& call, uin
 struct CallWords {
   uint64_t abort = 0, epoch = 0;
 };
-__device__ inline CallWords load_call_words(const CallContext& given, const EpochState* state) {
+__device__ inline CallWords load_call_words(const CallContext& args, const EpochState* state) {
   CallWords words;
   if (threadIdx.x != 0) return words;
-  words.abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+  words.abort = ptx::load_relaxed<Scope::system>(args.abort_word);
   words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
   return words;
 }
@@ -54,11 +54,11 @@ __device__ inline CallWords load_call_words(const CallContext& given, const Epoc
 /// False if the group has failed: it is reported to the host and the block must return at once, so that N queued calls cost one
 /// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; its last
 /// warp does so while the others continue.
-__device__ inline bool begin_block(const CallContext& given, const CallWords& words, EpochState* state, bool ends_call,
+__device__ inline bool begin_block(const CallContext& args, const CallWords& words, EpochState* state, bool ends_call,
                                    CallContext& call) {
   if (threadIdx.x == 0) {
     call.epoch = epoch_after(words.epoch);
-    if (words.abort != 0) report_abort(given, words.abort, call.epoch);
+    if (words.abort != 0) report_abort(args, words.abort, call.epoch);
   }
   const bool failed = __syncthreads_or(words.abort != 0);
   if (ends_call && threadIdx.x + kLanes == blockDim.x && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {

@@ -17,13 +17,13 @@ std::vector<const KernelBase*>& list() {
 
 }  // namespace
 
-KernelBase::KernelBase(int most_threads) : most_threads_(most_threads) { list().push_back(this); }
+KernelBase::KernelBase(int max_threads) : max_threads_(max_threads) { list().push_back(this); }
 
 const std::vector<const KernelBase*>& KernelBase::all() { return list(); }
 
-int KernelBase::most_warps() {
+int KernelBase::max_warps() {
   int threads = 0;
-  for (const KernelBase* kernel : list()) threads = std::max(threads, kernel->most_threads_);
+  for (const KernelBase* kernel : list()) threads = std::max(threads, kernel->max_threads_);
   return threads / kLanesOfWarp;
 }
 

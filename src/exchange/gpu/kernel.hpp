@@ -58,17 +58,17 @@ class KernelBase {
   KernelBase& operator=(const KernelBase&) = delete;
   static const std::vector<const KernelBase*>& all();
   /// Maximum number of warps per block over all kernels.
-  static int most_warps();
+  static int max_warps();
   /// Loads the kernel on the current device and grants it the shared memory that its launches may request.
   virtual void prepare(const DeviceLimits& limits) const = 0;
   /// Enqueues a launch that ends at once: the first launch may allocate local memory, which waits for all kernels of the GPU.
   virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:
-  explicit KernelBase(int most_threads);
+  explicit KernelBase(int max_threads);
   ~KernelBase() = default;
 
-  const int most_threads_;
+  const int max_threads_;
 };
 
 /// A kernel that lives as long as the process: a constant at namespace scope.
@@ -76,28 +76,26 @@ template <class... Given>
 class Kernel final : public KernelBase {
  public:
   using Entry = void (*)(Given...);
-  /// Blocks have up to `most_threads` threads; `most_shared` is the dynamic shared memory that a launch may request on a device
+  /// Blocks have up to `max_threads` threads; `max_shared` is the dynamic shared memory that a launch may request on a device
   /// with these limits. `name` is for errors.
-  Kernel(const char* name, Entry entry, int most_threads, int (*most_shared)(const DeviceLimits&))
-      : KernelBase(most_threads), name_(name), entry_(entry), most_shared_(most_shared) {}
+  Kernel(const char* name, Entry entry, int max_threads, int (*max_shared)(const DeviceLimits&))
+      : KernelBase(max_threads), name_(name), entry_(entry), max_shared_(max_shared) {}
 
   /// Enqueues the kernel. Throws Error(system), naming the kernel.
   void launch(const Grid& grid, gpu::Stream stream, const std::type_identity_t<Given>&... given) const {
     check_cuda(gpu::launch(entry_, grid, stream, given...), name_);
   }
-  void prepare(const DeviceLimits& limits) const override {
-    check_cuda(gpu::allow_shared(entry_, most_shared_(limits)), name_);
-  }
+  void prepare(const DeviceLimits& limits) const override { check_cuda(gpu::allow_shared(entry_, max_shared_(limits)), name_); }
   void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const override {
-    const auto shared = static_cast<uint32_t>(std::min(most_shared_(limits), kIdleShared));
-    const int blocks = std::max(kMostOfCluster, limits.multiprocessors / kMostOfCluster * kMostOfCluster);
-    launch({blocks, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
+    const auto shared = static_cast<uint32_t>(std::min(max_shared_(limits), kIdleShared));
+    const int blocks = std::max(kMaxClusterBlocks, limits.multiprocessors / kMaxClusterBlocks * kMaxClusterBlocks);
+    launch({blocks, max_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
   }
 
  private:
   static constexpr int kIdleShared = 4096;
   /// Maximum number of blocks per cluster; a launch consists of whole clusters.
-  static constexpr int kMostOfCluster = 8;
+  static constexpr int kMaxClusterBlocks = 8;
 
   template <class T>
   static T idle_argument(const IdleCall& idle) {
@@ -108,7 +106,7 @@ class Kernel final : public KernelBase {
 
   const char* name_;
   Entry entry_;
-  int (*most_shared_)(const DeviceLimits&);
+  int (*max_shared_)(const DeviceLimits&);
 };
 
 }  // namespace switchyard::detail

@@ -13,7 +13,7 @@ namespace switchyard::detail {
 namespace {
 
 /// With more free ranges than this, ranges whose users are done are joined.
-constexpr size_t kMostPieces = 24;
+constexpr size_t kMaxFreeRanges = 24;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ constexpr size_t kMostPieces = 24;
 CudaBlock::~CudaBlock() {
   if (!pool) return;
   if (arena)
-    arena->let_go(*this);
+    arena->release(*this);
   else
     pool->free(*this);
 }
@@ -70,12 +70,12 @@ std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, const T
   if (bytes == 0) return block;
   settle_freed();
   const auto over = [](const StreamUse& use) { return StreamPoints::reached(*use.point); };
-  if (ranges_.pieces() > kMostPieces) ranges_.forget(over);
+  if (ranges_.pieces() > kMaxFreeRanges) ranges_.forget(over);
   const auto cost = [&](const StreamUse& use) { return taker.follows(use) || over(use) ? 0 : 1; };
   const auto taken = ranges_.take(bytes, content == Content::handle ? bytes : 0, cost);
   if (!taken) return nullptr;
   try {
-    come_after(taken->after, taker);
+    order_after_uses(taken->after, taker);
   } catch (...) {
     auto after = taken->after;
     ranges_.give(taken->offset, std::move(after));
@@ -89,7 +89,7 @@ std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, const T
   return block;
 }
 
-void CudaPool::come_after(const std::vector<StreamUse>& uses, const Taker& taker) const {
+void CudaPool::order_after_uses(const std::vector<StreamUse>& uses, const Taker& taker) const {
   for (const StreamUse& use : uses) {
     if (taker.follows(use) || use.point->known_reached.load(std::memory_order_acquire)) continue;
     const RelaxedCapture relaxed;  // some stream of this thread may be captured
@@ -226,7 +226,7 @@ GraphArena::Part* GraphArena::find(size_t bytes, Content content) {
   return best;
 }
 
-void GraphArena::let_go(CudaBlock& block) noexcept try {
+void GraphArena::release(CudaBlock& block) noexcept try {
   std::vector<Point> after;
   if (!in_driver_callback()) {
     const DeviceGuard guard(pool_->device());

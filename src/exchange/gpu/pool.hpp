@@ -114,7 +114,7 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   void settle_freed();
   std::vector<StreamUse> uses_of(CudaBlock& block);
   /// Orders the taker after `uses`.
-  void come_after(const std::vector<StreamUse>& uses, const Taker& taker) const;
+  void order_after_uses(const std::vector<StreamUse>& uses, const Taker& taker) const;
 
   const int device_;
   std::byte* const base_;
@@ -151,7 +151,7 @@ class GraphArena final : public std::enable_shared_from_this<GraphArena> {
   };
   /// The smallest free part that holds `bytes`, or null.
   Part* find(size_t bytes, Content content);
-  void let_go(CudaBlock& block) noexcept;
+  void release(CudaBlock& block) noexcept;
 
   const std::shared_ptr<CudaPool> pool_;
   std::mutex mutex_;

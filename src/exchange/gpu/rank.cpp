@@ -31,27 +31,27 @@ namespace {
 constexpr size_t kControlBytes = size_t{64} << 10;
 constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024,
                  kHostWordsAt = size_t{32} << 10;
-static_assert(kHostWordsAt + HostWords::kMost * HostWords::kBytes <= kControlBytes);
+static_assert(kHostWordsAt + HostWords::kMax * HostWords::kBytes <= kControlBytes);
 constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt = 200, kNumbersAt = 208, kDistancesAt = 256;
 
 }  // namespace
 
-CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms)
-    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here), threads_(threads) {
+CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, bool threads, int num_sms)
+    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_on_gpu_(ranks_on_gpu), threads_(threads) {
   const DeviceGuard guard(device());
   gpu::DeviceTraits traits;
   check_cuda(gpu::traits_of(&traits, device()), "device properties");
   name_ = traits.name;
   limits_.multiprocessors = traits.multiprocessors;
   limits_.shared_bytes = static_cast<uint32_t>(traits.shared_bytes);
-  max_warps_ = limits_.multiprocessors * KernelBase::most_warps();
-  max_blocks_ = limits_.multiprocessors / ranks_here_;
+  max_warps_ = limits_.multiprocessors * KernelBase::max_warps();
+  max_blocks_ = limits_.multiprocessors / ranks_on_gpu_;
   if (num_sms > max_blocks_)
     invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
                                          "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
   // Ranks that share a GPU would take multiprocessors from each other's plans.
-  limits_.dependent_launches = traits.generation >= 9 && ranks_here == 1;
+  limits_.dependent_launches = traits.generation >= 9 && ranks_on_gpu == 1;
   copies_ = detail::copy_stream();
   control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
   void* mapped = nullptr;
@@ -203,15 +203,15 @@ void CudaRank::finish() noexcept try {
 HostWords CudaRank::take_host_words() {
   const std::lock_guard lock(words_mutex_);
   size_t n = 0;
-  while (n < HostWords::kMost && words_taken_[n]) ++n;
-  if (n == HostWords::kMost) return {};
+  while (n < HostWords::kMax && words_taken_[n]) ++n;
+  if (n == HostWords::kMax) return {};
   words_taken_.set(n);
   const size_t at = kHostWordsAt + n * HostWords::kBytes;
   std::memset(control_ + at, 0, HostWords::kBytes);
   return {reinterpret_cast<uint64_t*>(control_ + at), host_abort_device_ + at / sizeof(uint64_t)};
 }
 
-void CudaRank::give_host_words(const HostWords& words) {
+void CudaRank::release_host_words(const HostWords& words) {
   if (words.host == nullptr || *graphs_ > 0) return;  // a replay may still write them
   const std::lock_guard lock(words_mutex_);
   words_taken_.reset(static_cast<size_t>(reinterpret_cast<std::byte*>(words.host) - control_ - kHostWordsAt) /
@@ -243,7 +243,7 @@ RankWords CudaRank::words(bool captured) const {
 }
 
 const char* CudaRank::advice() const noexcept {
-  if (!threads_ || ranks_here_ == 1) return "";
+  if (!threads_ || ranks_on_gpu_ == 1) return "";
   return "Or it could not begin: ranks that are threads of one process share this GPU. Each needs streams of its own, all used "
          "before the first call, no more of them together than CUDA_DEVICE_MAX_CONNECTIONS (set it to 32 before CUDA starts). "
          "And no rank may allocate, free or load a kernel while another's waits";
@@ -402,8 +402,8 @@ void CudaRank::write_word(size_t at, uint64_t value) const {
 
 DeviceLimits CudaRank::limits_of_call(int num_sms) const {
   DeviceLimits limits = limits_;
-  const int most = num_sms > 0 ? num_sms : max_blocks_;
-  if (most < limits.multiprocessors) limits.dependent_launches = false;
+  const int max = num_sms > 0 ? num_sms : max_blocks_;
+  if (max < limits.multiprocessors) limits.dependent_launches = false;
   return limits;
 }
 

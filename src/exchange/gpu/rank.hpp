@@ -32,7 +32,7 @@ class GpuRounds;
 
 /// Host memory words that kernels of one object write, initially 0; null: none.
 struct HostWords {
-  static constexpr int kMost = 256;  ///< per rank
+  static constexpr int kMax = 256;  ///< per rank
   static constexpr size_t kBytes = 64;
   uint64_t* host = nullptr;
   uint64_t* device = nullptr;  ///< the same words, as addressed by the GPU
@@ -48,9 +48,9 @@ struct CountedIds {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: maximum
+  /// `ranks_on_gpu`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: maximum
   /// multiprocessors of a call, or 0.
-  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms);
+  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
@@ -84,7 +84,7 @@ class CudaRank final : public DeviceRank {
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
   /// Number of ranks of the group on this GPU.
-  int ranks_here() const { return ranks_here_; }
+  int ranks_on_gpu() const { return ranks_on_gpu_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
   /// Maximum blocks of a kernel whose blocks wait for each other: the group's budget.
@@ -92,8 +92,11 @@ class CudaRank final : public DeviceRank {
   /// Limits for the launches of a call with `num_sms` (0: not given). A launch may begin while the previous one on the stream
   /// still waits only if the call may use the whole GPU, because two overlapping calls take twice their multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
-  /// Blocks of a call: as requested by its caller, else tuned, else `usual` (each 0 for none), limited to the available ones.
-  int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
+  /// Blocks of a call: as requested by its caller, else tuned, else `default_value` (each 0 for none), limited to the available
+  /// ones.
+  int blocks(int asked, int tuned, int default_value) const {
+    return blocks_of_call(asked, tuned, default_value, max_blocks());
+  }
   /// Throw invalid_argument unless, respectively: `p` is null or memory that this GPU's kernels can use, with that alignment in
   /// bytes; `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller guarantees the kind of memory.
   void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
@@ -137,7 +140,7 @@ class CudaRank final : public DeviceRank {
   /// Returns null words if all are taken. Returned words may be taken again, so do not return them while a kernel may write
   /// them. Any thread.
   HostWords take_host_words();
-  void give_host_words(const HostWords& words);
+  void release_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
 
  private:
@@ -153,7 +156,7 @@ class CudaRank final : public DeviceRank {
   uint64_t* host_abort_device_ = nullptr;  ///< parts of the control memory, as addressed by the GPU
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
-  int ranks_here_, max_blocks_, max_warps_;
+  int ranks_on_gpu_, max_blocks_, max_warps_;
   bool threads_;
   std::string name_;
   DeviceLimits limits_;
@@ -178,7 +181,7 @@ class CudaRank final : public DeviceRank {
   bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
   std::mutex ended_mutex_;
   std::vector<Ended> ended_;
-  const Holds running_ = std::make_shared<std::atomic<int>>(1);
+  const HoldCounter running_ = std::make_shared<std::atomic<int>>(1);
   std::future<void> drained_;  ///< of the last drain()
   std::atomic<uint64_t> heard_ = 0;
   FaultRecord host_fault_;  ///< `ready` is atomic
@@ -186,7 +189,7 @@ class CudaRank final : public DeviceRank {
   MemoryHolders holders_;
   std::shared_ptr<GpuRounds> rounds_;
   std::mutex words_mutex_;
-  std::bitset<HostWords::kMost> words_taken_;  // guarded by words_mutex_
+  std::bitset<HostWords::kMax> words_taken_;  // guarded by words_mutex_
   std::mutex watching_;
   std::vector<CountedIds*> watched_;  // guarded by watching_
   std::mutex registering_;

@@ -49,7 +49,7 @@ std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, gpu::Stream 
   answers.launch({1, 1, 0}, stream, reinterpret_cast<const uint64_t*>(mailbox.device + kAskedAt),
                  reinterpret_cast<Answer*>(mailbox.device + kAnsweredAt));
   TimerReading best;
-  best.way_ns = ~uint64_t{0};
+  best.round_trip_ns = ~uint64_t{0};
   for (uint64_t n = 1; n <= kQuestions; ++n) {
     const uint64_t before = Tracer::now_ns();
     std::atomic_ref(asked).store(n, std::memory_order_release);
@@ -60,9 +60,9 @@ std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, gpu::Stream 
         return std::nullopt;
       }
     }
-    const uint64_t way = Tracer::now_ns() - before;
-    if (way >= best.way_ns) continue;
-    best = {answer.timer_ns, static_cast<int64_t>(before + way / 2 - answer.timer_ns), way};
+    const uint64_t round_trip = Tracer::now_ns() - before;
+    if (round_trip >= best.round_trip_ns) continue;
+    best = {answer.timer_ns, static_cast<int64_t>(before + round_trip / 2 - answer.timer_ns), round_trip};
   }
   check_cuda(gpu::wait_for_stream(stream), "clock kernel");
   return best;

@@ -86,7 +86,7 @@ class ExchangeBase {
   /// Checks ids in host memory before any row moves: counts the invalid ones, or throws Error(invalid_argument) that names the
   /// first.
   void take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts);
-  int64_t invalid_ids_so_far() const { return invalid_ids_; }
+  int64_t total_invalid_ids() const { return invalid_ids_; }
   /// Transfers the block to an owner that releases it later than this object.
   HeapBlock give_up_heap() noexcept { return std::move(heap_block_); }
 

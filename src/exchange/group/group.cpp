@@ -18,7 +18,7 @@ namespace switchyard {
 
 using namespace detail;
 
-bool detail::peers_know_of(ErrorCode code) {
+bool detail::is_known_to_peers(ErrorCode code) {
   return code == ErrorCode::peer_timeout || code == ErrorCode::peer_failed || code == ErrorCode::mismatch;
 }
 
@@ -39,7 +39,8 @@ void check_step(const char* subject, const std::vector<ConstructionReport>& shar
   for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
   for (size_t r = 1; r < shares.size(); ++r) {
     if (shares[r].is_placed == shares[0].is_placed) continue;
-    const auto differs = find_difference({}, shares.size(), [&](size_t i) -> const AgreedClaim& { return shares[i].agreed; });
+    const auto differs =
+        find_difference({}, shares.size(), [&](size_t i) -> const AgreedProposal& { return shares[i].agreed; });
     if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
     throw AgreedError(ErrorCode::mismatch, std::string(subject) + ": one of rank 0 and rank " + std::to_string(r) +
                                                " takes memory of the symmetric heap and the other does not");
@@ -48,7 +49,8 @@ void check_step(const char* subject, const std::vector<ConstructionReport>& shar
 
 /// Throws AgreedError(mismatch) if the ranks construct different objects, or equal ones with different settings.
 void check_agreed(const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
-  const auto differs = find_difference(fields, shares.size(), [&](size_t r) -> const AgreedClaim& { return shares[r].agreed; });
+  const auto differs =
+      find_difference(fields, shares.size(), [&](size_t r) -> const AgreedProposal& { return shares[r].agreed; });
   if (differs.field != nullptr) throw AgreedError(ErrorCode::mismatch, differs.text, differs.field);
   if (!differs.text.empty()) throw AgreedError(ErrorCode::mismatch, differs.text);
 }
@@ -94,8 +96,8 @@ void Group::Impl::find_headers(const SymmetricHeap& memory) {
     HeapHeader*& theirs = headers_[static_cast<size_t>(r)];
     theirs = memory.header(r);
     if (theirs) continue;
-    if (!far) far = std::make_unique<FarHeaders>(memory.header(self), bootstrap->world());
-    theirs = far->of(r);
+    if (!remote) remote = std::make_unique<RemoteHeaders>(memory.header(self), bootstrap->world());
+    theirs = remote->of(r);
   }
 }
 
@@ -157,7 +159,7 @@ void Group::Impl::post_word(uint64_t word) noexcept {
     uint64_t none = 0;
     std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
-  if (far) bootstrap->tell_abort(word);
+  if (remote) bootstrap->announce_abort(word);
 }
 
 void Group::Impl::pass_on() {
@@ -191,11 +193,11 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
          describe_call(first.theirs) + " (objects count from 1 as they were made)";
 }
 
-std::string Group::Impl::describe_told_mismatch(int a, int b) const {
+std::string Group::Impl::describe_announced_mismatch(int a, int b) const {
   // Calls of ranks of other hosts arrive with their pulse, and may arrive after the word that ended the call.
-  const Deadline until_told(far ? kExplanationTime : Milliseconds{0});
+  const Deadline announcement_deadline(remote ? kExplanationTime : Milliseconds{0});
   std::string text = describe_mismatch(a, b);
-  while (text.empty() && !until_told.passed()) {
+  while (text.empty() && !announcement_deadline.passed()) {
     std::this_thread::sleep_for(Milliseconds{10});
     text = describe_mismatch(a, b);
   }
@@ -205,10 +207,10 @@ std::string Group::Impl::describe_told_mismatch(int a, int b) const {
 void Group::Impl::throw_mismatch(const std::string& context, int rank) {
   const int self = bootstrap->rank();
   post_abort(static_cast<int>(ErrorCode::mismatch), rank);
-  const std::string whom = rank == self ? "rank " + std::to_string(self) + " and others"
-                                        : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
-  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_told_mismatch(self, rank) +
-                                       "; the group cannot be used any more");
+  const std::string ranks_text = rank == self ? "rank " + std::to_string(self) + " and others"
+                                              : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
+  throw Error(ErrorCode::mismatch, context + ": " + ranks_text + " made different calls: " +
+                                       describe_announced_mismatch(self, rank) + "; the group cannot be used any more");
 }
 
 void Group::Impl::throw_abort(uint64_t word, const char* context) const {
@@ -217,8 +219,8 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text +=
-          "it and rank " + std::to_string(other) + " made different calls: " + describe_told_mismatch(abort_rank(word), other);
+      text += "it and rank " + std::to_string(other) +
+              " made different calls: " + describe_announced_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
@@ -321,10 +323,10 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
 
 std::vector<ConstructionReport> Group::Impl::gather_reports(const char* subject, const AgreedFields& fields,
                                                             const ConstructionReport& mine, const Deadline& deadline) {
-  ConstructionReport claim = mine;
-  claim.agreed = AgreedClaim(subject, fields);
+  ConstructionReport proposal = mine;
+  proposal.agreed = AgreedProposal(subject, fields);
   std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
-  bootstrap->all_gather(&claim, sizeof claim, shares.data(), deadline.remaining());
+  bootstrap->all_gather(&proposal, sizeof proposal, shares.data(), deadline.remaining());
   check_step(subject, shares);
   return shares;
 }

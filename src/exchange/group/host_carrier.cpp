@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kSubject = "connecting the hosts";
 
 /// A rank's announcement about its connection to the others.
-struct Claim {
+struct Proposal {
   StepReport report;
   HostNetwork network = HostNetwork::sockets;
   int process = -1;  ///< HostNetwork::mpi
@@ -36,13 +36,13 @@ std::unique_ptr<Carrier> over_sockets(Group::Impl& group, Milliseconds deadline)
 std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
   const Milliseconds deadline = group.deadline_of(Operation::construction);
   Bootstrap& link = *group.bootstrap;
-  Claim mine{{}, group.options.network};
+  Proposal mine{{}, group.options.network};
   std::random_device source;
   mine.nonce = uint64_t{source()} << 32 | source();
   mine.report = attempt([&] {
     if (mine.network == HostNetwork::mpi) mine.process = mpi_process(deadline);
   });
-  std::vector<Claim> all(static_cast<size_t>(link.world()));
+  std::vector<Proposal> all(static_cast<size_t>(link.world()));
   link.all_gather(&mine, sizeof mine, all.data(), deadline);
   for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
   for (size_t r = 0; r < all.size(); ++r)
@@ -55,7 +55,7 @@ std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
   MpiCarrierSpec spec;
   spec.rank = link.rank();
   spec.nonce = all[0].nonce;
-  for (const Claim& claim : all) spec.processes.push_back(claim.process);
+  for (const Proposal& proposal : all) spec.processes.push_back(proposal.process);
   std::unique_ptr<Carrier> made;
   run_step(link, Deadline(deadline), kSubject, [&] { made = make_mpi_carrier(spec); });
   return made;

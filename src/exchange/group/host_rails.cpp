@@ -20,14 +20,14 @@ HostRails::HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carr
     RailPeer peer;
     peer.rank = r;
     peer.host = map_.host_of(r);
-    peer.stands_for_me = map_.proxy(rank, peer.host) == r;
-    peer.i_stand = map_.proxy(r, own_host_) == rank;
-    if (peer.stands_for_me) rail_of_host_[idx(peer.host)] = static_cast<int>(peers_.size());
+    peer.peer_is_my_proxy = map_.proxy(rank, peer.host) == r;
+    peer.is_proxy_of_peer = map_.proxy(r, own_host_) == rank;
+    if (peer.peer_is_my_proxy) rail_of_host_[idx(peer.host)] = static_cast<int>(peers_.size());
     peers_.push_back(std::move(peer));
   }
   sent_.resize(peers_.size());
   received_.resize(peers_.size());
-  legs_.resize(peers_.size());
+  transfers_.resize(peers_.size());
   work_.set_flags(flags);
 }
 
@@ -37,7 +37,7 @@ int HostRails::other_proxy(int rank) const {
   return proxy == rank_ ? -1 : proxy;
 }
 
-void HostRails::make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]) {
+void HostRails::make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]) {
   for (int s = 0; s < kRoundSlots; ++s) {
     PrivateBuffer& slot = ring.slots[s];
     if (bytes > 0 && slot.bytes < idx(bytes)) {

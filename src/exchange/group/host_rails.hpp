@@ -38,7 +38,7 @@ class HostRails {
     PrivateBuffer slots[kRoundSlots];
   };
   /// Allocates the three slots of a ring and sets their addresses.
-  static void make_room(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
+  static void make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
   Rounds take_rounds(int64_t count);
 
  private:
@@ -57,7 +57,7 @@ class HostRails {
   std::vector<RailPeer>& peers_ = memory_->peers;
   // By peer.
   std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;
-  std::vector<Leg> legs_;
+  std::vector<PeerTransfer> transfers_;
 
  private:
   std::unique_ptr<Carrier> carrier_;

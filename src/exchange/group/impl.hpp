@@ -18,7 +18,7 @@
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/deadline.hpp"
 #include "exchange/group/device_rank.hpp"
-#include "exchange/group/far_headers.hpp"
+#include "exchange/group/remote_headers.hpp"
 #include "heap/collective_step.hpp"
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
@@ -56,13 +56,13 @@ struct SentCall {
 /// A rank's report about its share of a construction.
 struct ConstructionReport {
   StepReport report;
-  AgreedClaim agreed;        ///< filled by agree()
+  AgreedProposal agreed;     ///< filled by agree()
   bool is_placed = true;     ///< false while the ranks agree on `heap_offset`
   uint64_t heap_offset = 0;  ///< the lowest one that this rank can give to the object
 };
 
 /// True for errors that result from an abort, by this or another rank, and for errors that the peers detect by themselves.
-bool peers_know_of(ErrorCode code);
+bool is_known_to_peers(ErrorCode code);
 
 /// Bit of Group::Impl::enter's `object`: the other bits are the site of the call (NormalExchange::set_site), which is used in
 /// place of the object.
@@ -103,7 +103,7 @@ struct Group::Impl {
   void check_usable(const char* context);
   /// Runs a whole collective call and handles everything that it throws. Standard exceptions leave as Error. The peers' waits
   /// end before an exception propagates, unless the peers have it already: it is an AgreedError, which all ranks throw in step,
-  /// or peers_know_of() holds for its code.
+  /// or is_known_to_peers() holds for its code.
   template <class F>
   decltype(auto) collective_call(const char* operation, F&& call) {
     check_member(operation);
@@ -112,7 +112,7 @@ struct Group::Impl {
     } catch (const detail::AgreedError&) {
       throw;
     } catch (const Error& error) {
-      if (!detail::peers_know_of(error.code())) post_abort(static_cast<int>(error.code()), 255);
+      if (!detail::is_known_to_peers(error.code())) post_abort(static_cast<int>(error.code()), 255);
       throw;
     } catch (...) {  // not a standard exception: the thread is being cancelled
       post_abort(static_cast<int>(ErrorCode::system), 255);
@@ -206,7 +206,7 @@ struct Group::Impl {
   void require_one_host(const char* what, const char* instead) const;
   /// Passes the limit from the options to the bootstrap.
   void set_silence();
-  std::unique_ptr<detail::FarHeaders> far;  ///< null: no ranks of other hosts, or only threads
+  std::unique_ptr<detail::RemoteHeaders> remote;  ///< null: no ranks of other hosts, or only threads
 
  private:
   std::array<detail::HeapHeader*, kMaxRanks> headers_ = {};
@@ -215,7 +215,7 @@ struct Group::Impl {
   /// The difference between the calls of ranks a and b; "" if it is not known.
   std::string describe_mismatch(int a, int b) const;
   /// describe_mismatch(), waiting until the difference is known; else what may differ.
-  std::string describe_told_mismatch(int a, int b) const;
+  std::string describe_announced_mismatch(int a, int b) const;
   void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);

@@ -85,7 +85,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
   impl->nonce = nonce;
   Group::Impl* raw = impl.get();
   raw->set_silence();
-  if (raw->far) raw->bootstrap->watch_far(raw->far.get());
+  if (raw->remote) raw->bootstrap->watch_remote(raw->remote.get());
   raw->bootstrap->watch([raw](int rank) noexcept {
     if (raw->has_left(rank)) return;  // departed in order, though the end of its connection was noticed first
     uint64_t none = 0;

@@ -25,7 +25,7 @@ class RowMemoryState final : public ExchangeBase {
     construct("RowMemory", "the argument bytes of RowMemory", [&]() -> AgreedFields {
       if (bytes == 0) invalid_value("RowMemory: bytes", "0", "at least 1");
       const size_t begin = take_heap(bytes, 0);
-      room_.emplace(begin, begin + bytes);
+      allocator_.emplace(begin, begin + bytes);
       base_ = group_.heap->view().base[rank()];
       block_ = {base_ + begin, bytes};
       return {agreed("RowMemory: bytes", bytes)};
@@ -43,7 +43,7 @@ class RowMemoryState final : public ExchangeBase {
   /// `stream`: on GPUs, the stream of the work that uses the memory.
   void* allocate(size_t bytes, void* stream) {
     sweep();
-    if (const auto offset = room_->allocate(bytes, kAlignment)) return base_ + *offset;
+    if (const auto offset = allocator_->allocate(bytes, kAlignment)) return base_ + *offset;
     std::shared_ptr<void> memory = group_.device ? group_.device->ordinary_memory(bytes, stream) : memory_of_host(bytes);
     void* const at = memory.get();
     const std::lock_guard lock(mutex_);
@@ -54,7 +54,7 @@ class RowMemoryState final : public ExchangeBase {
   /// Releases the memory. No one else gets it before the work enqueued on `stream` so far is done.
   void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
-    if (contains(memory)) return release_room(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
+    if (contains(memory)) return release_block(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
     std::shared_ptr<void> gone;  // outside the lock
     const std::lock_guard lock(mutex_);
     if (const auto found = ordinary_.find(memory); found != ordinary_.end()) {
@@ -74,8 +74,8 @@ class RowMemoryState final : public ExchangeBase {
     size_t offset;
     std::function<bool()> over;
   };
-  void release_room(size_t offset, void* stream) noexcept {
-    if (!group_.device) return room_->release(offset);
+  void release_block(size_t offset, void* stream) noexcept {
+    if (!group_.device) return allocator_->release(offset);
     try {
       Ending ending{offset, group_.device->end_of_use(stream)};
       const std::lock_guard lock(mutex_);
@@ -90,7 +90,7 @@ class RowMemoryState final : public ExchangeBase {
     const std::lock_guard lock(mutex_);
     std::erase_if(ending_, [&](const Ending& each) {
       if (!each.over()) return false;
-      room_->release(each.offset);
+      allocator_->release(each.offset);
       return true;
     });
   }
@@ -104,7 +104,7 @@ class RowMemoryState final : public ExchangeBase {
 
   std::byte* base_ = nullptr;  // in this rank's segment
   std::span<std::byte> block_;
-  std::optional<OffsetAllocator> room_;
+  std::optional<OffsetAllocator> allocator_;
   std::mutex mutex_;
   std::map<void*, std::shared_ptr<void>> ordinary_;
   std::vector<Ending> ending_;

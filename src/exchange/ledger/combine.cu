@@ -36,17 +36,17 @@ namespace ledger {
 
 template <class A, class P>
 __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
-    combine_kernel(const __grid_constant__ CudaLedgerParams given, const __grid_constant__ CudaShape shape) {
+    combine_kernel(const __grid_constant__ CudaLedgerParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(P)];
   P& p = *reinterpret_cast<P*>(params);
-  const CallWords words = load_call_words(given.l.call, given.state);
-  copy_to_shared(given.l, static_cast<LedgerParams&>(p));
-  if constexpr (!std::is_same_v<P, LedgerParams>) copy_to_shared(given.l.layout, static_cast<LedgerLayout&>(p.layout));
+  const CallWords words = load_call_words(args.l.call, args.state);
+  copy_to_shared(args.l, static_cast<LedgerParams&>(p));
+  if constexpr (!std::is_same_v<P, LedgerParams>) copy_to_shared(args.l.layout, static_cast<LedgerLayout&>(p.layout));
   __syncthreads();
-  if (!begin_block(given.l.call, words, given.state, true, p.call)) return;
+  if (!begin_block(args.l.call, words, args.state, true, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.call.device_trace, Event::ledger_combine, pack_launch(p.call.epoch, given.state, p.tokens));
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::ledger_combine, pack_launch(p.call.epoch, args.state, p.tokens));
   (void)ledger_combine<A>(w, p);
   A::settle(w);
 }
@@ -78,9 +78,10 @@ const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
 
 /// Gives each warp room for a part of a chunk of the default size, or for a row. Longer parts are copied in pieces.
 CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
-  constexpr int64_t kUsual = (int64_t{kUsualChunkKib} << 10) / kChunkParts;
-  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
-  return fit_cuda_shape(warps, 1, static_cast<uint64_t>(row_bytes > kUsual ? row_bytes : kUsual), 0, room);
+  constexpr int64_t kDefaultPartBytes = (int64_t{kUsualChunkKib} << 10) / kChunkParts;
+  const auto available = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
+  return fit_cuda_shape(warps, 1, static_cast<uint64_t>(row_bytes > kDefaultPartBytes ? row_bytes : kDefaultPartBytes), 0,
+                        available);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ RouteMetaLayout route_meta_layout(const LedgerConfig& c, int world, int rank, in
   check_range("rank", rank, 0, world - 1);
   check_range("tokens", tokens, 0, c.max_tokens);
   const int64_t by_expert = field(4 * world * round_up(c.num_experts, kExpertPadding));
-  const int64_t here = ExpertMap{c.num_experts, world}.count(rank);
+  const int64_t local_experts = ExpertMap{c.num_experts, world}.count(rank);
   int64_t end = 0;
   const auto next = [&](int64_t bytes) {
     const auto begin = static_cast<size_t>(end);
@@ -74,8 +74,8 @@ RouteMetaLayout route_meta_layout(const LedgerConfig& c, int world, int rank, in
   at.peer_token_per_expert = next(by_expert);
   at.expanded_row_idx = next(field(4 * tokens * c.topk));
   at.cumsum_per_expert = next(by_expert);
-  at.dispatch_offset = next(field(4 * here));
-  at.prev_sum_before_rank = next(field(4 * world * here));
+  at.dispatch_offset = next(field(4 * local_experts));
+  at.prev_sum_before_rank = next(field(4 * world * local_experts));
   at.bytes = static_cast<size_t>(end);
   return at;
 }

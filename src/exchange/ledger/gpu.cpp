@@ -30,7 +30,7 @@ LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const 
   LedgerTablesOnDevice t;
   Carver carver(base);
   carver.take(t.chunks,
-              most_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes, chunk_bytes));
+              max_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes, chunk_bytes));
   carver.take(t.chunks_of, layout.world);
   carver.take(t.row_of, layout.rows);
   carver.take(t.senders_of, c.max_tokens);
@@ -128,7 +128,7 @@ class CudaLedger final : public LedgerImpl {
 
   ConstRows returned() override {
     group_.check_usable("LedgerCombine::returned");
-    const auto [epoch, rows] = last_call_that_ran();
+    const auto [epoch, rows] = last_executed_call();
     return {group_.heap->view().local(layout_.buffer(epoch)), rows, config.hidden, config.row_type};
   }
 
@@ -188,7 +188,7 @@ class CudaLedger final : public LedgerImpl {
     const int blocks = gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks());
     CudaLedgerParams p;
     p.l.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::ledger_combine);
-    order_->give_counters(p.l.call);
+    order_->set_counters(p.l.call);
     fill_call(p.l, y, probs, data, out);
     p.l.chunks = data.tables.chunks;
     p.l.num_chunks = data.num_chunks;
@@ -211,7 +211,7 @@ class CudaLedger final : public LedgerImpl {
     int64_t rows;  // rows that came back
   };
   /// The last call that the GPU has run, including replays, whatever was enqueued or captured last.
-  LastCall last_call_that_ran() {
+  LastCall last_executed_call() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
     EpochState state{};

@@ -115,10 +115,10 @@ void LowLatencyImpl::cut_rows(int pieces) {
   layout_ = low_latency_layout(cut, world(), 0);
 }
 
-LowLatencyImpl::Senders LowLatencyImpl::senders(int most, int warps) const {
+LowLatencyImpl::Senders LowLatencyImpl::senders(int max, int warps) const {
   const auto hidden = static_cast<int>(config.hidden);
   Senders s;
-  s.part_columns = static_cast<int>(round_up((hidden + most - 1) / most, kColumnUnit));
+  s.part_columns = static_cast<int>(round_up((hidden + max - 1) / max, kColumnUnit));
   s.parts = (hidden + s.part_columns - 1) / s.part_columns;
   s.teams = sending_teams(warps, s.parts);
   return s;

@@ -15,7 +15,7 @@ struct OutOfCall {
   const void* out;
   int64_t bytes;
 
-  void check_apart(const char* name, const void* given, int64_t given_bytes) const {
+  void check_no_overlap(const char* name, const void* given, int64_t given_bytes) const {
     const auto to = reinterpret_cast<uintptr_t>(out), from = reinterpret_cast<uintptr_t>(given);
     if (given == nullptr || bytes <= 0 || given_bytes <= 0) return;
     if (from < to + static_cast<uintptr_t>(bytes) && to < from + static_cast<uintptr_t>(given_bytes))
@@ -28,7 +28,7 @@ struct OutOfCall {
 
 void check_config(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
-  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMaxHidden);
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
@@ -157,9 +157,9 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, o.known_memory);
   const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
   const OutOfCall sums{out, tokens * row};
-  sums.check_apart("y.data", y.data, y.rows * row);
-  sums.check_apart("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
-  sums.check_apart("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
+  sums.check_no_overlap("y.data", y.data, y.rows * row);
+  sums.check_no_overlap("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
+  sums.check_no_overlap("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
 }
 
 void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
@@ -183,11 +183,11 @@ void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, 
   check_tokens(x, ids, false);
   if (!out && ids.tokens > 0) invalid("out", " is null");
   const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
-  sums.check_apart("x.data", x.data, sums.bytes);
-  sums.check_apart("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
-  sums.check_apart("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
-  sums.check_apart("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
-  sums.check_apart("AllToAllOptions::device_tokens", o.device_tokens, 4);
+  sums.check_no_overlap("x.data", x.data, sums.bytes);
+  sums.check_no_overlap("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
+  sums.check_no_overlap("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
+  sums.check_no_overlap("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
+  sums.check_no_overlap("AllToAllOptions::device_tokens", o.device_tokens, 4);
   check_sms("AllToAllOptions", o.num_sms);
   check_pointer("out", out, row_alignment(x.dtype), false);
   check_pointer("AllToAllOptions::weights", o.weights, 4, false);

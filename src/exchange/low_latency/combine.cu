@@ -10,33 +10,32 @@ namespace low_latency {
 
 template <class A, class P>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
+    combine_kernel(const __grid_constant__ CudaLowLatencyCombine args, const __grid_constant__ CudaShape shape,
                    const LaunchedHalves halves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(P)];
   ptx::launch_dependents();
   P& p = *reinterpret_cast<P*>(params);
-  share_params(given.c, p);  // overlaps the end of the previous kernel
+  share_params(args.c, p);  // overlaps the end of the previous kernel
   ptx::wait_for_previous();
-  const CallWords words = load_call_words(given.c.call, given.state);
-  const uint64_t combined = load_combined(given.c);
-  const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
-  const int most = given.c.layout.max_tokens;
+  const CallWords words = load_call_words(args.c.call, args.state);
+  const uint64_t combined = load_combined(args.c);
+  const IdReader own{args.c.own_ids, false, args.c.layout.map.experts};
+  const int max = args.c.layout.max_tokens;
   EarlyIds ids{};
-  if (halves.receive) ids = load_ids(own, static_cast<int>(threadIdx.x), most * given.c.layout.topk);
+  if (halves.receive) ids = load_ids(own, static_cast<int>(threadIdx.x), max * args.c.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  if (halves.send) prefetch_first_return(w, given.c);
+  if (halves.send) prefetch_first_return(w, args.c);
   __syncthreads();
   fence_entry(w);
   if (halves.receive && shape.block_bytes > 0) {
     auto* const copy = reinterpret_cast<int32_t*>(dynamic_shared + shape.block_at());
-    stage_ids(own, ids, most * given.c.layout.topk, copy, [](int32_t, int) {});
+    stage_ids(own, ids, max * args.c.layout.topk, copy, [](int32_t, int) {});
     if (threadIdx.x == 0) p.own_ids = copy;
   }
   if (threadIdx.x == 0) p.combined = combined;
-  if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
-  const KernelTrace<A> trace(w, p.call.device_trace, Event::combine,
-                             pack_launch(p.call.epoch, given.state, given.c.own->tokens));
+  if (!begin_block(args.c.call, words, args.state, halves.receive, p.call)) return;
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::combine, pack_launch(p.call.epoch, args.state, args.c.own->tokens));
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
   A::settle(w);
@@ -51,7 +50,7 @@ template <class A, class P>
 const Kernel<const CudaLowLatencyCombine, const CudaShape, const LaunchedHalves> combines("low-latency combine kernel",
                                                                                           low_latency::combine_kernel<A, P>,
                                                                                           kLowLatencyWarps* kLanes,
-                                                                                          most_low_latency_shared);
+                                                                                          max_low_latency_shared);
 
 template <class P>
 const auto& kernel_of(bool traced) {

@@ -169,8 +169,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
   void send_over_hosts(const LowLatencyCombineParams& p) {
     hosts_->begin(p);
-    const FarCombineParams far = hosts_->far(p);
-    on_workers([&](CpuWarp& w) { low_latency_return<A>(w, far); });
+    const RemoteCombineParams remote = hosts_->remote(p);
+    on_workers([&](CpuWarp& w) { low_latency_return<A>(w, remote); });
     raise("combine");
   }
 
@@ -183,15 +183,15 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     meet(p.call, p.header(), 0, "combine");
-    const FarCombineParams far = hosts_->far(p);
-    const ReturnRails& rails = hosts_->receive(far, crossed(block));
-    on_workers([&](CpuWarp& w) { (void)bring_back<A>(w, far, rails); });
+    const RemoteCombineParams remote = hosts_->remote(p);
+    const ReturnRails& rails = hosts_->receive(remote, crossed(block));
+    on_workers([&](CpuWarp& w) { (void)pull_returned<A>(w, remote, rails); });
     raise("combine");
   }
-  void receive_here(const LowLatencyDispatchParams& p) {
+  void receive_local(const LowLatencyDispatchParams& p) {
     on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });
   }
-  void receive_here(const LowLatencyCombineParams& p) {
+  void receive_local(const LowLatencyCombineParams& p) {
     on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, p); });
   }
 
@@ -209,7 +209,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       return;
     }
     if (halves == Halves::both) cross(p, block);  // else begin() has done it
-    receive_here(p);
+    receive_local(p);
   }
   void pass_on() override { pass_on_(); }
 

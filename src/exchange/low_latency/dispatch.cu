@@ -12,26 +12,26 @@ namespace low_latency {
 
 template <class A, class P>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
+    dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch args, const __grid_constant__ CudaShape shape,
                     const LaunchedHalves halves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(P)];
   ptx::launch_dependents();
   P& p = *reinterpret_cast<P*>(params);
   ptx::wait_for_previous();
-  const CallWords words = load_call_words(given.d.call, given.state);
+  const CallWords words = load_call_words(args.d.call, args.state);
   EarlyIds ids{};
-  if (halves.send) ids = load_ids(given.d.ids, static_cast<int>(threadIdx.x), given.d.tokens * given.d.layout.topk);
+  if (halves.send) ids = load_ids(args.d.ids, static_cast<int>(threadIdx.x), args.d.tokens * args.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  const int tokens = tokens_now(given.d.tokens, given.device_tokens);
-  if (halves.send) prefetch_first_part(w, given.d, tokens);
-  share_params(given.d, p);
-  if (halves.send) clear_sets(given.d, dynamic_shared, shape);
+  const int tokens = tokens_now(args.d.tokens, args.device_tokens);
+  if (halves.send) prefetch_first_part(w, args.d, tokens);
+  share_params(args.d, p);
+  if (halves.send) clear_sets(args.d, dynamic_shared, shape);
   __syncthreads();
   fence_entry(w);
-  if (halves.send) stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
-  if (!begin_block(given.d.call, words, given.state, halves.receive, p.call)) return;
-  const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, given.state, tokens));
+  if (halves.send) stage_sending(args.d, ids, tokens, dynamic_shared, shape, p);
+  if (!begin_block(args.d.call, words, args.state, halves.receive, p.call)) return;
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, args.state, tokens));
   if (halves.send) low_latency_send<A>(w, p);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
   A::settle(w);
@@ -46,7 +46,7 @@ template <class A, class P>
 const Kernel<const CudaLowLatencyDispatch, const CudaShape, const LaunchedHalves> dispatches("low-latency dispatch kernel",
                                                                                              low_latency::dispatch_kernel<A, P>,
                                                                                              kLowLatencyWarps* kLanes,
-                                                                                             most_low_latency_shared);
+                                                                                             max_low_latency_shared);
 
 template <class P>
 const auto& kernel_of(bool traced) {
@@ -56,7 +56,7 @@ const auto& kernel_of(bool traced) {
 using Fp8Rows = KnownDispatch<ScaleKind::f32>;
 using Fp8Columns = KnownDispatch<ScaleKind::f32, ScaleColumns>;
 using Ue8m0Columns = KnownDispatch<ScaleKind::ue8m0, ScaleColumns>;
-using GivenFp8 = KnownDispatch<ScaleKind::none, ScalePlace, DType::fp8_e4m3>;
+using CallerFp8 = KnownDispatch<ScaleKind::none, ScalePlace, DType::fp8_e4m3>;
 using AsIs = KnownDispatch<ScaleKind::none>;
 
 const auto& kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool traced) {
@@ -64,7 +64,7 @@ const auto& kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool 
   if (Fp8Rows::holds(p)) return kernel_of<Fp8Rows>(traced);
   if (Fp8Columns::holds(p)) return kernel_of<Fp8Columns>(traced);
   if (Ue8m0Columns::holds(p)) return kernel_of<Ue8m0Columns>(traced);
-  if (GivenFp8::holds(p)) return kernel_of<GivenFp8>(traced);
+  if (CallerFp8::holds(p)) return kernel_of<CallerFp8>(traced);
   if (AsIs::holds(p)) return kernel_of<AsIs>(traced);
   return kernel_of<LowLatencyDispatchParams>(traced);
 }

@@ -16,13 +16,13 @@ using namespace detail;
 // long for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
 int usual_pieces(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
-  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMaxHidden);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
   const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
   const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
-  const int64_t most = std::min(kMostUsualPieces, of(kFewestPieceColumns)), fewest = of(kMostPieceColumns);
-  return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, std::max(fewest, std::min(most, kPiecesAtOnce / rows))));
+  const int64_t max = std::min(kMostUsualPieces, of(kFewestPieceColumns)), min = of(kMostPieceColumns);
+  return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, std::max(min, std::min(max, kPiecesAtOnce / rows))));
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
@@ -36,9 +36,9 @@ LowLatencyExchange::~LowLatencyExchange() { replace_at_home(impl_.pointer(), {})
 
 MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& config, int world) {
   check_config(config, world);
-  LowLatencyConfig most = config;
-  if (most.pieces == 0) most.pieces = kMaxPieces;  // a tuning may choose any number
-  const LowLatencyLayout layout = low_latency_layout(most, world, 0);
+  LowLatencyConfig max = config;
+  if (max.pieces == 0) max.pieces = kMaxPieces;  // a tuning may choose any number
+  const LowLatencyLayout layout = low_latency_layout(max, world, 0);
   MemoryRequirement need;
   need.control_bytes = static_cast<size_t>(layout.flags_bytes());
   need.pool_bytes = static_cast<size_t>(layout.staging_bytes());

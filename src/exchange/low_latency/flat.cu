@@ -13,7 +13,7 @@ namespace {
 template <class A, class P>
 const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel",
                                                                       low_latency::flat_kernel<A, P, ScaledRows>,
-                                                                      kLowLatencyWarps* kLanes, most_low_latency_shared);
+                                                                      kLowLatencyWarps* kLanes, max_low_latency_shared);
 
 template <class P>
 const auto& kernel_of(bool traced) {

@@ -11,27 +11,27 @@ namespace low_latency {
 
 template <class A, class P, class Make>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    flat_kernel(const __grid_constant__ CudaFlat given, const __grid_constant__ CudaShape shape,
+    flat_kernel(const __grid_constant__ CudaFlat args, const __grid_constant__ CudaShape shape,
                 const __grid_constant__ Make make) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(P)];
   P& p = *reinterpret_cast<P*>(params);
   ptx::launch_dependents();
   ptx::wait_for_previous();
-  const CallWords words = load_call_words(given.f.d.call, given.state);
-  const EarlyIds ids = load_ids(given.f.d.ids, static_cast<int>(threadIdx.x), given.f.d.tokens * given.f.d.layout.topk);
+  const CallWords words = load_call_words(args.f.d.call, args.state);
+  const EarlyIds ids = load_ids(args.f.d.ids, static_cast<int>(threadIdx.x), args.f.d.tokens * args.f.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  const int tokens = tokens_now(given.f.d.tokens, given.device_tokens);
-  prefetch_first_part(w, given.f.d, tokens);
-  share_params(given.f.d, p.d);
-  share_params(given.f.c, p.c);
+  const int tokens = tokens_now(args.f.d.tokens, args.device_tokens);
+  prefetch_first_part(w, args.f.d, tokens);
+  share_params(args.f.d, p.d);
+  share_params(args.f.c, p.c);
   __syncthreads();
   fence_entry(w);
-  stage_sending(given.f.d, ids, tokens, dynamic_shared, shape, p.d);
-  if (!begin_block(given.f.d.call, words, given.state, true, p.d.call)) return;
+  stage_sending(args.f.d, ids, tokens, dynamic_shared, shape, p.d);
+  if (!begin_block(args.f.d.call, words, args.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
   __syncthreads();
-  const KernelTrace<A> trace(w, p.d.call.device_trace, Event::all_to_all, pack_launch(p.d.call.epoch, given.state, tokens));
+  const KernelTrace<A> trace(w, p.d.call.device_trace, Event::all_to_all, pack_launch(p.d.call.epoch, args.state, tokens));
   (void)flat_exchange<A>(w, p, make);
   A::settle(w);
 }
@@ -43,9 +43,9 @@ static_assert(sizeof(FlatParams) + kTraceShared <= kStaticShared && sizeof(CudaF
 /// Loads the kernels and grants them all shared memory. Call once per device and function, before any rank waits for another.
 template <class Make>
 gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
-  const int most = most_low_latency_shared(limits);
-  const gpu::Status status = gpu::allow_shared(low_latency::flat_kernel<CudaLanes, FlatParams, Make>, most);
-  return status != gpu::kOk ? status : gpu::allow_shared(low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>, most);
+  const int max = max_low_latency_shared(limits);
+  const gpu::Status status = gpu::allow_shared(low_latency::flat_kernel<CudaLanes, FlatParams, Make>, max);
+  return status != gpu::kOk ? status : gpu::allow_shared(low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>, max);
 }
 
 /// Enqueues a launch.

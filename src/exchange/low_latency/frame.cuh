@@ -33,12 +33,12 @@ __device__ inline void fence_entry(const CudaWarp& w) {
 }
 
 /// Copies the host's parameters to a block's shared memory. Call from all threads. P may have its own layout and scale place.
-template <class Given, class P>
-__device__ void share_params(const Given& given, P& p) {
-  copy_to_shared(given, static_cast<Given&>(p));
-  if constexpr (!std::is_same_v<P, Given>) {
-    copy_to_shared(given.layout, static_cast<LowLatencyLayout&>(p.layout));
-    if constexpr (requires { p.scale_place; }) copy_to_shared(given.scale_place, static_cast<ScalePlace&>(p.scale_place));
+template <class Args, class P>
+__device__ void share_params(const Args& args, P& p) {
+  copy_to_shared(args, static_cast<Args&>(p));
+  if constexpr (!std::is_same_v<P, Args>) {
+    copy_to_shared(args.layout, static_cast<LowLatencyLayout&>(p.layout));
+    if constexpr (requires { p.scale_place; }) copy_to_shared(args.scale_place, static_cast<ScalePlace&>(p.scale_place));
   }
 }
 
@@ -49,18 +49,18 @@ struct EarlyIds {
   int64_t raw[kEach];
 };
 /// Loads this thread's ids from `first` on, of `count`; -1 past the end. All loads are in flight before the first is used.
-__device__ inline EarlyIds load_ids(const IdReader& given, int first, int count) {
+__device__ inline EarlyIds load_ids(const IdReader& args, int first, int count) {
   EarlyIds ids{{-1, -1}};
   const auto step = static_cast<int>(blockDim.x);
-  if (given.is_int64) {
+  if (args.is_int64) {
 #pragma unroll
     for (int a = 0; a < EarlyIds::kEach; ++a)
-      if (first + a * step < count) ids.raw[a] = static_cast<const int64_t*>(given.ids)[first + a * step];
+      if (first + a * step < count) ids.raw[a] = static_cast<const int64_t*>(args.ids)[first + a * step];
   } else {
     int32_t narrow[EarlyIds::kEach] = {-1, -1};
 #pragma unroll
     for (int a = 0; a < EarlyIds::kEach; ++a)
-      if (first + a * step < count) narrow[a] = static_cast<const int32_t*>(given.ids)[first + a * step];
+      if (first + a * step < count) narrow[a] = static_cast<const int32_t*>(args.ids)[first + a * step];
 #pragma unroll
     for (int a = 0; a < EarlyIds::kEach; ++a) ids.raw[a] = narrow[a];
   }
@@ -77,7 +77,7 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
 /// route) for each. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many. \returns the
 /// number of the thread's ids that are invalid
 template <class F>
-__device__ int stage_ids(const IdReader& given, EarlyIds early, int count, int32_t* copy, F&& f) {
+__device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f) {
   const auto step = static_cast<int>(blockDim.x);
   int invalid = 0;
 #pragma unroll 1  // code from memory is slower than the loop
@@ -85,20 +85,20 @@ __device__ int stage_ids(const IdReader& given, EarlyIds early, int count, int32
 #pragma unroll
     for (int a = 0; a < EarlyIds::kEach; ++a, route += step) {
       if (route >= count) continue;
-      const int32_t id = given.expert_of(early.raw[a]);
+      const int32_t id = args.expert_of(early.raw[a]);
       copy[route] = id;
-      invalid += given.is_invalid(early.raw[a]) ? 1 : 0;
+      invalid += args.is_invalid(early.raw[a]) ? 1 : 0;
       f(id, route);
     }
-    if (route < count) early = load_ids(given, route, count);
+    if (route < count) early = load_ids(args, route, count);
   }
   return invalid;
 }
 
 /// Clears the token sets. Call from all threads of a block, before stage_sending() with a barrier in between.
-__device__ inline void clear_sets(const LowLatencyDispatchParams& given, std::byte* shared, const CudaShape& shape) {
-  if (shape.block_bytes == 0 || !given.with_places) return;
-  const int at = staged_id_bytes(given.tokens * given.layout.topk);
+__device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byte* shared, const CudaShape& shape) {
+  if (shape.block_bytes == 0 || !args.with_places) return;
+  const int at = staged_id_bytes(args.tokens * args.layout.topk);
   auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + at);
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
@@ -108,34 +108,34 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& given, std::by
 /// shared memory from shape.block_at() on, if there is room. From then on p reads these. Call from all threads of a block,
 /// before a barrier.
 template <class P>
-__device__ void stage_sending(const LowLatencyDispatchParams& given, const EarlyIds& early, int tokens, std::byte* shared,
+__device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyIds& early, int tokens, std::byte* shared,
                               const CudaShape& shape, P& p) {
   const bool staged = shape.block_bytes > 0;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
-  auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + staged_id_bytes(given.tokens * given.layout.topk));
-  const int words = TokenSets::words_for(given.tokens);
+  auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + staged_id_bytes(args.tokens * args.layout.topk));
+  const int words = TokenSets::words_for(args.tokens);
   int invalid = 0;
   if (staged) {
     const uint32_t sets_at = ptx::shared_address(sets);
-    invalid = stage_ids(given.ids, early, tokens * given.layout.topk, copy, [&](int32_t id, int route) {
+    invalid = stage_ids(args.ids, early, tokens * args.layout.topk, copy, [&](int32_t id, int route) {
       if (!p.with_places || id < 0) return;
-      const uint32_t t = given.layout.by_topk.quotient(static_cast<uint32_t>(route));
+      const uint32_t t = args.layout.by_topk.quotient(static_cast<uint32_t>(route));
       ptx::or_shared(sets_at + (static_cast<uint32_t>(id * words) + t / 32) * 4, 1u << t % 32);
     });
   } else if (blockIdx.x == 0) {  // no other code reads each id exactly once
 #pragma unroll 1
-    for (auto f = static_cast<int>(threadIdx.x); f < tokens * given.layout.topk; f += static_cast<int>(blockDim.x))
-      invalid += given.ids.is_invalid(given.ids.raw(f)) ? 1 : 0;
+    for (auto f = static_cast<int>(threadIdx.x); f < tokens * args.layout.topk; f += static_cast<int>(blockDim.x))
+      invalid += args.ids.is_invalid(args.ids.raw(f)) ? 1 : 0;
   }
   // All blocks stage all ids; one block counts.
-  if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(given.call, static_cast<uint64_t>(invalid));
+  if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(args.call, static_cast<uint64_t>(invalid));
   if (threadIdx.x != 0) return;
   p.tokens = tokens;
   if (!staged) return;
   if constexpr (std::is_same_v<decltype(p.ids), SharedIds>)
     p.ids = {ptx::shared_address(copy)};
   else
-    p.ids = {copy, false, given.ids.experts};
+    p.ids = {copy, false, args.ids.experts};
   static_cast<TokenSets&>(p.sets) = {sets, words};
 }
 
@@ -168,13 +168,13 @@ __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatency
 }
 
 /// The dispatch whose outputs a combine sums. One thread of each block loads it early, together with load_call_words().
-__device__ inline uint64_t load_combined(const LowLatencyCombineParams& given) {
-  const bool known = threadIdx.x == 0 && given.own != nullptr;  // null in warm-up launches
-  return known ? ptx::load_relaxed<Scope::device>(&given.own->call) : 0;
+__device__ inline uint64_t load_combined(const LowLatencyCombineParams& args) {
+  const bool known = threadIdx.x == 0 && args.own != nullptr;  // null in warm-up launches
+  return known ? ptx::load_relaxed<Scope::device>(&args.own->call) : 0;
 }
 
 inline constexpr int64_t kStaticShared = 3328;  ///< parameters, plus what tracing adds
-inline int most_low_latency_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
+inline int max_low_latency_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 

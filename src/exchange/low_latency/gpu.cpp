@@ -177,7 +177,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<gpu::Stream>(given);
     context = gpu_.context(bounded_ns(group_.options.timeout), operation);
-    order_->give_counters(context);
+    order_->set_counters(context);
     const CallStream at = order_->begin(stream);
     for (const void* p : used)
       if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) holder->used_on(stream, at.capture);

@@ -13,7 +13,7 @@
 namespace switchyard::detail {
 
 /// Maximum LowLatencyConfig::hidden.
-inline constexpr int64_t kMostHidden = int64_t{1} << 20;
+inline constexpr int64_t kMaxHidden = int64_t{1} << 20;
 
 /// Throws invalid_argument, naming the field.
 void check_config(const LowLatencyConfig& config, int world);
@@ -79,7 +79,7 @@ class LowLatencyImpl : protected ExchangeBase {
   /// The hook of the last split call.
   ReceiveHook receive_hook();
   virtual CallStatistics last_call() = 0;
-  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
+  virtual int64_t invalid_ids() { return total_invalid_ids(); }
 
   const LowLatencyConfig config;
 
@@ -118,9 +118,9 @@ class LowLatencyImpl : protected ExchangeBase {
   struct Senders {
     int parts = 1, part_columns = 0, teams = 1;
   };
-  /// Lets up to `most` of a block's `warps` warps send a message together, if there are columns for each; 1: blocks need no
+  /// Lets up to `max` of a block's `warps` warps send a message together, if there are columns for each; 1: blocks need no
   /// barrier.
-  Senders senders(int most, int warps) const;
+  Senders senders(int max, int warps) const;
   /// The whole of every constructor. When `build` runs, `layout_` has its place in the heap.
   void construct(const std::function<void()>& build);
 

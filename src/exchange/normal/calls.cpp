@@ -79,8 +79,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
     // Over several hosts rows pass through proxies, which announce them only once, so they are copied afterwards.
     d.copied =
         out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
-    const bool nothing_comes = call.own_placed && world() == 1;
-    d.place.dispatch.copies_out = d.copied && !nothing_comes ? 1 : 0;
+    const bool nothing_arrives = call.own_placed && world() == 1;
+    d.place.dispatch.copies_out = d.copied && !nothing_arrives ? 1 : 0;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::pool_exhausted) throw;
     d.error = std::current_exception();
@@ -100,7 +100,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             o.stream,
                                             o.num_sms,
                                             o.known_memory,
-                                            format.quantize ? Effort::quantises : Effort::moves,
+                                            format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             ids.tokens,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
@@ -146,7 +146,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             o.stream,
                                             o.num_sms,
                                             o.known_memory,
-                                            format.quantize ? Effort::quantises : Effort::moves,
+                                            format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             x.rows,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
@@ -177,7 +177,7 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
   const HandleArrays a = arrays_of(h);
   const OutputLayout layout = d.output();
   const auto span = [](const auto* data, int64_t size) { return std::span(data, data ? static_cast<size_t>(size) : 0); };
-  const int64_t rows = h.rows_allocated, here = h.map.count(h.rank);
+  const int64_t rows = h.rows_allocated, local_experts = h.map.count(h.rank);
   std::byte* const block = d.rows->data;
   Dispatched out;
   out.rows = h.rows;
@@ -200,14 +200,14 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
   } else {
     out.row_source = span(a.row_source, rows);
     out.row_weights = span(a.row_weight, rows);
-    out.expert_first_row = span(a.first_row, here);
+    out.expert_first_row = span(a.first_row, local_experts);
   }
-  out.tokens_per_expert = span(a.kept, here);
-  out.aligned_per_expert = span(a.aligned, here);
+  out.tokens_per_expert = span(a.kept, local_experts);
+  out.aligned_per_expert = span(a.aligned, local_experts);
   out.invalid_ids = span(a.invalid_ids, 1);
   if (h.reports_drops) {
     out.dropped = span(a.dropped, h.tokens * h.topk);
-    out.dropped_per_source = span(a.dropped_here, here * world());
+    out.dropped_per_source = span(a.local_dropped, local_experts * world());
   }
   out.handle = Handle(d.handle);
   return out;
@@ -223,7 +223,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                             o.stream,
                                             o.num_sms,
                                             o.known_memory,
-                                            copies_first(y, handle.data()) ? Effort::copies : Effort::moves,
+                                            copies_first(y, handle.data()) ? ExtraWork::copies : ExtraWork::moves,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
                                              {"out", out, 16},
@@ -234,10 +234,10 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
   // If only some ranks gave weights: where the host knows the counts they reveal it, because a rank without rows need not give
   // any. Elsewhere the signature reveals it.
-  const int64_t weights_given = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
+  const int64_t caller_weights = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,
-      {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}, weights_given}, h.get());
+      {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}, caller_weights}, h.get());
   const SumShape shape = sum_shape(y, *h, out, o, out_weights);
   std::vector<std::shared_ptr<OutputBlock>> held;
   std::exception_ptr error;
@@ -267,7 +267,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   const Registration* const registered =
       reduces ? nullptr : group_.registration_of(shape.y, static_cast<size_t>(extent.rows * shape.row_bytes));
   const bool in_place = !reduces && (call.context.heap.contains(shape.y) || registered || alone(h));
-  const bool pushes = per_route && (!in_place || call.pushes_anyway);
+  const bool pushes = per_route && (!in_place || call.always_pushes);
   const int64_t staged_rows = reduces ? extent.records : in_place || per_route ? 0 : extent.rows;
   const auto take = [&](int64_t bytes, uint64_t& offset) {
     held.push_back(allocate(call, static_cast<size_t>(bytes), Content::staging));
@@ -289,7 +289,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
     if (per_route && world() > 1 && h.tokens > 0) s.inbox = take(h.tokens * h.topk * shape.row_bytes, s.place.route.inbox);
     if (shape.weights_in && extent.records > 0)
       s.weights_staged = reinterpret_cast<float*>(take(extent.records * h.topk * 4, s.place.pull.weights));
-    s.reduce_here = reduces;
+    s.reduce_locally = reduces;
   } catch (const Error& e) {
     if (e.code() != ErrorCode::pool_exhausted) throw;
     error = std::current_exception();
@@ -301,7 +301,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   if (per_route)
     s.place.route.in_place = pushes ? 0 : 1;
   else
-    s.place.pull.ready = s.staged || s.weights_staged || s.reduce_here ? 0 : 1;
+    s.place.pull.ready = s.staged || s.weights_staged || s.reduce_locally ? 0 : 1;
   return s;
 }
 
@@ -315,7 +315,7 @@ RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowS
   return RowBuffer(std::move(block), view);
 }
 
-CombineOrder NormalImpl::order_here(CombineOrder order) const {
+CombineOrder NormalImpl::effective_order(CombineOrder order) const {
   if (order != CombineOrder::per_host || spans_hosts()) return order;
   return config.layout == Layout::expert_major ? CombineOrder::per_route : CombineOrder::per_rank;
 }
@@ -360,7 +360,7 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
   SumShape s;
   s.control = control_;
   s.layout = h.layout;
-  s.order = order_here(o.order);
+  s.order = effective_order(o.order);
   s.type = y.dtype;
   s.topk = h.topk;
   s.map = h.map;

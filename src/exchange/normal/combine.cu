@@ -18,12 +18,12 @@ namespace switchyard::detail {
 namespace {
 
 /// The last step of the call. Call from one warp.
-__device__ void end_combine(const CudaCombineParams& given, const CallContext& call, Standing standing, bool moved) {
+__device__ void end_combine(const CudaCombineParams& args, const CallContext& call, Participation participation, bool moved) {
   int failed_rank = -1;
   if (moved)
-    end_call(given.state, call.epoch, standing);
+    end_call(args.state, call.epoch, participation);
   else
-    (void)end_unmoved(call, given.words, given.c.shape.control, given.state, standing, given.soft, failed_rank);
+    (void)end_unmoved(call, args.words, args.c.shape.control, args.state, participation, args.soft, failed_rank);
 }
 
 /// The bodies of combine with direct staging have one kernel each: a common kernel could keep less in registers.
@@ -49,20 +49,20 @@ namespace normal {
 
 template <class A, Body kBody>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
-    combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
+    combine_kernel(const __grid_constant__ CudaCombineParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
-  __shared__ Standing standing;
+  __shared__ Participation participation;
   __shared__ uint64_t of_block[kSumChunks + 1];
   auto& c = *reinterpret_cast<CombineParams*>(params);
-  copy_to_shared(given.c, c);
-  if (!begin_block(given.c.call, given.words, given.state, c.call, standing, given.header)) return;
+  copy_to_shared(args.c, c);
+  if (!begin_block(args.c.call, args.words, args.state, c.call, participation, args.header)) return;
   CudaWarp w(dynamic_shared, shape);
-  const TablesHeader& header = *given.header;
-  if (!takes_part(standing)) return do_nothing(c.call, standing, header, given.state, given.soft);
-  const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, given.state, header.tokens));
+  const TablesHeader& header = *args.header;
+  if (!takes_part(participation)) return do_nothing(c.call, participation, header, args.state, args.soft);
+  const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, args.state, header.tokens));
   if (threadIdx.x == 0) {
-    complete(c, given, header);
+    complete(c, args, header);
     c.work.of_block.first = of_block;
   }
   if (threadIdx.x <= kSumChunks) of_block[threadIdx.x] = 0;
@@ -70,25 +70,25 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (!run<A, kBody>(w, c)) return Cuda::settle(w);
   const bool moved = placements_agree(w, c.call, c.shape.control, c.staging.place.signature);
   Cuda::settle(w);
-  if (w.index() == 0) end_combine(given, c.call, standing, moved);
+  if (w.index() == 0) end_combine(args, c.call, participation, moved);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    ring_combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ RingParts ring,
+    ring_combine_kernel(const __grid_constant__ CudaCombineParams args, const __grid_constant__ RingParts ring,
                         const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingCombineParams)];
-  __shared__ Standing standing;
+  __shared__ Participation participation;
   auto& p = *reinterpret_cast<RingCombineParams*>(params);
-  copy_to_shared(given.c, p.c);
-  if (!begin_block(given.c.call, given.words, given.state, p.c.call, standing, given.header)) return;
+  copy_to_shared(args.c, p.c);
+  if (!begin_block(args.c.call, args.words, args.state, p.c.call, participation, args.header)) return;
   CudaWarp w(dynamic_shared, shape);
-  const TablesHeader& header = *given.header;
-  if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
-  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
+  const TablesHeader& header = *args.header;
+  if (!takes_part(participation)) return do_nothing(p.c.call, participation, header, args.state, args.soft);
+  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, args.state, header.tokens));
   if (threadIdx.x == 0) {
-    complete(p.c, given, header);
+    complete(p.c, args, header);
     p.rings = ring.rings;
     p.streams = ring.streams;
     p.send_chunk = ring.send_chunk;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   const bool moves = placements_agree(w, call, p.c.shape.control, p.c.staging.place.signature);
   const bool ok = !moves || combine_ring_kernel<A>(w, p);
   Cuda::settle(w);
-  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, standing, moves);
+  if (ok && arrive_is_last<Cuda>(w, &args.state->exits)) end_combine(args, call, participation, moves);
 }
 
 }  // namespace normal

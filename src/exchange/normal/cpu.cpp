@@ -197,7 +197,7 @@ NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
   a.kept = h.kept_per_expert.data();
   a.aligned = h.aligned_per_expert.data();
   a.dropped = h.dropped.data();
-  a.dropped_here = h.dropped_here.data();
+  a.local_dropped = h.local_dropped.data();
   a.invalid_ids = &h.invalid_ids;
   return a;
 }

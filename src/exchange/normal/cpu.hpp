@@ -100,7 +100,7 @@ class CpuNormal final : public NormalImpl {
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
   /// True if a rank copies rows out as they arrive. Valid after all placements.
-  bool anyone_copies(const CallContext& call) const;
+  bool any_rank_copies(const CallContext& call) const;
   MoveWork move_work(bool receives);
 
   void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
@@ -108,7 +108,7 @@ class CpuNormal final : public NormalImpl {
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
   /// Rank-major: throws on all ranks that requested weights alike if a rank that holds rows passed none.
-  void check_weights_given(const CallContext& call, const HandleData& h);
+  void check_weights_present(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;
   CallEpochs epochs_{first_epoch_};

@@ -104,7 +104,7 @@ MoveTables CpuNormal<A>::move_tables(CpuCall& call, const Dispatch& d) const {
   const bool expert_major = h.layout == Layout::expert_major;
   call.record_begin = record_ranges(h);
   if (d.options.padding == Padding::zero) call.padding = padding_ranges(h);
-  if (expert_major || anyone_copies(call.context)) call.chunk_records = records_by_chunk(h);
+  if (expert_major || any_rank_copies(call.context)) call.chunk_records = records_by_chunk(h);
   MoveTables t;
   t.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
   t.ids = h.ids.data();
@@ -118,7 +118,7 @@ MoveTables CpuNormal<A>::move_tables(CpuCall& call, const Dispatch& d) const {
 }
 
 template <class A>
-bool CpuNormal<A>::anyone_copies(const CallContext& call) const {
+bool CpuNormal<A>::any_rank_copies(const CallContext& call) const {
   for (int r = 0; r < world(); ++r)
     if (call.heap.local(control_.placement(call.epoch, r))->dispatch.copies_out != 0) return true;
   return false;
@@ -199,11 +199,11 @@ void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, 
     raise(call.name);
     check_placements(call, error);
   }
-  if (shape.out_weights && h.layout == Layout::rank_major) check_weights_given(call.context, h);
+  if (shape.out_weights && h.layout == Layout::rank_major) check_weights_present(call.context, h);
 }
 
 template <class A>
-void CpuNormal<A>::check_weights_given(const CallContext& call, const HandleData& h) {
+void CpuNormal<A>::check_weights_present(const CallContext& call, const HandleData& h) {
   for (int r = 0; r < world(); ++r) {
     const int64_t rows = least(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]);
     if (call.heap.local(control_.placement(call.epoch, r))->pull.gives_weights == 0 && rows > 0)

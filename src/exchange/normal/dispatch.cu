@@ -28,20 +28,20 @@ __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader
 }
 
 /// The last step of the call. Call from one warp, after all warps have read the header.
-__device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, Standing standing, bool moved) {
-  TablesHeader& header = *given.header;
-  const bool fresh = given.d.shape.with_records;
+__device__ void end_dispatch(const CudaDispatchParams& args, const CallContext& call, Participation participation, bool moved) {
+  TablesHeader& header = *args.header;
+  const bool fresh = args.d.shape.with_records;
   if (!moved && header.status == 0) {
     int failed_rank = -1;
     const Placement* failed =
-        end_unmoved(call, given.words, given.d.shape.control, given.state, standing, given.soft, failed_rank);
+        end_unmoved(call, args.words, args.d.shape.control, args.state, participation, args.soft, failed_rank);
     if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
     header.status = static_cast<int32_t>(failed->status);
     header.failed_rank = failed_rank;
     return;
   }
   if (moved && fresh && threadIdx.x % kLanes == 0) header.moved = 1;
-  end_call(given.state, call.epoch, standing);
+  end_call(args.state, call.epoch, participation);
 }
 
 }  // namespace
@@ -50,23 +50,23 @@ namespace normal {
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
+    dispatch_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
-  __shared__ Standing standing;
+  __shared__ Participation participation;
   __shared__ uint64_t sends_of_block[kRowChunks];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
-  copy_to_shared(given, p);
+  copy_to_shared(args, p);
   ptx::wait_for_previous();
-  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
+  if (!begin_block(args.d.call, args.words, args.state, p.d.call, participation, handle_of(args))) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
-  const TablesHeader& header = *given.header;
-  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
-  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
+  const TablesHeader& header = *args.header;
+  if (!takes_part(participation)) return do_nothing(call, participation, header, args.state, args.soft);
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, args.state, header.tokens));
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
-    p.place.signature = signature_of(given, header);
+    p.place.signature = signature_of(args, header);
     p.d.work.sends_of_block.first = sends_of_block;
   }
   if (threadIdx.x < kRowChunks) sends_of_block[threadIdx.x] = 0;
@@ -83,23 +83,23 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     // The call is over when all warps have begun: see dispatch_direct.
-    if (ok && (p.d.work.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
-      end_dispatch(given, call, standing, true);
-  } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
-    end_dispatch(given, call, standing, false);
+    if (ok && (p.d.work.send_blocks > 0 ? arrive_is_last<Cuda>(w, &args.state->exits) : w.index() == 0))
+      end_dispatch(args, call, participation, true);
+  } else if (arrive_is_last<Cuda>(w, &args.state->exits)) {
+    end_dispatch(args, call, participation, false);
   }
 }
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    ring_dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RingParts ring,
+    ring_dispatch_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ RingParts ring,
                          const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
   __shared__ Placement place;
-  __shared__ Standing standing;
+  __shared__ Participation participation;
   auto& p = *reinterpret_cast<RingDispatchParams*>(params);
-  copy_to_shared(given.d, p.d);
+  copy_to_shared(args.d, p.d);
   if (threadIdx.x == 0) {
     p.rings = ring.rings;
     p.mine = ring.mine;
@@ -107,53 +107,53 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     p.send_chunk = ring.send_chunk;
   }
   ptx::wait_for_previous();
-  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
+  if (!begin_block(args.d.call, args.words, args.state, p.d.call, participation, handle_of(args))) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
-  const TablesHeader& header = *given.header;
-  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
-  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
-  const uint64_t signature = signature_of(given, header);
+  const TablesHeader& header = *args.header;
+  if (!takes_part(participation)) return do_nothing(call, participation, header, args.state, args.soft);
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, args.state, header.tokens));
+  const uint64_t signature = signature_of(args, header);
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
-    place = given.place;
+    place = args.place;
     place.signature = signature;
   }
   __syncthreads();
-  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.shape.control, place);
+  if (args.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.shape.control, place);
   bool moves = header.status == 0;
   if (moves) {
     if (!wait_placements<A>(w, call, p.d.shape.control, Site::placement)) return Cuda::settle(w);
     moves = placements_agree(w, call, p.d.shape.control, signature);
   }
   if (moves) {
-    fill_rest(w, given.d.shape.layout, given.rest, header.rows, header.num_records);
+    fill_rest(w, args.d.shape.layout, args.rest, header.rows, header.num_records);
     const bool ok = dispatch_ring<A>(w, p);
     Cuda::settle(w);
     if (!ok) return;
   }
-  if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, standing, moves);
+  if (arrive_is_last<Cuda>(w, &args.state->exits)) end_dispatch(args, call, participation, moves);
 }
 
 /// Rank-major with drops: counts the kept routes from the arrived records. One block; waits for nothing.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
-  const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
-  auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
-  for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;
+  const int local_experts = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
+  auto* counts = reinterpret_cast<unsigned long long*>(p.tables.local_dropped);
+  for (int i = threadIdx.x; i < world * local_experts; i += blockDim.x) counts[i] = 0;
   __syncthreads();
   const auto* route = reinterpret_cast<const int32_t*>(received.records + received.layout.route_at());
   for (int s = 0; s < world; ++s)
     for (int64_t i = h.record_begin[s] * p.topk + threadIdx.x; i < h.record_begin[s + 1] * p.topk; i += blockDim.x)
-      if (route[i] >= 0) atomicAdd(&counts[static_cast<int64_t>(s) * here + route[i]], 1ull);
+      if (route[i] >= 0) atomicAdd(&counts[static_cast<int64_t>(s) * local_experts + route[i]], 1ull);
   __syncthreads();
   const int64_t row_bytes = p.control.counts_row_bytes();
-  for (int el = threadIdx.x; el < here; el += blockDim.x) {
+  for (int el = threadIdx.x; el < local_experts; el += blockDim.x) {
     int64_t kept = 0;
     for (int s = 0; s < world; ++s) {
       const auto* routes = reinterpret_cast<const int32_t*>(p.tables.counts + s * row_bytes + sizeof(CountsHead)) + world;
-      int64_t& dropped = p.tables.dropped_here[static_cast<int64_t>(s) * here + el];
+      int64_t& dropped = p.tables.local_dropped[static_cast<int64_t>(s) * local_experts + el];
       kept += dropped;
       dropped = routes[first + el] - dropped;
     }
@@ -167,17 +167,17 @@ __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __
 namespace {
 
 template <class P>
-int most_shared(const DeviceLimits& limits) {
+int max_shared(const DeviceLimits& limits) {
   return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(P)) - 1024;
 }
 template <class A>
 const Kernel<const CudaDispatchParams, const CudaShape> direct("dispatch kernel", normal::dispatch_kernel<A>,
-                                                               kMoveWarps* kLanes, most_shared<CudaDispatchParams>);
+                                                               kMoveWarps* kLanes, max_shared<CudaDispatchParams>);
 template <class A>
 const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through_rings("dispatch kernel",
                                                                                        normal::ring_dispatch_kernel<A>,
                                                                                        kMoveWarps* kLanes,
-                                                                                       most_shared<RingDispatchParams>);
+                                                                                       max_shared<RingDispatchParams>);
 
 // If the call is traced: the recording kernels.
 const auto& kernel_for(const CudaDispatchParams& p) {

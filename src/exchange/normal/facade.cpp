@@ -26,7 +26,7 @@ namespace {
 constexpr int kCudaHandles = 4;
 
 /// Limit enforced by check_config.
-constexpr int64_t kMostRingSlots = 1 << 20;
+constexpr int64_t kMaxRingSlots = 1 << 20;
 
 /// Bytes of the tables of one handle, and of what a dispatch stores besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
@@ -49,12 +49,12 @@ RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   r.slots = c.ring.slots;
   if (r.slots == 0) {  // at most the rows of a stream; at least two chunks, and the rows of a token
     const int64_t rows = (c.max_tokens + channels - 1) / channels * (c.layout == Layout::rank_major ? 1 : c.topk);
-    const int64_t chunks = std::min<int64_t>(2 * int64_t{c.ring.send_chunk}, kMostRingSlots);
+    const int64_t chunks = std::min<int64_t>(2 * int64_t{c.ring.send_chunk}, kMaxRingSlots);
     r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, chunks), rows), c.topk);
   }
   if (c.ring.max_bytes > 0) {
-    const int64_t room = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
-    r.slots = std::min(r.slots, std::max<int64_t>(room, 0));
+    const int64_t fitting_slots = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
+    r.slots = std::min(r.slots, std::max<int64_t>(fitting_slots, 0));
   }
   return r;
 }
@@ -91,10 +91,10 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
   const int64_t tokens = world * c.max_tokens;
   if (c.layout == Layout::rank_major) return tokens;
   // A token may name one expert several times, so all K routes may end on one rank.
-  const int64_t here = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
+  const int64_t local_experts = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
   if (routes == 0) return 0;
   // Maximum padding: one route to each expert but one, all remaining routes to that one.
-  const int64_t alone = std::min(here, routes) - 1;
+  const int64_t alone = std::min(local_experts, routes) - 1;
   return alone * c.expert_alignment + round_up(routes - alone, c.expert_alignment);
 }
 
@@ -233,15 +233,15 @@ int first_expert(int num_experts, int world, int rank) {
 
 namespace {
 
-void check_routing(const char* function, const ExpertIds& ids, int num_experts, int world, int most_experts) {
-  if (num_experts >= 1 && num_experts <= most_experts && world >= 1 && world <= kMaxRanks && ids.topk >= 1 &&
+void check_routing(const char* function, const ExpertIds& ids, int num_experts, int world, int max_experts) {
+  if (num_experts >= 1 && num_experts <= max_experts && world >= 1 && world <= kMaxRanks && ids.topk >= 1 &&
       ids.topk <= kMaxTopk && ids.tokens >= 0 && (ids.data || ids.tokens == 0))
     return;
-  const bool bounded = most_experts < std::numeric_limits<int>::max();
+  const bool bounded = max_experts < std::numeric_limits<int>::max();
   throw Error(ErrorCode::invalid_argument, std::string(function) + ": num_experts = " + std::to_string(num_experts) +
                                                ", world = " + std::to_string(world) + ", topk = " + std::to_string(ids.topk) +
                                                ", tokens = " + std::to_string(ids.tokens) + ": need num_experts " +
-                                               (bounded ? "in [1, " + std::to_string(most_experts) + "]" : ">= 1") +
+                                               (bounded ? "in [1, " + std::to_string(max_experts) + "]" : ">= 1") +
                                                ", world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
 }
 

@@ -13,21 +13,21 @@ namespace switchyard::detail {
 /// for all blocks and kernels of the call, because the host may take notice while replays begin.
 __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
   const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
-  const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::goes_on : Verdict::does_nothing);
+  const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::proceeds : Verdict::is_skipped);
   const auto before = atomicCAS(reinterpret_cast<unsigned long long*>(&state->verdict), 0ull, found);
   return static_cast<Verdict>(before != 0 ? before : found);
 }
 
 /// Completes `call` (in shared memory, already filled by copy_to_shared) with the epoch. Call first, from all threads of a
 /// block. False if the group has failed: it is reported to the host, and the block must return at once, so that N queued calls
-/// cost one deadline. `standing`: in shared memory. `handle`: for calls with the handle of an earlier dispatch, its tables;
-/// else null. All words are loaded concurrently.
-__device__ inline bool begin_block(const CallContext& given, const RankWords& words, ObjectState* state, CallContext& call,
-                                   Standing& standing, const TablesHeader* handle = nullptr) {
+/// cost one deadline. `participation`: in shared memory. `handle`: for calls with the handle of an earlier dispatch, its
+/// tables; else null. All words are loaded concurrently.
+__device__ inline bool begin_block(const CallContext& args, const RankWords& words, ObjectState* state, CallContext& call,
+                                   Participation& participation, const TablesHeader* handle = nullptr) {
   uint64_t abort = 0, epoch = 0, halted = 0;
   int32_t moved = 1;
   if (threadIdx.x == 0) {
-    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+    abort = ptx::load_relaxed<Scope::system>(args.abort_word);
     epoch = epoch_after(state->epoch);
     halted = state->halted_by;
     if (handle != nullptr) moved = handle->moved;
@@ -35,23 +35,25 @@ __device__ inline bool begin_block(const CallContext& given, const RankWords& wo
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) {
     call.epoch = epoch;
-    standing = Standing::takes_part;
-    if (halted != 0) standing = judge_halted(words, state, halted) == Verdict::goes_on ? Standing::resumes : Standing::left_out;
-    if (moved == 0 && standing != Standing::left_out) standing = Standing::unmoved;
+    participation = Participation::takes_part;
+    if (halted != 0)
+      participation =
+          judge_halted(words, state, halted) == Verdict::proceeds ? Participation::resumes : Participation::left_out;
+    if (moved == 0 && participation != Participation::left_out) participation = Participation::unmoved;
   }
-  if (abort != 0) report_abort(given, abort, epoch);
+  if (abort != 0) report_abort(args, abort, epoch);
   __syncthreads();
   return !failed;
 }
 
-__device__ inline bool takes_part(Standing standing) { return standing <= Standing::resumes; }
+__device__ inline bool takes_part(Participation participation) { return participation <= Participation::resumes; }
 
 /// Last step of the last kernel of a call that did not fail. Call from one warp, after all warps have read the epoch. All
 /// values are passed as arguments, because a load here would delay the next call.
-__device__ inline void end_call(ObjectState* state, uint64_t epoch, Standing standing) {
+__device__ inline void end_call(ObjectState* state, uint64_t epoch, Participation participation) {
   if (threadIdx.x % kLanes != 0) return;
   state->epoch = epoch;
-  if (standing != Standing::resumes) return;
+  if (participation != Participation::resumes) return;
   state->halted_by = 0;
   state->verdict = 0;
 }
@@ -87,7 +89,8 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
 /// is this rank (`soft` null), its host knows already; otherwise the fault is reported to the host and the object is halted.
 /// \returns the placement of the rank without room, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
-                                               ObjectState* state, Standing standing, SoftFault* soft, int& failed_rank) {
+                                               ObjectState* state, Participation participation, SoftFault* soft,
+                                               int& failed_rank) {
   const Placement* failed = nullptr;
   for (int r = 0; r < call.world() && failed == nullptr; ++r) {
     const Placement* place = call.heap.local(control.placement(call.epoch, r));
@@ -95,7 +98,7 @@ __device__ inline const Placement* end_unmoved(const CallContext& call, const Ra
     failed = place;
     failed_rank = r;
   }
-  end_call(state, call.epoch, standing);
+  end_call(state, call.epoch, participation);
   if (threadIdx.x % kLanes != 0 || failed == nullptr || soft == nullptr) return failed;
   const auto code = static_cast<int32_t>(failed->status);
   const uint64_t number = ptx::add_acq_rel<Scope::device>(words.fault_numbers, 1) + 1;
@@ -115,11 +118,11 @@ __device__ inline void report_left_out(const CallContext& call, const ObjectStat
 
 /// Last step of a call's last kernel if the call does not take part: the call is not counted. Call from all threads of all
 /// blocks.
-__device__ __noinline__ inline void do_nothing(const CallContext& call, Standing standing, const TablesHeader& header,
+__device__ __noinline__ inline void do_nothing(const CallContext& call, Participation participation, const TablesHeader& header,
                                                ObjectState* state, SoftFault* soft) {
   if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
   if (threadIdx.x != 0) return;
-  if (standing == Standing::left_out) {
+  if (participation == Participation::left_out) {
     if (blockIdx.x == 0) report_left_out(call, *state, soft);
     if (ptx::add_acq_rel<Scope::device>(&state->leavers, 1) + 1 == gridDim.x) {
       state->leavers = 0;
@@ -135,9 +138,11 @@ __device__ __noinline__ inline void do_nothing(const CallContext& call, Standing
 /// memory. `stages` per warp, one if there is no room for more; 0: two if whole rows fit twice, else one.
 inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
                             int stages = 0) {
-  const auto room = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;
-  const auto fitted = [&](int n) { return fit_cuda_shape(warps, n, static_cast<uint64_t>(row_bytes), scratch_bytes, room); };
-  if (stages == 0) return fitted(row_bytes * 2 * warps <= room ? 2 : 1);
+  const auto available = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;
+  const auto fitted = [&](int n) {
+    return fit_cuda_shape(warps, n, static_cast<uint64_t>(row_bytes), scratch_bytes, available);
+  };
+  if (stages == 0) return fitted(row_bytes * 2 * warps <= available ? 2 : 1);
   const CudaShape shape = fitted(stages);
   return shape.stage_bytes > 0 ? shape : fitted(1);
 }

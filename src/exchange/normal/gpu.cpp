@@ -16,9 +16,9 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   if (through_rings()) group_.require_one_host("NormalConfig::staging = ring", "use Staging::direct");
   construct([&] {
     const DeviceGuard guard(gpu_.device());
-    if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
+    if (const int max = max_cuda_experts(config.layout); config.num_experts > max)
       invalid("NormalConfig::num_experts",
-              " = " + std::to_string(config.num_experts) + ": CUDA takes at most " + std::to_string(most) + " in this layout");
+              " = " + std::to_string(config.num_experts) + ": CUDA takes at most " + std::to_string(max) + " in this layout");
     if (config.max_tokens > kMaxTokensPerPlanBlock * gpu_.max_blocks())
       invalid("NormalConfig::max_tokens", " = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
                                               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
@@ -113,20 +113,20 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
     gpu_.check_pointer(operand.name, operand.data, operand.alignment, frame.known_memory);
   const bool combines = frame.operation == Operation::combine;
   NormalCall kind = combines ? NormalCall::combine : NormalCall::dispatch;
-  if (frame.effort == Effort::copies) kind = NormalCall::copying_combine;
-  if (frame.effort == Effort::quantises && !through_rings()) kind = NormalCall::quantising_dispatch;
+  if (frame.extra_work == ExtraWork::copies) kind = NormalCall::copying_combine;
+  if (frame.extra_work == ExtraWork::quantises && !through_rings()) kind = NormalCall::quantising_dispatch;
   call->launch = normal_launch(tuned_, kind, frame.num_sms, gpu_.max_blocks());
   call->sms_named = frame.num_sms != 0;
   if (through_rings()) call->launch.warps = kMoveWarps;
   call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
-  order_->give_counters(call->context);
+  order_->set_counters(call->context);
   call->at = order_->begin(static_cast<gpu::Stream>(frame.stream));
   call->captured = call->at.capture.active;
   if (hosts_ && call->captured)
     throw Error(ErrorCode::unsupported,
                 "on GPUs of several hosts calls wait for their placements and cannot be captured; leave them out of the graph");
   call->words = gpu_.words(call->captured);
-  call->pushes_anyway = call->launch.blocks >= kPushFrom;
+  call->always_pushes = call->launch.blocks >= kPushFrom;
   for (const Operand& operand : frame.operands) use(operand.data, *call);
   return call;
 }

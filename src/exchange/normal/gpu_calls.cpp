@@ -264,7 +264,7 @@ CudaCombineParams CudaNormal::sum_params(const CudaCall& call, const HandleData&
   p.soft = error ? nullptr : gpu_.device_soft_fault();
   p.weights_of_records = weights.of_records;
   p.weights_of_routes = weights.of_routes;
-  p.weights_given = weights.given;
+  p.caller_weights = weights.given;
   return p;
 }
 
@@ -299,7 +299,7 @@ NormalImpl::HandleArrays CudaNormal::arrays_of(const HandleData& h) const {
   a.aligned = t.aligned;
   a.invalid_ids = &t.header->invalid_ids;
   a.dropped = t.dropped;
-  a.dropped_here = t.dropped_here;
+  a.local_dropped = t.local_dropped;
   return a;
 }
 

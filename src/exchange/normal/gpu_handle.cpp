@@ -95,7 +95,7 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu:
   upload(t.kept, h.kept_per_expert, stream);
   upload(t.aligned, h.aligned_per_expert, stream);
   upload(t.padding, padding_ranges(h), stream);
-  upload(t.dropped_here, h.dropped_here, stream);
+  upload(t.local_dropped, h.local_dropped, stream);
   upload(reinterpret_cast<int32_t*>(r.records + r.layout.token_at()), h.record_token, stream);
   upload(reinterpret_cast<int32_t*>(r.records + r.layout.route_at()), h.record_route, stream);
   upload(reinterpret_cast<float*>(r.records + r.layout.weight_at()), h.record_weight, stream);

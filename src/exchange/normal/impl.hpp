@@ -69,7 +69,7 @@ class NormalImpl : protected ExchangeBase {
   virtual void use_graph_memory(std::shared_ptr<void>) {}
   void set_site(uint32_t site);
   virtual CallStatistics last_call() = 0;
-  virtual int64_t invalid_ids() { return invalid_ids_so_far(); }
+  virtual int64_t invalid_ids() { return total_invalid_ids(); }
 
   const NormalConfig config;
 
@@ -87,7 +87,7 @@ class NormalImpl : protected ExchangeBase {
     size_t alignment;  ///< required by kernels, in bytes
   };
   /// Work of a call besides moving rows: it quantizes rows to fp8 on the way, or copies rows before peers read them.
-  enum class Effort : uint8_t { moves, quantises, copies };
+  enum class ExtraWork : uint8_t { moves, quantises, copies };
   /// Input of begin().
   struct Frame {
     Operation operation;
@@ -95,7 +95,7 @@ class NormalImpl : protected ExchangeBase {
     void* stream;
     int num_sms;
     bool known_memory;
-    Effort effort;
+    ExtraWork extra_work;
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
@@ -108,7 +108,7 @@ class NormalImpl : protected ExchangeBase {
     CallContext context;         ///< counts on the device: without the epoch
     uint64_t signature = 0;      ///< ranks compare it; see signature()
     bool captured = false;       ///< in a graph
-    bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them in place
+    bool always_pushes = false;  ///< combine per_route pushes rows even if their owners could read them in place
     /// Dispatch to memory of the caller: this rank writes rows of its own tokens there itself, as if its rows were at own_rows.
     bool own_placed = false;
     uint64_t own_rows = 0;
@@ -124,8 +124,8 @@ class NormalImpl : protected ExchangeBase {
   static constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
   /// A dispatch in progress.
   struct Dispatch {
-    Dispatch(const ConstRows& rows_given, const RowFormat& f, const DispatchOptions& o, const float* w = nullptr)
-        : x(rows_given), format(f), options(o), weights(w) {}
+    Dispatch(const ConstRows& caller_rows, const RowFormat& f, const DispatchOptions& o, const float* w = nullptr)
+        : x(caller_rows), format(f), options(o), weights(w) {}
     const ConstRows& x;
     const RowFormat& format;
     const DispatchOptions& options;
@@ -153,7 +153,7 @@ class NormalImpl : protected ExchangeBase {
   struct HandleArrays {
     const int32_t *record_route = nullptr, *record_token = nullptr;
     const float *record_weight = nullptr, *row_weight = nullptr;
-    const int64_t *row_source = nullptr, *first_row = nullptr, *kept = nullptr, *aligned = nullptr, *dropped_here = nullptr;
+    const int64_t *row_source = nullptr, *first_row = nullptr, *kept = nullptr, *aligned = nullptr, *local_dropped = nullptr;
     const int64_t* invalid_ids = nullptr;
     const uint8_t* dropped = nullptr;
   };
@@ -193,7 +193,7 @@ class NormalImpl : protected ExchangeBase {
   bool through_rings() const { return config.staging == Staging::ring; }
   bool spans_hosts() const { return !group_.host_map().one_host(); }
   /// The order in which kernels sum: on one host, per_host is replaced by the order that equals it.
-  CombineOrder order_here(CombineOrder order) const;
+  CombineOrder effective_order(CombineOrder order) const;
   /// Identity of this object, equal on all ranks and unique. With the epoch of a dispatch: identity of the handle that it
   /// makes.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }

@@ -61,7 +61,7 @@ struct CudaCombineParams {
   // Weights, see NormalImpl::SumWeights. Those of the tables are unused if no rank passed any to the dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
-  const float* weights_given = nullptr;
+  const float* caller_weights = nullptr;
 };
 
 /// Additional parameters of dispatch and combine kernels with ring staging. Set by CudaNormal::ring_parts.

@@ -25,20 +25,20 @@ struct LaunchShape {
   int blocks = 0, warps = 0, stages = 0;
 };
 
-/// Shape of a normal-mode call with direct staging that requests `asked` multiprocessors (0: as tuned) of `most`. The warps and
+/// Shape of a normal-mode call with direct staging that requests `asked` multiprocessors (0: as tuned) of `max`. The warps and
 /// stages of a tuning entry were found with the multiprocessors of that entry. They apply to calls that run on as many
 /// multiprocessors as a call that requests none, no matter whether the caller sets the number, the entry leaves it to the
 /// default, or the rank has fewer. A quantizing dispatch computes more than it stores, and a copying combine moves each row
 /// twice: these have their own defaults, and always use the library's own warps and stages.
-inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int most) {
+inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int max) {
   if (call == NormalCall::quantising_dispatch)
-    return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, most), kMoveWarps, 0};
+    return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, max), kMoveWarps, 0};
   if (call == NormalCall::copying_combine)
-    return {blocks_of_call(asked, std::max(tuned.combine_sms, kDefaultCopyingSms), 0, most), kSumWarps, 0};
+    return {blocks_of_call(asked, std::max(tuned.combine_sms, kDefaultCopyingSms), 0, max), kSumWarps, 0};
   const bool combines = call == NormalCall::combine;
   const int sms = combines ? tuned.combine_sms : tuned.dispatch_sms;
-  LaunchShape launch{blocks_of_call(asked, sms, kDefaultSms, most), combines ? kSumWarps : kMoveWarps, 0};
-  if (launch.blocks != blocks_of_call(0, sms, kDefaultSms, most)) return launch;
+  LaunchShape launch{blocks_of_call(asked, sms, kDefaultSms, max), combines ? kSumWarps : kMoveWarps, 0};
+  if (launch.blocks != blocks_of_call(0, sms, kDefaultSms, max)) return launch;
   if (const int warps = combines ? tuned.combine_warps : tuned.dispatch_warps; warps > 0) launch.warps = warps;
   if (!combines) launch.stages = tuned.dispatch_stages;
   return launch;

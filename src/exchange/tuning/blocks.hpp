@@ -6,10 +6,10 @@
 
 namespace switchyard::detail {
 
-/// Blocks of a call: as requested by its caller, else tuned, else `usual` (each 0 for none), limited to those that a rank may
-/// have.
-inline int blocks_of_call(int asked, int tuned, int usual, int most) {
-  return asked > 0 ? asked : std::min(tuned > 0 ? tuned : usual, most);
+/// Blocks of a call: as requested by its caller, else tuned, else `default_value` (each 0 for none), limited to those that a
+/// rank may have.
+inline int blocks_of_call(int asked, int tuned, int default_value, int max) {
+  return asked > 0 ? asked : std::min(tuned > 0 ? tuned : default_value, max);
 }
 
 }  // namespace switchyard::detail

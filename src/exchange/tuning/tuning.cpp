@@ -36,15 +36,15 @@ constexpr unsigned kNormal = bit(TuningMode::normal) | bit(TuningMode::normal_ex
 struct ValueKey {
   const char* name;
   int TuningValues::*target;
-  int most;
+  int max;
   unsigned modes;
 };
-constexpr int kMostSms = 1024;
+constexpr int kMaxSms = 1024;
 constexpr ValueKey kValues[] = {
-    {"dispatch_sms", &TuningValues::dispatch_sms, kMostSms, kNormal | kLowLatency},
-    {"combine_sms", &TuningValues::combine_sms, kMostSms, kNormal | kLowLatency},
-    {"quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, kMostSms, kNormal},
-    {"sms", &TuningValues::sms, kMostSms, kWhole},
+    {"dispatch_sms", &TuningValues::dispatch_sms, kMaxSms, kNormal | kLowLatency},
+    {"combine_sms", &TuningValues::combine_sms, kMaxSms, kNormal | kLowLatency},
+    {"quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, kMaxSms, kNormal},
+    {"sms", &TuningValues::sms, kMaxSms, kWhole},
     {"dispatch_warps", &TuningValues::dispatch_warps, kMostDispatchWarps, kNormal},
     {"dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, kLowLatency},
     {"dispatch_stages", &TuningValues::dispatch_stages, kMostDispatchStages, kNormal},
@@ -89,11 +89,11 @@ class Line {
     return pair;
   }
 
-  int64_t integer(const Pair& pair, int64_t most) const {
+  int64_t integer(const Pair& pair, int64_t max) const {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(pair.value.data(), pair.value.data() + pair.value.size(), value);
-    if (error != std::errc() || end != pair.value.data() + pair.value.size() || value < 1 || value > most)
-      fail(std::string(pair.key) + " = '" + std::string(pair.value) + "': must be an integer in [1, " + std::to_string(most) +
+    if (error != std::errc() || end != pair.value.data() + pair.value.size() || value < 1 || value > max)
+      fail(std::string(pair.key) + " = '" + std::string(pair.value) + "': must be an integer in [1, " + std::to_string(max) +
            "]");
     return value;
   }
@@ -158,7 +158,7 @@ TuningEntry parse_entry(Line line, int number) {
     if (known == std::end(kValues))
       line.fail("unknown key '" + std::string(pair.key) + "': mode " + to_string(entry.key.mode) + " has " +
                 allowed_keys(entry.key.mode));
-    entry.values.*known->target = static_cast<int>(line.integer(pair, known->most));
+    entry.values.*known->target = static_cast<int>(line.integer(pair, known->max));
   }
   return entry;
 }

@@ -187,9 +187,9 @@ void CpuExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows&
     const int64_t first = rows.first_row != nullptr ? rows.first_row[e] : static_cast<int64_t>(e) * rows.rows_per_expert;
     require(first >= 0, "ExpertMlp::forward",
             "rows.first_row of local expert " + std::to_string(e) + " is " + std::to_string(first) + "; allowed: >= 0");
-    const int64_t most = rows.first_row != nullptr ? end - first : std::min(end - first, rows.rows_per_expert);
+    const int64_t max = rows.first_row != nullptr ? end - first : std::min(end - first, rows.rows_per_expert);
     next_slot_[e] = first;
-    expert_rows_[e] = std::max<int64_t>(0, std::min(given, most));
+    expert_rows_[e] = std::max<int64_t>(0, std::min(given, max));
   }
   forward_on_host(static_cast<const uint16_t*>(x.data), next_slot_, expert_rows_, static_cast<uint16_t*>(y.data));
 }

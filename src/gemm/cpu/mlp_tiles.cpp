@@ -57,12 +57,12 @@ ExpertMemory MlpTiles::memory() const {
   return {a.weight_bytes + b.weight_bytes, a.scratch_bytes + b.scratch_bytes + products_.bytes()};
 }
 
-const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* room) {
+const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* scratch) {
   const int64_t m = padded_rows(rows);
   if (m == rows) return x;
-  std::copy_n(x, rows * columns, room);
-  std::fill_n(room + rows * columns, (m - rows) * columns, uint16_t{0});
-  return room;
+  std::copy_n(x, rows * columns, scratch);
+  std::fill_n(scratch + rows * columns, (m - rows) * columns, uint16_t{0});
+  return scratch;
 }
 
 }  // namespace switchyard::detail

@@ -39,8 +39,8 @@ class MlpTiles {
   AlignedBuffer products_;  // f32 [kTileRows, 2 I]
 };
 
-/// `rows` rows of `columns` elements as a tile operand: `x` itself if no padding is needed, else a copy in `room`, [kTileRows,
-/// columns], followed by zero rows.
-const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* room);
+/// `rows` rows of `columns` elements as a tile operand: `x` itself if no padding is needed, else a copy in `scratch`,
+/// [kTileRows, columns], followed by zero rows.
+const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* scratch);
 
 }  // namespace switchyard::detail

@@ -21,7 +21,7 @@ struct Fp8Kind {
                         kActivated = kTileFinish == Finish::activated, kInterleaved = kGated;
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
-  static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMostFp8Rows, kWeightScales = 4;
+  static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMaxFp8Rows, kWeightScales = 4;
   /// Numbers 2 g and 2 g + 1 belong to what warpgroup g multiplies. Gated: scales of the gate and of the up half; else the same
   /// scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
@@ -30,10 +30,10 @@ struct Fp8Kind {
 };
 
 /// Scales precede the other room.
-struct Fp8Room : Room {
-  static constexpr uint32_t kStageScaleBytes = kMostFp8Rows * 4 + 32, kScaleRoom = 8192;
-  static_assert(kScaleRoom >= kStageScaleBytes * kMostStages);
-  __device__ uint32_t scales(uint32_t slot) const { return base - kScaleRoom + slot * kStageScaleBytes; }
+struct Fp8SharedStorage : SharedStorage {
+  static constexpr uint32_t kStageScaleBytes = kMaxFp8Rows * 4 + 32, kScaleStorageBytes = 8192;
+  static_assert(kScaleStorageBytes >= kStageScaleBytes * kMaxTileStages);
+  __device__ uint32_t scales(uint32_t slot) const { return base - kScaleStorageBytes + slot * kStageScaleBytes; }
 };
 
 /// sums += product * scales of the weights and of the rows; rows are columns of the product. `kAlike`: the weights have one
@@ -68,19 +68,19 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
 /// Stores a tile's outputs as fp8, with one scale per row: the tile's columns are one group. Outputs are first rounded to bf16,
 /// so that the bytes equal those of a separate quantization. Called by both warpgroups.
 template <class K, int kWidth>
-__device__ __forceinline__ void store_quantised(const GroupedParams& p, const Room& room, const Tile& t,
+__device__ __forceinline__ void store_quantised(const GroupedParams& p, const SharedStorage& storage, const Tile& t,
                                                 const float (&sums)[2][kWidth / 2]) {
   constexpr uint32_t kHalf = kWidth * 64;  // bytes of the rows of one half of a warpgroup
   constexpr int kLanes = 16;               // of a row, 8 columns each
   ptx::named_barrier(3, kMathThreads);     // the previous tile has been read
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    stage_outputs<K, kWidth, 32>(room.staging(math_group()) + static_cast<uint32_t>(half) * kHalf,
+    stage_outputs<K, kWidth, 32>(storage.staging(math_group()) + static_cast<uint32_t>(half) * kHalf,
                                  [&](int i) { return interleaved_output<kWidth>(p, sums[half], i); });
   ptx::named_barrier(3, kMathThreads);
   const int piece = static_cast<int>(threadIdx.x) % kLanes, rows = static_cast<int>(t.shape >> 16);
   const int column = t.column_tile * K::kColumns + piece * 8;
-  const uint32_t part = room.staging(piece / 8) + static_cast<uint32_t>(piece / 4 % 2) * kHalf;
+  const uint32_t part = storage.staging(piece / 8) + static_cast<uint32_t>(piece / 4 % 2) * kHalf;
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
 #pragma unroll 1
   for (int row = static_cast<int>(threadIdx.x) / kLanes; row < kWidth; row += kMathThreads / kLanes) {
@@ -95,13 +95,14 @@ __device__ __forceinline__ void store_quantised(const GroupedParams& p, const Ro
 }
 
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Fp8Room& room, Position& at, uint32_t entry) {
+__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Fp8SharedStorage& storage, Position& at,
+                                              uint32_t entry) {
   float sums[2][kWidth / 2];
 #pragma unroll
   for (int i = 0; i < kWidth / 2; ++i) sums[0][i] = sums[1][i] = 0;
   for (int block = 0; block < p.inner_blocks; ++block) {
-    const Operands s = next_stage(room, at);
-    const uint32_t scales = room.scales(at.slot);
+    const Operands s = next_stage(storage, at);
+    const uint32_t scales = storage.scales(at.slot);
     const float2 weights = ptx::load_shared_pair(scales + kWeightScalesAt<K> + static_cast<uint32_t>(math_group()) * 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -123,15 +124,15 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Fp8R
       add_scaled<kWidth, !K::kGated>(sums[half], product, scales, weights.x, weights.y);
     }
     __syncwarp();  // all lanes have read the scales
-    release_stage(room, at.slot);
-    advance(room, at);
+    release_stage(storage, at.slot);
+    advance(storage, at);
   }
   const Tile t = read_entry(entry);
   if constexpr (K::kQuantised) {
-    store_quantised<K, kWidth>(p, room, t, sums);
+    store_quantised<K, kWidth>(p, storage, t, sums);
   } else {
-    store_half<K, kWidth>(p, room, t, 0, sums[0]);
-    store_half<K, kWidth>(p, room, t, 1, sums[1]);
+    store_half<K, kWidth>(p, storage, t, 0, sums[0]);
+    store_half<K, kWidth>(p, storage, t, 1, sums[1]);
   }
 }
 
@@ -141,18 +142,20 @@ __global__ void __launch_bounds__(kThreads, 1) fp8_kernel(const __grid_constant_
   const uint32_t base = ptx::shared_address(shared);
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   const int widest = count_tickets(p, first_tickets, first_tickets - 1);
-  const Fp8Room room{make_room(base + Fp8Room::kScaleRoom, p.shared_bytes - Fp8Room::kScaleRoom, p.num_experts, widest)};
-  make_barriers(room, 1 + K::kScaleThreads, kMathThreads + 1 + K::kScaleThreads);
+  const Fp8SharedStorage storage{make_storage(base + Fp8SharedStorage::kScaleStorageBytes,
+                                              p.shared_bytes - Fp8SharedStorage::kScaleStorageBytes, p.num_experts, widest)};
+  make_barriers(storage, 1 + K::kScaleThreads, kMathThreads + 1 + K::kScaleThreads);
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
-    ptx::give_registers<56>();
-    if (threadIdx.x == kLoaderThread) load_tiles<K>(p, room);
-    if (threadIdx.x == kClaimerThread) claim_tiles(p, room, first_tickets);
-    if (threadIdx.x >= K::kFirstScaleThread && threadIdx.x < K::kFirstScaleThread + K::kScaleThreads) load_scales<K>(p, room);
+    ptx::dealloc_registers<56>();
+    if (threadIdx.x == kLoaderThread) load_tiles<K>(p, storage);
+    if (threadIdx.x == kClaimerThread) claim_tiles(p, storage, first_tickets);
+    if (threadIdx.x >= K::kFirstScaleThread && threadIdx.x < K::kFirstScaleThread + K::kScaleThreads)
+      load_scales<K>(p, storage);
   } else {
-    ptx::take_registers<224>();
-    multiply_tiles<kMostFp8Rows>(
-        room, [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, room, at, entry); });
+    ptx::alloc_registers<224>();
+    multiply_tiles<kMaxFp8Rows>(
+        storage, [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, storage, at, entry); });
   }
 }
 

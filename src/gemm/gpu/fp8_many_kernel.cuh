@@ -19,10 +19,10 @@
 namespace switchyard::detail::gemm {
 
 inline constexpr int kManyGroups = 3, kManyMathThreads = kManyGroups * 128, kManyMathWarps = kManyGroups * 4;
-static_assert(kManyThreads == kManyMathThreads + 128 && kMostManyRows == kManyGroups * kUnitRows);
+static_assert(kManyThreads == kManyMathThreads + 128 && kMaxManyRows == kManyGroups * kUnitRows);
 inline constexpr int kBlockWeights = 128;                      // of a stage, in each block
 inline constexpr uint32_t kUnitBytes = kUnitRows * kFp8Inner;  // rows of a unit
-inline constexpr uint32_t kManyRowBytes = kMostManyRows * kFp8Inner;
+inline constexpr uint32_t kManyRowBytes = kMaxManyRows * kFp8Inner;
 inline constexpr uint32_t kManyStageBytes = kManyRowBytes + kBlockWeights * kFp8Inner;
 inline constexpr uint16_t kBothBlocks = 3;
 
@@ -31,7 +31,7 @@ template <Finish kTileFinish>
 struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
-  static constexpr int kScaledRows = kMostManyRows, kWeightScales = 2;
+  static constexpr int kScaledRows = kMaxManyRows, kWeightScales = 2;
   /// Staging bytes per warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
   static constexpr uint32_t kFromOther = 1024;  ///< bytes of a group that the other block sends
@@ -44,14 +44,14 @@ struct ManyKind : Fp8Kind<kTileFinish> {
 /// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets is at the
 /// end. A kind may fix the number of stages (kStages), which saves registers.
 template <class K>
-struct ManyRoom : Room {
+struct ManySharedStorage : SharedStorage {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
 
   __device__ uint32_t num_stages() const {
     if constexpr (requires { K::kStages; })
       return K::kStages;
     else
-      return Room::num_stages();
+      return SharedStorage::num_stages();
   }
 
   __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
@@ -65,23 +65,23 @@ struct ManyRoom : Room {
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
 };
 template <class K>
-__device__ __forceinline__ ManyRoom<K> make_many_room(uint32_t base, uint32_t shared_bytes, int num_experts) {
+__device__ __forceinline__ ManySharedStorage<K> make_many_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
   const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
-  const uint32_t fit = (shared_bytes - ManyRoom<K>::kFixed - list) / (kManyStageBytes + kScaleBytes<K>);
-  return {{base, fit < kMostStages ? fit : kMostStages}};
+  const uint32_t fit = (shared_bytes - ManySharedStorage<K>::kFixed - list) / (kManyStageBytes + kScaleBytes<K>);
+  return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
 }
 
 /// Call before a barrier of the cluster. `loaders`, `readers`: as in make_barriers().
 template <class K>
-__device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room, uint32_t loaders = 1 + K::kScaleThreads,
+__device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& storage, uint32_t loaders = 1 + K::kScaleThreads,
                                                    uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
-  make_barriers(room, loaders, readers, 2 * kManyMathWarps);
+  make_barriers(storage, loaders, readers, 2 * kManyMathWarps);
   if (threadIdx.x != 0) return;
-  ptx::mbarrier_init(room.sent(0), 1);
-  ptx::mbarrier_init(room.sent(1), 1);
+  ptx::mbarrier_init(storage.sent(0), 1);
+  ptx::mbarrier_init(storage.sent(1), 1);
   for (int warp = 0; warp < kManyMathWarps; ++warp) {
-    ptx::mbarrier_init(room.ready(warp), 1);
-    ptx::mbarrier_init(room.free(warp), 1);
+    ptx::mbarrier_init(storage.ready(warp), 1);
+    ptx::mbarrier_init(storage.free(warp), 1);
   }
   ptx::fence_mbarrier_init();
 }
@@ -91,25 +91,26 @@ __device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room, uint
 /// when its tile is claimed: to finish the tile before the previous one, this block needed rows that the other block loaded,
 /// which it did because it had read that letter.
 template <class K>
-__device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoom<K>& room, const int* first_tickets) {
+__device__ __forceinline__ void announce_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage,
+                                               const int* first_tickets) {
   const bool leads = ptx::cluster_rank() == 0;
   const uint32_t clusters = gridDim.x / 2;
   uint32_t ticket = blockIdx.x / 2;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+    if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
     if (i > 0 && leads) ticket = clusters + atomicAdd(p.tickets, 1u);
-    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
     if (i > 0 && leads) {
-      ptx::store_async(ptx::shared_of_block(room.letter(slot), 1), ticket, ptx::shared_of_block(room.sent(slot), 1));
+      ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));
     } else if (i > 0) {
-      ptx::mbarrier_expect(room.sent(slot), 4);
-      ptx::mbarrier_wait(room.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
-      ticket = ptx::load_shared(room.letter(slot));
+      ptx::mbarrier_expect(storage.sent(slot), 4);
+      ptx::mbarrier_wait(storage.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
+      ticket = ptx::load_shared(storage.letter(slot));
     }
     const Tile t = tile_of<kUnitRows>(p, first_tickets, ticket);
-    ptx::store_shared_16(room.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
-    ptx::mbarrier_arrive(room.told(slot));
+    ptx::store_shared_16(storage.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
+    ptx::mbarrier_arrive(storage.announced(slot));
     if (t.shape == kNoTile) break;
   }
   if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
@@ -118,20 +119,20 @@ __device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoo
 /// Role of the loader thread: loads this block's weights (gated: 64 of the gate, 64 of the up half), and half of each unit's
 /// rows for both blocks, which must have read the previous contents.
 template <class K>
-__device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
+__device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
   const int rank = static_cast<int>(ptx::cluster_rank());
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
-  for_each_tile(room, [&](const Tile& t) {
+  for_each_tile(storage, [&](const Tile& t) {
     const int units = static_cast<int>(t.shape & 0xffff) / kUnitRows;
     const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
     const int second = K::kGated ? output : output + kBlockWeights / 2;
     for (int block = 0; block < p.inner_blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(room.due());
+      if (block == due_at) ptx::mbarrier_arrive(storage.due());
       const int inner = block * kFp8Inner;
-      ptx::mbarrier_wait(room.empty(slot), parity);
-      const uint32_t rows = room.stage(slot), weights = rows + kManyRowBytes, bar = room.full(slot);
+      ptx::mbarrier_wait(storage.empty(slot), parity);
+      const uint32_t rows = storage.stage(slot), weights = rows + kManyRowBytes, bar = storage.full(slot);
       ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeights);
       ptx::load_box(weights, &p.many_weights, bar, inner, output, 0, t.expert);
       ptx::load_box(weights + kHalfWeights, &p.many_weights, bar, inner, second, K::kGated ? 1 : 0, t.expert);
@@ -139,7 +140,7 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
         ptx::load_box_to_blocks(rows + static_cast<uint32_t>(unit) * kUnitBytes + static_cast<uint32_t>(rank) * kHalfUnit,
                                 &p.rows[kUnitRows / 2 / kRowStep - 1], bar, inner,
                                 t.row + unit * kUnitRows + rank * (kUnitRows / 2), kBothBlocks);
-      if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+      if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
     }
   });
 }
@@ -168,8 +169,8 @@ __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product
 
 /// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
 template <class K>
-__device__ __forceinline__ void release_in_both(const ManyRoom<K>& room, uint32_t slot) {
-  if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.empty(slot), static_cast<uint32_t>(lane())));
+__device__ __forceinline__ void release_in_both(const ManySharedStorage<K>& storage, uint32_t slot) {
+  if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
 /// Warpgroups issue the products of a stage one after the other, in a ring. Without an order they would share the tensor cores
@@ -180,19 +181,19 @@ __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (mat
 
 /// Computes the sums of this warpgroup's unit. The scales of a stage's rows start with those of `before` additional rows.
 template <class K>
-__device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums,
-                                              int before = 0) {
+__device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
+                                              UnitSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
   // For the first stage; those of the other stages are at multiples. Only the low halves of descriptors, because the high
   // halves are all equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
-               static_cast<uint32_t>(ptx::operand_at(room.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
-           first_weights = static_cast<uint32_t>(ptx::operand_at(room.stage(0) + kManyRowBytes));
-  uint32_t first_weight_scales = room.scales(0) + kWeightScalesAt<K>;
+               static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
+           first_weights = static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + kManyRowBytes));
+  uint32_t first_weight_scales = storage.scales(0) + kWeightScalesAt<K>;
   uint32_t first_row_scales =
-      room.scales(0) + static_cast<uint32_t>(before + math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+      storage.scales(0) + static_cast<uint32_t>(before + math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
   ptx::keep_register(first_rows);
   ptx::keep_register(first_weights);
   ptx::keep_register(first_weight_scales);
@@ -201,7 +202,7 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
   for (int block = 0; block < p.inner_blocks; ++block) {
     const uint32_t rows = first_rows + at.slot * kNextStage, weights = first_weights + at.slot * kNextStage;
     UnitSums product;
-    ptx::mbarrier_wait(room.full(at.slot), at.parity);
+    ptx::mbarrier_wait(storage.full(at.slot), at.parity);
     take_turn();
     ptx::wgmma_begin();
 #pragma unroll
@@ -220,9 +221,9 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
     __syncwarp();  // all lanes have read the scales
     ptx::wgmma_wait<0>();
     ptx::keep(product);
-    release_in_both(room, at.slot);
+    release_in_both(storage, at.slot);
     add_unit<!K::kGated>(sums, product, row_scales, weight_scales);
-    advance(room, at);
+    advance(storage, at);
   }
 }
 
@@ -260,14 +261,14 @@ __device__ __forceinline__ uint32_t group_at(int row, int byte) {
 /// all outputs of 8 rows. Outputs are first rounded to bf16, so that the bytes equal those of a separate quantization.
 /// `parity`: of this warp's earlier calls.
 template <class K, class Value>
-__device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManyRoom<K>& room, int64_t row, int rows,
-                                                     int column_tile, uint32_t parity, Value value) {
+__device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManySharedStorage<K>& storage, int64_t row,
+                                                     int rows, int column_tile, uint32_t parity, Value value) {
   const int rank = static_cast<int>(ptx::cluster_rank()), warp = math_group() * 4 + warp_of_group();
-  const uint32_t staging = room.warp_staging(warp);
-  ptx::mbarrier_wait(room.free(warp), parity ^ 1);  // the other block has read what this one sent
+  const uint32_t staging = storage.warp_staging(warp);
+  ptx::mbarrier_wait(storage.free(warp), parity ^ 1);  // the other block has read what this one sent
   __syncwarp();
   const uint32_t there = ptx::shared_of_block(staging, static_cast<uint32_t>(rank) ^ 1),
-                 bar = ptx::shared_of_block(room.ready(warp), static_cast<uint32_t>(rank) ^ 1);
+                 bar = ptx::shared_of_block(storage.ready(warp), static_cast<uint32_t>(rank) ^ 1);
 #pragma unroll
   for (int eight = 0; eight < 8; ++eight) {
     const uint32_t at = group_at(lane() / 4, (rank * 64 + eight * 8 + (lane() & 3) * 2) * 2);
@@ -277,8 +278,8 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
     ptx::store_async(there + at, rank == 0 ? high : low, bar);
   }
   __syncwarp();
-  if (lane() == 0) ptx::mbarrier_expect(room.ready(warp), K::kFromOther);
-  ptx::mbarrier_wait(room.ready(warp), parity);
+  if (lane() == 0) ptx::mbarrier_expect(storage.ready(warp), K::kFromOther);
+  ptx::mbarrier_wait(storage.ready(warp), parity);
   constexpr int kLanes = 16;  // of a row, 8 columns each
   const int piece = lane() % kLanes, column = column_tile * 128 + piece * 8;
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
@@ -293,23 +294,23 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
     store_group(p, row + rank * 8 + i, column_tile, column, piece == 0, q);
   }
   __syncwarp();
-  if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.free(warp), static_cast<uint32_t>(rank) ^ 1));
+  if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.free(warp), static_cast<uint32_t>(rank) ^ 1));
 }
 
 /// `parity`: of the earlier tiles of this warpgroup.
 template <class K>
-__device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManyRoom<K>& room, Position& at,
+__device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                                    uint32_t entry, uint32_t parity) {
   UnitSums sums;
-  multiply_unit(p, room, at, sums);
+  multiply_unit(p, storage, at, sums);
   const Tile t = read_entry(entry);
   const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
   const auto gated_value = [&](int i) { return gated(p.gating, sums[i], sums[i + kBlockWeights / 4]); };
   if constexpr (K::kQuantised) {
-    store_warp_quantised(p, room, t.row + first, rows, t.column_tile, parity, gated_value);
+    store_warp_quantised(p, storage, t.row + first, rows, t.column_tile, parity, gated_value);
   } else {
     const int column = t.column_tile * K::kColumns + static_cast<int>(ptx::cluster_rank()) * (K::kColumns / 2);
-    const uint32_t staging = room.warp_staging(math_group() * 4 + warp_of_group());
+    const uint32_t staging = storage.warp_staging(math_group() * 4 + warp_of_group());
     if constexpr (K::kGated) {
       store_warp_rows(p, staging, t.row + first, rows, column, gated_value);
     } else {
@@ -323,37 +324,37 @@ __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const
 
 /// Like multiply_unit(), for a tile that has no unit for this warpgroup.
 template <class K>
-__device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at) {
+__device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at) {
   for (int block = 0; block < p.inner_blocks; ++block) {
-    ptx::mbarrier_wait(room.full(at.slot), at.parity);
+    ptx::mbarrier_wait(storage.full(at.slot), at.parity);
     take_turn();
     pass_turn();
-    release_in_both(room, at.slot);
-    advance(room, at);
+    release_in_both(storage, at.slot);
+    advance(storage, at);
   }
 }
 
 /// Role of each of the warps that multiply. In tiles of two units the last warpgroup has nothing to multiply.
 template <class K>
-__device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
+__device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   Position at;
   uint32_t parity = 0;
   if (math_group() == kManyGroups - 1) pass_turn();
   for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
-    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = storage.entry(slot);
+    ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
     if (width == static_cast<int>(kNoTile)) {
       if (math_group() == 0) take_turn();  // passed by the last group
       break;
     }
     if (math_group() * kUnitRows < width) {
-      multiply_many_tile(p, room, at, entry, parity);
+      multiply_many_tile(p, storage, at, entry, parity);
       parity ^= 1;
     } else {
-      skip_unit(p, room, at);
+      skip_unit(p, storage, at);
     }
-    ptx::mbarrier_arrive(room.taken(slot));
+    ptx::mbarrier_arrive(storage.taken(slot));
   }
 }
 
@@ -363,19 +364,19 @@ __global__ void __launch_bounds__(kManyThreads, 1) __cluster_dims__(2, 1, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   count_tickets(p, first_tickets, first_tickets - 1);
-  const ManyRoom<K> room = make_many_room<K>(ptx::shared_address(shared), p.shared_bytes, p.num_experts);
-  make_many_barriers(room);
+  const ManySharedStorage<K> storage = make_many_storage<K>(ptx::shared_address(shared), p.shared_bytes, p.num_experts);
+  make_many_barriers(storage);
   ptx::cluster_barrier();
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread >= kManyMathThreads) {
-    ptx::give_registers<56>();
-    if (thread == kManyMathThreads) load_many_tiles(p, room);
-    if (thread == kManyMathThreads + 32) tell_tiles(p, room, first_tickets);
-    if (thread >= K::kFirstScaleThread) load_scales<K>(p, room);
+    ptx::dealloc_registers<56>();
+    if (thread == kManyMathThreads) load_many_tiles(p, storage);
+    if (thread == kManyMathThreads + 32) announce_tiles(p, storage, first_tickets);
+    if (thread >= K::kFirstScaleThread) load_scales<K>(p, storage);
     __syncwarp();
   } else {
-    ptx::take_registers<152>();
-    multiply_many_tiles(p, room);
+    ptx::alloc_registers<152>();
+    multiply_many_tiles(p, storage);
   }
   ptx::cluster_barrier();  // the other block no longer accesses this one's shared memory
 }

@@ -86,12 +86,12 @@ __device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
 }
 
 /// Role of the scale threads. They read the scales of four stages ahead of the four stages that they wait for, because memory
-/// latency is longer than a stage. `room.scales(slot)` is the destination for a stage.
-template <class K, class AnyRoom>
-__device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoom& room) {
+/// latency is longer than a stage. `storage.scales(slot)` is the destination for a stage.
+template <class K, class AnyStorage>
+__device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyStorage& storage) {
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;
   uint32_t slot = 0, parity = 1;
-  for_each_tile(room, [&](const Tile& t) {
+  for_each_tile(storage, [&](const Tile& t) {
     const TileScales tile = scales_of_tile<K>(p, t, thread);
     FourScales<K> next = read_scales<K>(p, tile, 0, thread);
 #pragma unroll 1
@@ -101,15 +101,15 @@ __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoo
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (first + j >= p.inner_blocks) continue;
-        ptx::mbarrier_wait(room.empty(slot), parity);
-        const uint32_t scales = room.scales(slot);
+        ptx::mbarrier_wait(storage.empty(slot), parity);
+        const uint32_t scales = storage.scales(slot);
 #pragma unroll
         for (int k = 0; k < FourScales<K>::kRows; ++k)
           ptx::store_shared(scales + static_cast<uint32_t>(thread + k * K::kScaleThreads) * 4, bits_of(now.rows[k], j));
         if (thread < K::kWeightScales)
           ptx::store_shared(scales + kWeightScalesAt<K> + static_cast<uint32_t>(thread) * 4, bits_of(now.weight, j));
-        ptx::mbarrier_arrive(room.full(slot));
-        if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+        ptx::mbarrier_arrive(storage.full(slot));
+        if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
       }
     }
   });

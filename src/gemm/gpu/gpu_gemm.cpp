@@ -14,7 +14,7 @@
 namespace switchyard::detail::gemm {
 namespace {
 
-static_assert(kMostExperts == kMostGemmExperts);
+static_assert(kMaxExperts == kMostGemmExperts);
 
 constexpr const char* kClass = "GroupedGemm";
 
@@ -62,12 +62,11 @@ class GpuGemm final : public GroupedGemm::Impl {
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
     const int blocks = blocks_of_call(kClass, device_, traits_, options);
-    const int64_t end = std::min(x.rows, out.rows),
-                  most_tiles = (end / most_rows() + config.num_experts) * params_.column_tiles;
-    if (most_tiles > kMostTiles) {
+    const int64_t end = std::min(x.rows, out.rows), max_tiles = (end / most_rows() + config.num_experts) * params_.column_tiles;
+    if (max_tiles > kMaxTiles) {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + std::to_string(end) + " rows of " +
                                                    std::to_string(config.columns()) + " columns: more than " +
-                                                   std::to_string(kMostTiles) + " tiles; give fewer rows");
+                                                   std::to_string(kMaxTiles) + " tiles; give fewer rows");
     }
     if (x.data != x_.data || x.rows != x_.rows) map_rows(x);
     if (config.quantize != ScaleKind::none)
@@ -86,21 +85,21 @@ class GpuGemm final : public GroupedGemm::Impl {
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
-    const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t least, int64_t most, int rows_of_tile) {
-      params_.least = least;
-      params_.most = most;
+    const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t min, int64_t max, int rows_of_tile) {
+      params_.min = min;
+      params_.max = max;
       params_.most_rows = rows_of_tile;
       check(kernel.launch(grid, stream, params_), "launch");
     };
     part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX, most_rows());
     if (many)
-      part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMostManyRows);
+      part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMaxManyRows);
   }
 
-  static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
+  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
   /// Maximum rows of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
-  int most_rows() const { return fp8_ ? kMostFp8Rows : kMostRows; }
+  int most_rows() const { return fp8_ ? kMaxFp8Rows : kMaxRows; }
   /// Elements of the sum per stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 

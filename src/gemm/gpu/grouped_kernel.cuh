@@ -37,8 +37,8 @@ __device__ __forceinline__ void multiply(float (&d)[kWidth / 2], const Operands&
 }
 
 template <class K, int kWidth, bool kFirst>
-__device__ __forceinline__ void multiply_block(const Room& room, Position& at, float (&d)[2][kWidth / 2]) {
-  const Operands s = next_stage(room, at);
+__device__ __forceinline__ void multiply_block(const SharedStorage& storage, Position& at, float (&d)[2][kWidth / 2]) {
+  const Operands s = next_stage(storage, at);
 #pragma unroll
   for (int step = 0; step < kInner / 16; ++step) {
 #pragma unroll
@@ -51,28 +51,28 @@ __device__ __forceinline__ void multiply_block(const Room& room, Position& at, f
   }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();  // meanwhile the other warpgroup keeps the tensor cores busy
-  release_stage(room, at.slot);
-  advance(room, at);
+  release_stage(storage, at.slot);
+  advance(storage, at);
 }
 
 /// Finishes a tile whose outputs need both halves of the accumulators.
 template <class K, int kWidth>
-__device__ __forceinline__ void finish_at_once(const GroupedParams& p, const Room& room, Position& at, uint32_t entry,
-                                               float (&d)[2][kWidth / 2]) {
-  multiply_block<K, kWidth, false>(room, at, d);
-  multiply_block<K, kWidth, false>(room, at, d);
+__device__ __forceinline__ void finish_at_once(const GroupedParams& p, const SharedStorage& storage, Position& at,
+                                               uint32_t entry, float (&d)[2][kWidth / 2]) {
+  multiply_block<K, kWidth, false>(storage, at, d);
+  multiply_block<K, kWidth, false>(storage, at, d);
   ptx::keep(d[0]);
   ptx::keep(d[1]);
   const Tile t = read_entry(entry);
-  store_outputs<K, kWidth, 64>(p, room.staging(math_group()), t.column_tile * K::kColumns + math_group() * 64, t,
+  store_outputs<K, kWidth, 64>(p, storage.staging(math_group()), t.column_tile * K::kColumns + math_group() * 64, t,
                                [&](int i) { return gated(p.gating, d[0][i], d[1][i]); });
 }
 
 /// Finishes other tiles: the last two blocks are multiplied half by half, so that the first half is stored while the second
 /// multiplies.
 template <class K, int kWidth>
-__device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const Room& room, Position& at, uint32_t entry,
-                                                 float (&d)[2][kWidth / 2]) {
+__device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const SharedStorage& storage, Position& at,
+                                                 uint32_t entry, float (&d)[2][kWidth / 2]) {
   Operands s[2];
   uint32_t slots[2];
 #pragma unroll
@@ -80,9 +80,9 @@ __device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const R
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       if (half == 0) {
-        s[block] = next_stage(room, at);
+        s[block] = next_stage(storage, at);
         slots[block] = at.slot;
-        advance(room, at);
+        advance(storage, at);
       }
 #pragma unroll
       for (int step = 0; step < kInner / 16; ++step) multiply<K, kWidth, false>(d[half], s[block], half, step);
@@ -92,23 +92,24 @@ __device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const R
   const Tile t = read_entry(entry);
   ptx::wgmma_wait<1>();
   ptx::keep(d[0]);
-  store_half<K, kWidth>(p, room, t, 0, d[0]);
+  store_half<K, kWidth>(p, storage, t, 0, d[0]);
   ptx::wgmma_wait<0>();
-  release_stage(room, slots[0]);
-  release_stage(room, slots[1]);
+  release_stage(storage, slots[0]);
+  release_stage(storage, slots[1]);
   ptx::keep(d[1]);
-  store_half<K, kWidth>(p, room, t, 1, d[1]);
+  store_half<K, kWidth>(p, storage, t, 1, d[1]);
 }
 
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room& room, Position& at, uint32_t entry) {
+__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const SharedStorage& storage, Position& at,
+                                              uint32_t entry) {
   float d[2][kWidth / 2];
-  multiply_block<K, kWidth, true>(room, at, d);
-  for (int block = 3; block < p.inner_blocks; ++block) multiply_block<K, kWidth, false>(room, at, d);
+  multiply_block<K, kWidth, true>(storage, at, d);
+  for (int block = 3; block < p.inner_blocks; ++block) multiply_block<K, kWidth, false>(storage, at, d);
   if constexpr (K::kGated && !K::kInterleaved)
-    finish_at_once<K, kWidth>(p, room, at, entry, d);
+    finish_at_once<K, kWidth>(p, storage, at, entry, d);
   else
-    finish_by_halves<K, kWidth>(p, room, at, entry, d);
+    finish_by_halves<K, kWidth>(p, storage, at, entry, d);
 }
 
 template <class K>
@@ -117,17 +118,17 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   const uint32_t base = ptx::shared_address(shared);
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   const int widest = count_tickets(p, first_tickets, first_tickets - 1);
-  const Room room = make_room(base, p.shared_bytes, p.num_experts, widest);
-  make_barriers(room, 1, kMathThreads + 1);
+  const SharedStorage storage = make_storage(base, p.shared_bytes, p.num_experts, widest);
+  make_barriers(storage, 1, kMathThreads + 1);
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
-    ptx::give_registers<56>();
-    if (threadIdx.x == kLoaderThread) load_tiles<K>(p, room);
-    if (threadIdx.x == kClaimerThread) claim_tiles(p, room, first_tickets);
+    ptx::dealloc_registers<56>();
+    if (threadIdx.x == kLoaderThread) load_tiles<K>(p, storage);
+    if (threadIdx.x == kClaimerThread) claim_tiles(p, storage, first_tickets);
   } else {
-    ptx::take_registers<224>();
-    multiply_tiles<kMostRows>(room,
-                              [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, room, at, entry); });
+    ptx::alloc_registers<224>();
+    multiply_tiles<kMaxRows>(
+        storage, [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, storage, at, entry); });
   }
 }
 

@@ -14,10 +14,10 @@ namespace switchyard::detail::gemm {
 /// A block computes tiles of kTileColumns outputs (before gating), from kInner elements of the sum at a time.
 inline constexpr int kTileColumns = 256, kInner = 64;
 /// Maximum rows of a tile, limited by the registers of a thread.
-inline constexpr int kMostRows = 192, kMostFp8Rows = 128;
+inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
 /// fp8: experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of kUnitRows
 /// rows.
-inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMostManyRows = 192;
+inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMaxManyRows = 192;
 /// Threads of a block of that kernel.
 inline constexpr int kManyThreads = 512;
 /// Elements of an fp8 row that share a scale, and elements of a stage.
@@ -25,7 +25,7 @@ inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
 inline constexpr int kThreads = 384;
 /// Maximum number of experts for which a block has room besides its tiles.
-inline constexpr int kMostExperts = 2048;
+inline constexpr int kMaxExperts = 2048;
 
 enum class Activation : int { relu, silu };
 
@@ -67,21 +67,21 @@ struct Fp8Outputs {
 };
 
 struct GroupedParams {
-  CUtensorMap rows[kMostRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
-  CUtensorMap weights;                     ///< boxes as in the kernel's load_stage
+  CUtensorMap rows[kMaxRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
+  CUtensorMap weights;                    ///< boxes as in the kernel's load_stage
   CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
   /// Experts with fewer or more rows have no tiles.
-  int64_t least = 1, most = INT64_MAX;
+  int64_t min = 1, max = INT64_MAX;
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0;
-  int columns = 0;            ///< of an output row
-  int column_tiles = 0;       ///< of the product
-  int most_rows = kMostRows;  ///< of a tile
-  int inner_blocks = 0;       ///< at least 3, except in fp8; blocks past the end of the sum are 0
-  int gate_rows = 0;          ///< gated: weights of the gate, which precede those of the up half
+  int columns = 0;           ///< of an output row
+  int column_tiles = 0;      ///< of the product
+  int most_rows = kMaxRows;  ///< of a tile
+  int inner_blocks = 0;      ///< at least 3, except in fp8; blocks past the end of the sum are 0
+  int gate_rows = 0;         ///< gated: weights of the gate, which precede those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;

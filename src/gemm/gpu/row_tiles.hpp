@@ -16,8 +16,8 @@ namespace switchyard::detail {
 
 inline constexpr int kRowStep = 16, kBandTiles = 8;
 
-/// Number of row tiles, of at most `most` rows each, of an expert with `rows` rows. `most` is a multiple of kRowStep.
-SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int most) { return static_cast<int>((rows + most - 1) / most); }
+/// Number of row tiles, of at most `max` rows each, of an expert with `rows` rows. `max` is a multiple of kRowStep.
+SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int max) { return static_cast<int>((rows + max - 1) / max); }
 
 /// Rows [first, first + rows) of the expert; `width` is the computed width: rows, rounded up to kRowStep.
 struct RowTile {
@@ -26,23 +26,23 @@ struct RowTile {
 };
 
 /// Tile `index` of an expert with `rows` rows.
-SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int most) {
+SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int max) {
   const int64_t steps = (rows + kRowStep - 1) / kRowStep;
-  const int tiles = count_row_tiles(rows, most);
+  const int tiles = count_row_tiles(rows, max);
   const int64_t each = steps / tiles, longer = steps % tiles;
   const int width = static_cast<int>(kRowStep * (each + (index < longer ? 1 : 0)));
   const int64_t first = kRowStep * (each * index + (index < longer ? index : longer));
   return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
 }
 
-/// row_tile() in whole units of `unit` rows, at most `most` per tile, for an expert with more than one unit. A tile with an odd
+/// row_tile() in whole units of `unit` rows, at most `max` per tile, for an expert with more than one unit. A tile with an odd
 /// number of units takes as long as one with one unit more, so no tile has a single unit, and few have three.
-SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int most) {
+SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int max) {
   const int64_t units = (rows + unit - 1) / unit;
-  const int64_t tiles = (units + most - 1) / most, last = units - (tiles - 1) * most;
-  int64_t first = static_cast<int64_t>(index) * most, own = index + 1 < tiles ? most : last;
+  const int64_t tiles = (units + max - 1) / max, last = units - (tiles - 1) * max;
+  int64_t first = static_cast<int64_t>(index) * max, own = index + 1 < tiles ? max : last;
   if (tiles > 1 && last == 1 && index + 2 >= tiles) {  // most - 1 and 2 instead of most and 1
-    own = index + 2 == tiles ? most - 1 : 2;
+    own = index + 2 == tiles ? max - 1 : 2;
     if (index + 1 == tiles) first -= 1;
   }
   first *= unit;
@@ -51,7 +51,7 @@ SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int most)
 }
 
 /// Width of the widest tile of an expert; 0 without rows.
-SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int most) { return rows > 0 ? row_tile(rows, 0, most).width : 0; }
+SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int max) { return rows > 0 ? row_tile(rows, 0, max).width : 0; }
 
 struct TilePlace {
   int row_tile = 0, column_tile = 0;

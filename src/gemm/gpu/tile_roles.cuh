@@ -21,8 +21,8 @@
 namespace switchyard::detail::gemm {
 
 inline constexpr int kMathThreads = 256, kMathWarps = 8, kLoaderThread = kMathThreads, kClaimerThread = kMathThreads + 32;
-inline constexpr int kBlocksAhead = 8;       // the next tile is claimed this many blocks before the end of a tile
-inline constexpr uint32_t kMostStages = 15;  // all ones: used as a mask
+inline constexpr int kBlocksAhead = 8;          // the next tile is claimed this many blocks before the end of a tile
+inline constexpr uint32_t kMaxTileStages = 15;  // all ones: used as a mask
 inline constexpr uint32_t kRowBytes = kInner * 2;
 inline constexpr uint32_t kQuarterBytes = 64 * kRowBytes;           // weights of 64 outputs
 inline constexpr uint32_t kWeightBytes = kTileColumns * kRowBytes;  // of a stage
@@ -37,17 +37,17 @@ struct Tile {
 
 /// Shared memory: barriers and slots, staging of both warpgroups, stages; the list of first tickets is at the end. The numbers
 /// of rows determine the size of a stage and thus the number of stages; the rest is fixed, to save registers.
-struct Room {
+struct SharedStorage {
   uint32_t base;
   uint32_t sizes;  ///< staging_bytes() + num_stages(): one register
 
   /// Staging of one warpgroup: the widest tile's rows of 128 bytes.
-  __device__ uint32_t staging_bytes() const { return sizes & ~uint32_t{kMostStages}; }
-  __device__ uint32_t num_stages() const { return sizes & uint32_t{kMostStages}; }
+  __device__ uint32_t staging_bytes() const { return sizes & ~uint32_t{kMaxTileStages}; }
+  __device__ uint32_t num_stages() const { return sizes & uint32_t{kMaxTileStages}; }
 
   __device__ uint32_t full(uint32_t stage) const { return base + 8 * stage; }
   __device__ uint32_t empty(uint32_t stage) const { return base + 128 + 8 * stage; }
-  __device__ uint32_t told(uint32_t slot) const { return base + 256 + 8 * slot; }
+  __device__ uint32_t announced(uint32_t slot) const { return base + 256 + 8 * slot; }
   __device__ uint32_t taken(uint32_t slot) const { return base + 272 + 8 * slot; }
   __device__ uint32_t due() const { return base + 288; }
   __device__ uint32_t entry(uint32_t slot) const { return base + 304 + 16 * slot; }
@@ -57,26 +57,26 @@ struct Room {
   }
 };
 
-__device__ __forceinline__ Room make_room(uint32_t base, uint32_t shared_bytes, int num_experts, int widest) {
+__device__ __forceinline__ SharedStorage make_storage(uint32_t base, uint32_t shared_bytes, int num_experts, int widest) {
   const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4, staging = static_cast<uint32_t>(widest) * kRowBytes;
   const uint32_t fit = (shared_bytes - kFixedBytes - list - 2 * staging) / (kWeightBytes + staging);
-  return {base, staging + (fit < kMostStages ? fit : kMostStages)};
+  return {base, staging + (fit < kMaxTileStages ? fit : kMaxTileStages)};
 }
 
 /// Call from one thread, then `__syncthreads()`. `loaders`: arrivals that fill a stage, including that of the copies.
 /// `readers`: threads that read an entry. `users`: arrivals that release a stage.
-__device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders, uint32_t readers,
+__device__ __forceinline__ void make_barriers(const SharedStorage& storage, uint32_t loaders, uint32_t readers,
                                               uint32_t users = kMathWarps) {
   if (threadIdx.x != 0) return;
-  for (uint32_t i = 0; i < room.num_stages(); ++i) {
-    ptx::mbarrier_init(room.full(i), loaders);
-    ptx::mbarrier_init(room.empty(i), users);
+  for (uint32_t i = 0; i < storage.num_stages(); ++i) {
+    ptx::mbarrier_init(storage.full(i), loaders);
+    ptx::mbarrier_init(storage.empty(i), users);
   }
   for (uint32_t i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(room.told(i), 1);
-    ptx::mbarrier_init(room.taken(i), readers);
+    ptx::mbarrier_init(storage.announced(i), 1);
+    ptx::mbarrier_init(storage.taken(i), readers);
   }
-  ptx::mbarrier_init(room.due(), 1);
+  ptx::mbarrier_init(storage.due(), 1);
   ptx::fence_mbarrier_init();
 }
 
@@ -89,15 +89,15 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
       r.wide ? static_cast<const int64_t*>(r.num_rows)[expert] : static_cast<const int32_t*>(r.num_rows)[expert];
   const int64_t first = first_row_of(r, expert);
   if (first < 0) return 0;
-  const int64_t room = r.end - first;
-  const int64_t most = r.first_row == nullptr && r.rows_per_expert < room ? r.rows_per_expert : room;
-  return given < 0 || most < 0 ? 0 : given < most ? given : most;
+  const int64_t left = r.end - first;
+  const int64_t max = r.first_row == nullptr && r.rows_per_expert < left ? r.rows_per_expert : left;
+  return given < 0 || max < 0 ? 0 : given < max ? given : max;
 }
 
 /// rows_of() for this launch: 0 unless the number is in [least, most].
 __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   const int64_t rows = rows_of(p.ranges, expert);
-  return rows < p.least || rows > p.most ? 0 : rows;
+  return rows < p.min || rows > p.max ? 0 : rows;
 }
 
 /// Replaces values[0], ..., values[count - 1] by their exclusive prefix sums, and values[count] by the total. Called by all
@@ -168,18 +168,18 @@ __device__ __forceinline__ Tile read_entry(uint32_t entry) {
 
 /// Role of the claimer thread. Each tile is due when the loader nears the end of the previous one. If it were claimed later,
 /// the other roles would wait for it; if earlier, a block would hold at the end a tile that another block could begin.
-__device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Room& room, const int* first_tickets) {
+__device__ __forceinline__ void claim_tiles(const GroupedParams& p, const SharedStorage& storage, const int* first_tickets) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     if (i > 0) {
-      ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+      ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
       ticket = gridDim.x + atomicAdd(p.tickets, 1u);
     }
     const Tile t = tile_of(p, first_tickets, ticket);
-    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    ptx::store_shared_16(room.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
-    ptx::mbarrier_arrive(room.told(slot));
+    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    ptx::store_shared_16(storage.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
+    ptx::mbarrier_arrive(storage.announced(slot));
     if (t.shape == kNoTile) break;
   }
   // The last block resets the counters. All claims are over: each block counts itself after its own claims.
@@ -210,29 +210,29 @@ __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t
 }
 
 /// Calls `each(tile)` for every tile that is announced to the block. The calling thread releases the tile's entry first.
-template <class AnyRoom, class Each>
-__device__ __forceinline__ void for_each_tile(const AnyRoom& room, Each each) {
+template <class AnyStorage, class Each>
+__device__ __forceinline__ void for_each_tile(const AnyStorage& storage, Each each) {
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const Tile t = read_entry(room.entry(entry));
+    ptx::mbarrier_wait(storage.announced(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const Tile t = read_entry(storage.entry(entry));
     if (t.shape == kNoTile) break;
-    ptx::mbarrier_arrive(room.taken(entry));
+    ptx::mbarrier_arrive(storage.taken(entry));
     each(t);
   }
 }
 
 /// Role of the loader thread.
 template <class K>
-__device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& room) {
+__device__ __forceinline__ void load_tiles(const GroupedParams& p, const SharedStorage& storage) {
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
-  for_each_tile(room, [&](const Tile& t) {
+  for_each_tile(storage, [&](const Tile& t) {
     for (int block = 0; block < p.inner_blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(room.due());
-      ptx::mbarrier_wait(room.empty(slot), parity);
-      load_stage<K>(p, t, room.stage(slot), room.full(slot), block);
-      if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+      if (block == due_at) ptx::mbarrier_arrive(storage.due());
+      ptx::mbarrier_wait(storage.empty(slot), parity);
+      load_stage<K>(p, t, storage.stage(slot), storage.full(slot), block);
+      if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
     }
   });
 }
@@ -332,11 +332,11 @@ __device__ __forceinline__ float interleaved_output(const GroupedParams& p, cons
 
 /// Stores half `half` of this warpgroup's accumulators.
 template <class K, int kWidth>
-__device__ __forceinline__ void store_half(const GroupedParams& p, const Room& room, const Tile& t, int half,
+__device__ __forceinline__ void store_half(const GroupedParams& p, const SharedStorage& storage, const Tile& t, int half,
                                            const float (&d)[kWidth / 2]) {
   constexpr int kColumns = K::kColumns / 4;
   const int column = t.column_tile * K::kColumns + (math_group() * 2 + half) * kColumns;
-  store_outputs<K, kWidth, kColumns>(p, room.staging(math_group()), column, t, [&](int i) {
+  store_outputs<K, kWidth, kColumns>(p, storage.staging(math_group()), column, t, [&](int i) {
     if constexpr (K::kInterleaved)
       return interleaved_output<kWidth>(p, d, i);
     else
@@ -348,33 +348,33 @@ __device__ __forceinline__ void store_half(const GroupedParams& p, const Room& r
 struct Operands {
   uint64_t weights, rows;
 };
-__device__ __forceinline__ Operands next_stage(const Room& room, const Position& at) {
-  ptx::mbarrier_wait(room.full(at.slot), at.parity);
-  const uint32_t stage = room.stage(at.slot);
+__device__ __forceinline__ Operands next_stage(const SharedStorage& storage, const Position& at) {
+  ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+  const uint32_t stage = storage.stage(at.slot);
   ptx::wgmma_begin();
   return {ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * (kWeightBytes / 2)),
           ptx::operand_at(stage + kWeightBytes)};
 }
-__device__ __forceinline__ void release_stage(const Room& room, uint32_t slot) {
-  if (lane() == 0) ptx::mbarrier_arrive(room.empty(slot));
+__device__ __forceinline__ void release_stage(const SharedStorage& storage, uint32_t slot) {
+  if (lane() == 0) ptx::mbarrier_arrive(storage.empty(slot));
 }
-template <class AnyRoom>
-__device__ __forceinline__ void advance(const AnyRoom& room, Position& at) {
-  if (++at.slot == room.num_stages()) at.slot = 0, at.parity ^= 1;
+template <class AnyStorage>
+__device__ __forceinline__ void advance(const AnyStorage& storage, Position& at) {
+  if (++at.slot == storage.num_stages()) at.slot = 0, at.parity ^= 1;
 }
 
 /// Role of each of the eight warps that multiply: calls `multiply.operator()<width>(position, entry)` for every tile of its
-/// block, with widths up to kMost.
-template <int kMost, class Multiply>
-__device__ __forceinline__ void multiply_tiles(const Room& room, Multiply multiply) {
+/// block, with widths up to kMax.
+template <int kMax, class Multiply>
+__device__ __forceinline__ void multiply_tiles(const SharedStorage& storage, Multiply multiply) {
   Position at;
   for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
-    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = storage.entry(slot);
+    ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const uint32_t shape = static_cast<uint32_t>(ptx::load_shared_16(entry).w);
     if (shape == kNoTile) break;
     const auto with = [&]<int kWidth>() {
-      if constexpr (kWidth <= kMost) multiply.template operator()<kWidth>(at, entry);
+      if constexpr (kWidth <= kMax) multiply.template operator()<kWidth>(at, entry);
     };
     switch (shape & 0xffff) {
       case 16: with.template operator()<16>(); break;
@@ -390,7 +390,7 @@ __device__ __forceinline__ void multiply_tiles(const Room& room, Multiply multip
       case 176: with.template operator()<176>(); break;
       case 192: with.template operator()<192>(); break;
     }
-    ptx::mbarrier_arrive(room.taken(slot));
+    ptx::mbarrier_arrive(storage.taken(slot));
   }
   if (lane() == 0) ptx::bulk_wait();
 }

@@ -26,12 +26,12 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     params_.tiles_n = gradient_tiles_n(c.n);
     params_.tiles_k = gradient_tiles_k(c.k);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
-    params_.num_stages = stages_that_fit(params_.shared_bytes, c.num_experts);
+    params_.num_stages = fitting_stages(params_.shared_bytes, c.num_experts);
     const int64_t tiles = static_cast<int64_t>(params_.tiles_n) * params_.tiles_k * c.num_experts;
-    if (tiles > kMostTiles) {
+    if (tiles > kMaxTiles) {
       throw Error(ErrorCode::invalid_argument, std::string(kWhere) + ": " + std::to_string(c.num_experts) + " experts of " +
                                                    std::to_string(c.n) + " x " + std::to_string(c.k) + ": more than " +
-                                                   std::to_string(kMostTiles) + " tiles; give fewer experts");
+                                                   std::to_string(kMaxTiles) + " tiles; give fewer experts");
     }
     check_gpu(kernel_.prepare(traits_.shared_bytes), kWhere, "kernel");
   }
@@ -51,7 +51,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
 
  private:
   static constexpr const char* kWhere = kWeightGradientObject;
-  static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
+  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
   /// `mapped`: the rows of the current map. Without rows there is nothing to map, and the kernel reads nothing.
   void map(CUtensorMap* map, ConstRows* mapped, const ConstRows& rows, const char* name) const {

@@ -57,13 +57,13 @@ SWITCHYARD_INLINE int tile_stages(int rows) {
 /// Shared memory: of a stage; of barriers and entries. The boxes of all warps follow the stages, and a list with a word per
 /// expert plus one is at the end.
 SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
-inline constexpr uint32_t kBesideStages = 1024;
+inline constexpr uint32_t kFixedSharedBytes = 1024;
 /// Stages of a block with `shared_bytes` of shared memory; more than kEndStages and kLead on every GPU of sm_90.
-SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts) {
-  constexpr uint32_t kMost = 15;  // limited by the room for barriers
+SWITCHYARD_INLINE uint32_t fitting_stages(uint32_t shared_bytes, int num_experts) {
+  constexpr uint32_t kMax = 15;  // limited by the room for barriers
   const uint32_t list = (static_cast<uint32_t>(num_experts) + 1) * 4, boxes = kSendingWarps * kBoxesOfWarp * kBoxBytes;
-  const uint32_t fit = (shared_bytes - kBesideStages - list - boxes) / gradient_stage_bytes();
-  return fit < kMost ? fit : kMost;
+  const uint32_t fit = (shared_bytes - kFixedSharedBytes - list - boxes) / gradient_stage_bytes();
+  return fit < kMax ? fit : kMax;
 }
 
 }  // namespace switchyard::detail::gemm

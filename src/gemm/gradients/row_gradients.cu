@@ -12,7 +12,7 @@ constexpr int kWarpColumns = 32 * 8;  // of a row, that a warp holds at once
 /// Calls `work(row)` in all lanes of one warp for every row of an expert. Called by all threads.
 template <class Work>
 __device__ __forceinline__ void for_each_row(const RowRanges& ranges, int num_experts, Work work) {
-  __shared__ int2 experts[kMostExperts];  // first row, rows
+  __shared__ int2 experts[kMaxExperts];  // first row, rows
   for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kRowThreads)
     experts[e] = {static_cast<int>(first_row_of(ranges, e)), static_cast<int>(rows_of(ranges, e))};
   __syncthreads();

@@ -30,7 +30,7 @@ inline constexpr uint32_t kChunkRowBytes = kChunkColumns * 2;
 inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;  // 64 columns of a stage
 inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = kGradientTileK / kChunkColumns;
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
-static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
+static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kFixedSharedBytes);
 static_assert(kMathWarps == kSendingWarps);
 /// Stages of a tile that the first warpgroup issues before the second one begins.
 inline constexpr int kLead = 2;
@@ -39,7 +39,7 @@ inline constexpr int kRowsOfNoTile = -1;
 
 /// Shared memory: Room's barriers and entries, one more barrier per entry, stages, boxes of gradients; the list of experts is
 /// at the end.
-struct GradientRoom : Room {
+struct GradientSharedStorage : SharedStorage {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
   __device__ uint32_t boxes() const { return stage(num_stages()); }
@@ -91,18 +91,19 @@ __device__ __forceinline__ GradientTile gradient_tile_of(const WeightGradientPar
 }
 
 /// Role of the claimer thread. It claims shortly before the loader ends the previous tile.
-__device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room, const int* list) {
+__device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams& p, const GradientSharedStorage& storage,
+                                                     const int* list) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     if (i > 0) {
-      ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+      ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
       ticket = gridDim.x + atomicAdd(p.tickets, 1u);
     }
     const GradientTile t = gradient_tile_of(p, list, ticket);
-    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    write_tile(room.entry(slot), t);
-    ptx::mbarrier_arrive(room.told(slot));
+    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    write_tile(storage.entry(slot), t);
+    ptx::mbarrier_arrive(storage.announced(slot));
     if (t.rows == kRowsOfNoTile) break;
   }
   // The last block resets the counters. All claims are over: each block counts itself after its own claims.
@@ -110,22 +111,22 @@ __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams&
 }
 
 /// Role of the loader thread. Columns past the end of an operand and rows past the end of the tensor are loaded as 0.
-__device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
+__device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at{0, 1};
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const GradientTile t = read_tile(room.entry(entry));
+    ptx::mbarrier_wait(storage.announced(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const GradientTile t = read_tile(storage.entry(entry));
     if (t.rows == kRowsOfNoTile) break;
-    ptx::mbarrier_arrive(room.taken(entry));
+    ptx::mbarrier_arrive(storage.taken(entry));
     const int stages = tile_stages(t.rows), empty = stages - count_stages(t.rows);
     const int chunks = gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
     const int due_at = stages > kBlocksAhead ? stages - kBlocksAhead : 0;
-    if (stages == 0) ptx::mbarrier_arrive(room.due());
+    if (stages == 0) ptx::mbarrier_arrive(storage.due());
     for (int block = 0; block < stages; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(room.due());
-      ptx::mbarrier_wait(room.empty(at.slot), at.parity);
-      const uint32_t stage = room.stage(at.slot), bar = room.full(at.slot);
+      if (block == due_at) ptx::mbarrier_arrive(storage.due());
+      ptx::mbarrier_wait(storage.empty(at.slot), at.parity);
+      const uint32_t stage = storage.stage(at.slot), bar = storage.full(at.slot);
       const int row = block < empty ? p.end : t.row + (block - empty) * kStageRows;
       ptx::mbarrier_expect(bar, static_cast<uint32_t>(kChunksOfDy + chunks) * kChunkBytes);
 #pragma unroll
@@ -136,7 +137,7 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
         if (c < chunks)
           ptx::load_box(stage + (kChunksOfDy + c) * kChunkBytes, &p.x, bar, t.tile_k * kGradientTileK + c * kChunkColumns, row);
       }
-      advance(room, at);
+      advance(storage, at);
     }
   }
 }
@@ -154,24 +155,24 @@ __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks)
 /// Role of the cleaner warp. Rows past the expert's last one must be 0 in both operands, because 0 * NaN is NaN. Announces for
 /// every tile that its last stages may be read. The warp goes through every stage like those that multiply, because the parity
 /// of a barrier identifies the previous phase only to threads that have observed every phase.
-__device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientRoom& room) {
+__device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at;
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const GradientTile t = read_tile(room.entry(entry));
+    ptx::mbarrier_wait(storage.announced(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const GradientTile t = read_tile(storage.entry(entry));
     if (t.rows == kRowsOfNoTile) break;
     const int stages = tile_stages(t.rows), rows = t.rows % kStageRows;
     for (int block = 0; block < stages; ++block) {
-      ptx::mbarrier_wait(room.full(at.slot), at.parity);
+      ptx::mbarrier_wait(storage.full(at.slot), at.parity);
       if (block + 1 == stages && rows != 0)
-        clear_rows(room.stage(at.slot), rows, kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns);
+        clear_rows(storage.stage(at.slot), rows, kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns);
       __syncwarp();
-      release_stage(room, at.slot);
-      advance(room, at);
+      release_stage(storage, at.slot);
+      advance(storage, at);
     }
-    if (lane() == 0) ptx::mbarrier_arrive(room.clean(entry));
-    ptx::mbarrier_arrive(room.taken(entry));  // by each lane, because each has read the entry
+    if (lane() == 0) ptx::mbarrier_arrive(storage.clean(entry));
+    ptx::mbarrier_arrive(storage.taken(entry));  // by each lane, because each has read the entry
   }
 }
 
@@ -179,8 +180,8 @@ __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p,
 struct GradientOperands {
   uint64_t dy, x;
 };
-__device__ __forceinline__ GradientOperands gradient_operands(const GradientRoom& room, uint32_t slot) {
-  const uint32_t stage = room.stage(slot);
+__device__ __forceinline__ GradientOperands gradient_operands(const GradientSharedStorage& storage, uint32_t slot) {
+  const uint32_t stage = storage.stage(slot);
   return {ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * (kChunksOfDy / 2 * kChunkBytes)),
           ptx::operand_at(stage + kChunksOfDy * kChunkBytes, kChunkBytes)};
 }
@@ -200,9 +201,10 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const Grad
 
 /// Begins the products of one stage, for both halves.
 template <class K, int kWidth, bool kFirst>
-__device__ __forceinline__ void issue_stage(const GradientRoom& room, const Position& at, float (&d)[2][kWidth / 2]) {
-  ptx::mbarrier_wait(room.full(at.slot), at.parity);
-  const GradientOperands s = gradient_operands(room, at.slot);
+__device__ __forceinline__ void issue_stage(const GradientSharedStorage& storage, const Position& at,
+                                            float (&d)[2][kWidth / 2]) {
+  ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+  const GradientOperands s = gradient_operands(storage, at.slot);
   ptx::wgmma_begin();
 #pragma unroll
   for (int step = 0; step < kStageRows / kStepRows; ++step) {
@@ -220,20 +222,20 @@ __device__ __forceinline__ void issue_stage(const GradientRoom& room, const Posi
 /// Multiplies all stages but the last kEndStages; `stages` is their number, at least one. On return the last of them is still
 /// being multiplied; returns its slot, which the caller must release.
 template <class K, int kWidth>
-__device__ __forceinline__ uint32_t multiply_beginning(const GradientRoom& room, Position& at, int stages, int lead_barrier,
-                                                       float (&d)[2][kWidth / 2]) {
-  issue_stage<K, kWidth, true>(room, at, d);
+__device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStorage& storage, Position& at, int stages,
+                                                       int lead_barrier, float (&d)[2][kWidth / 2]) {
+  issue_stage<K, kWidth, true>(storage, at, d);
   for (int block = 1; block < stages; ++block) {
     if (block == kLead && math_group() == 0) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
     const uint32_t before = at.slot;
-    advance(room, at);
-    issue_stage<K, kWidth, false>(room, at, d);
+    advance(storage, at);
+    issue_stage<K, kWidth, false>(storage, at, d);
     ptx::wgmma_wait<1>();
-    release_stage(room, before);
+    release_stage(storage, before);
   }
   if (stages <= kLead && math_group() == 0) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
   const uint32_t last = at.slot;
-  advance(room, at);
+  advance(storage, at);
   return last;
 }
 
@@ -257,72 +259,72 @@ __device__ __forceinline__ GradientCorner corner_of(uint32_t entry, int half) {
 }
 
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParams& p, const GradientRoom& room, Position& at,
-                                                       Outbox<K>& out, uint32_t i) {
+__device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParams& p, const GradientSharedStorage& storage,
+                                                       Position& at, Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
   // All lanes have the same value. Without the shuffle the compiler does not know this and waits for each product separately.
-  const int rows = __shfl_sync(~0u, ptx::load_shared_16(room.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
+  const int rows = __shfl_sync(~0u, ptx::load_shared_16(storage.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
-  const uint32_t before = multiply_beginning<K, kWidth>(room, at, tile_stages(rows) - kEndStages, lead_barrier, d);
+  const uint32_t before = multiply_beginning<K, kWidth>(storage, at, tile_stages(rows) - kEndStages, lead_barrier, d);
   GradientOperands s[kEndStages];
   Position from = at;
 #pragma unroll
   for (int block = 0; block < kEndStages; ++block) {
-    ptx::mbarrier_wait(room.full(at.slot), at.parity);
-    s[block] = gradient_operands(room, at.slot);
-    advance(room, at);
+    ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+    s[block] = gradient_operands(storage, at.slot);
+    advance(storage, at);
   }
-  ptx::mbarrier_wait(room.clean(slot), i >> 1 & 1);
+  ptx::mbarrier_wait(storage.clean(slot), i >> 1 & 1);
   ptx::wgmma_begin();
   issue_end<K, kWidth>(s, 0, d[0]);
   issue_end<K, kWidth>(s, 1, d[1]);
   ptx::wgmma_wait<2>();
-  release_stage(room, before);
+  release_stage(storage, before);
   ptx::wgmma_wait<1>();
   ptx::keep(d[0]);
-  send_gradients<K>(p, out, corner_of(room.entry(slot), 0), d[0]);
+  send_gradients<K>(p, out, corner_of(storage.entry(slot), 0), d[0]);
   ptx::wgmma_wait<0>();
   for (int block = 0; block < kEndStages; ++block) {
-    release_stage(room, from.slot);
-    advance(room, from);
+    release_stage(storage, from.slot);
+    advance(storage, from);
   }
   ptx::keep(d[1]);
-  send_gradients<K>(p, out, corner_of(room.entry(slot), 1), d[1]);
+  send_gradients<K>(p, out, corner_of(storage.entry(slot), 1), d[1]);
 }
 
 /// Tile of an expert without rows, in a kernel that overwrites.
 template <class K>
-__device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientRoom& room, Outbox<K>& out,
+__device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientSharedStorage& storage, Outbox<K>& out,
                                            uint32_t i) {
   const int lead_barrier = 1 + static_cast<int>(i & 1);
   if (math_group() == 0)
     ptx::named_barrier_arrive(lead_barrier, kMathThreads);
   else
     ptx::named_barrier(lead_barrier, kMathThreads);
-  ptx::mbarrier_wait(room.clean(i & 1), i >> 1 & 1);  // observes every phase
+  ptx::mbarrier_wait(storage.clean(i & 1), i >> 1 & 1);  // observes every phase
   const float d[kGradientTileK / 2] = {};
-  for (int half = 0; half < 2; ++half) send_gradients<K>(p, out, corner_of(room.entry(i & 1), half), d);
+  for (int half = 0; half < 2; ++half) send_gradients<K>(p, out, corner_of(storage.entry(i & 1), half), d);
 }
 
 /// Role of each of the eight warps that multiply.
 template <class K>
-__device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
+__device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at;
-  Outbox<K> out{room.boxes() + threadIdx.x / 32 * Outbox<K>::kBytes};
+  Outbox<K> out{storage.boxes() + threadIdx.x / 32 * Outbox<K>::kBytes};
   for (uint32_t i = 0;; ++i) {
-    ptx::mbarrier_wait(room.told(i & 1), i >> 1 & 1);
-    const GradientTile t = read_tile(room.entry(i & 1));
+    ptx::mbarrier_wait(storage.announced(i & 1), i >> 1 & 1);
+    const GradientTile t = read_tile(storage.entry(i & 1));
     if (t.rows == kRowsOfNoTile) break;
     switch (t.rows == 0 ? 0 : gradient_tile_width(p.k, t.tile_k)) {
       case 0:
-        if constexpr (!K::kAdd) send_zeros<K>(p, room, out, i);
+        if constexpr (!K::kAdd) send_zeros<K>(p, storage, out, i);
         break;
-      case 64: multiply_gradient_tile<K, 64>(p, room, at, out, i); break;
-      case 128: multiply_gradient_tile<K, 128>(p, room, at, out, i); break;
-      case 192: multiply_gradient_tile<K, 192>(p, room, at, out, i); break;
+      case 64: multiply_gradient_tile<K, 64>(p, storage, at, out, i); break;
+      case 128: multiply_gradient_tile<K, 128>(p, storage, at, out, i); break;
+      case 192: multiply_gradient_tile<K, 192>(p, storage, at, out, i); break;
     }
-    ptx::mbarrier_arrive(room.taken(i & 1));
+    ptx::mbarrier_arrive(storage.taken(i & 1));
   }
   if (lane() == 0) ptx::bulk_wait();
 }
@@ -332,24 +334,24 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __gr
   extern __shared__ __align__(1024) uint8_t shared[];
   int* const list = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   list_experts<K>(p, list);
-  GradientRoom room;
-  room.base = ptx::shared_address(shared);
-  room.sizes = p.num_stages;
-  make_barriers(room, 1, kMathThreads + kCleaners + 1, kMathWarps + 1);
+  GradientSharedStorage storage;
+  storage.base = ptx::shared_address(shared);
+  storage.sizes = p.num_stages;
+  make_barriers(storage, 1, kMathThreads + kCleaners + 1, kMathWarps + 1);
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init(room.clean(0), 1);
-    ptx::mbarrier_init(room.clean(1), 1);
+    ptx::mbarrier_init(storage.clean(0), 1);
+    ptx::mbarrier_init(storage.clean(1), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
-    ptx::give_registers<56>();
-    if (threadIdx.x == kLoaderThread) load_gradient_tiles(p, room);
-    if (threadIdx.x == kClaimerThread) claim_gradient_tiles(p, room, list);
-    if (threadIdx.x >= kFirstCleaner && threadIdx.x < kFirstCleaner + kCleaners) clean_last_stages(p, room);
+    ptx::dealloc_registers<56>();
+    if (threadIdx.x == kLoaderThread) load_gradient_tiles(p, storage);
+    if (threadIdx.x == kClaimerThread) claim_gradient_tiles(p, storage, list);
+    if (threadIdx.x >= kFirstCleaner && threadIdx.x < kFirstCleaner + kCleaners) clean_last_stages(p, storage);
   } else {
-    ptx::take_registers<224>();
-    multiply_gradient_tiles<K>(p, room);
+    ptx::alloc_registers<224>();
+    multiply_gradient_tiles<K>(p, storage);
   }
 }
 

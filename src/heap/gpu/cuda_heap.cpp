@@ -47,7 +47,7 @@ Preference preference_from_environment() {
 }
 
 /// A rank's input to the decision on size and kind.
-struct Claim {
+struct Proposal {
   uint64_t bytes = 0;
   uint64_t granularity = kHeapSegmentAlignment;
   int32_t device = -1;
@@ -64,7 +64,7 @@ std::array<char, 16> uuid_of(int device) {
   return traits.uuid;
 }
 
-Claim make_claim(size_t bytes, int device) {
+Proposal make_proposal(size_t bytes, int device) {
   constexpr size_t kLargest = size_t{1} << 46;
   if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
     throw Error(ErrorCode::invalid_argument,
@@ -72,16 +72,16 @@ Claim make_claim(size_t bytes, int device) {
                     " (the header) and at most " + std::to_string(kLargest),
                 "heap_bytes");
   }
-  Claim claim;
-  claim.bytes = bytes;
-  claim.preference = preference_from_environment();
+  Proposal proposal;
+  proposal.bytes = bytes;
+  proposal.preference = preference_from_environment();
   check_device_index(device);
-  claim.device = device;
-  claim.vmm = vmm_supported(device) ? 1 : 0;
-  if (claim.vmm != 0) claim.granularity = std::max<uint64_t>(claim.granularity, vmm_granularity(device));
-  claim.process = ProcessId::mine();
-  claim.uuid = uuid_of(device);
-  return claim;
+  proposal.device = device;
+  proposal.vmm = vmm_supported(device) ? 1 : 0;
+  if (proposal.vmm != 0) proposal.granularity = std::max<uint64_t>(proposal.granularity, vmm_granularity(device));
+  proposal.process = ProcessId::mine();
+  proposal.uuid = uuid_of(device);
+  return proposal;
 }
 
 struct Agreement {
@@ -91,15 +91,15 @@ struct Agreement {
 };
 
 /// A pure function of all claims: every rank computes the same result or the same error.
-Agreement agree(const std::vector<Claim>& claims) {
+Agreement agree(const std::vector<Proposal>& proposals) {
   Agreement result;
   bool want_ipc = false;
   int without_vmm = -1, insists = -1;
-  for (size_t r = 0; r < claims.size(); ++r) {
-    const Claim& c = claims[r];
-    if (c.bytes != claims[0].bytes) {
-      throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(claims[0].bytes) + " and rank " +
-                                           std::to_string(r) + " for " + std::to_string(c.bytes) +
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    const Proposal& c = proposals[r];
+    if (c.bytes != proposals[0].bytes) {
+      throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(proposals[0].bytes) +
+                                           " and rank " + std::to_string(r) + " for " + std::to_string(c.bytes) +
                                            "; all ranks must pass the same size");
     }
     result.granularity = std::max(result.granularity, static_cast<size_t>(c.granularity));
@@ -114,30 +114,30 @@ Agreement agree(const std::vector<Claim>& claims) {
     throw Error(ErrorCode::unsupported, "SWITCHYARD_CUDA_HEAP=vmm on rank " + std::to_string(insists) + ", but " + why);
   }
   result.kind = want_ipc || without_vmm >= 0 ? Kind::ipc : Kind::vmm;
-  result.bytes = (claims[0].bytes + result.granularity - 1) / result.granularity * result.granularity;
+  result.bytes = (proposals[0].bytes + result.granularity - 1) / result.granularity * result.granularity;
   return result;
 }
 
 /// Claims of the ranks of `rank`'s host.
-std::vector<Claim> claims_around(const std::vector<Claim>& claims, const HostMap& hosts, int rank) {
-  std::vector<Claim> here;
-  for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(claims[static_cast<size_t>(r)]);
+std::vector<Proposal> proposals_of_host(const std::vector<Proposal>& proposals, const HostMap& hosts, int rank) {
+  std::vector<Proposal> here;
+  for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(proposals[static_cast<size_t>(r)]);
   return here;
 }
 
 /// GPUs that are not visible to this process are not checked: mapping their memory fails if they are not peers.
-void check_peers(const std::vector<Claim>& claims, int device) {
+void check_peers(const std::vector<Proposal>& proposals, int device) {
   std::vector<std::array<char, 16>> visible;
   for (int d = 0; d < count_devices(); ++d) visible.push_back(uuid_of(d));
-  for (const Claim& claim : claims) {
-    const auto found = std::find(visible.begin(), visible.end(), claim.uuid);
+  for (const Proposal& proposal : proposals) {
+    const auto found = std::find(visible.begin(), visible.end(), proposal.uuid);
     if (found != visible.end()) check_peer_access(device, static_cast<int>(found - visible.begin()));
   }
 }
 
-std::vector<int> distinct(const std::vector<Claim>& claims) {
+std::vector<int> distinct(const std::vector<Proposal>& proposals) {
   std::vector<int> devices;
-  for (const Claim& claim : claims) devices.push_back(claim.device);
+  for (const Proposal& proposal : proposals) devices.push_back(proposal.device);
   std::sort(devices.begin(), devices.end());
   devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
   return devices;
@@ -167,7 +167,7 @@ std::shared_ptr<DeviceSegment> malloc_zeroed(int device, size_t bytes) {
 }
 
 /// True if rank `r` is on this rank's host, which maps its segment.
-bool is_here(const Bootstrap& bootstrap, size_t r) {
+bool is_on_own_host(const Bootstrap& bootstrap, size_t r) {
   return bootstrap.host_map().together(bootstrap.rank(), static_cast<int>(r));
 }
 
@@ -202,19 +202,21 @@ Segments share_vmm(Bootstrap& bootstrap, const Deadline& deadline, int device, c
   Segments segments;
   run_step(bootstrap, deadline, kSubject, [&] {
     for (size_t r = 0; r < static_cast<size_t>(bootstrap.world()); ++r)
-      segments.push_back(is_here(bootstrap, r) ? std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity) : nullptr);
+      segments.push_back(is_on_own_host(bootstrap, r) ? std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity)
+                                                      : nullptr);
   });
   fill_by_descriptor(bootstrap, deadline, device, plan.bytes, segments, [] {});
   return segments;
 }
 
-Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims, const Agreement& plan) {
+Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Proposal>& proposals,
+                   const Agreement& plan) {
   struct Offer {
     IpcHandle handle;
     uint64_t address;
   };
   const auto me = static_cast<size_t>(bootstrap.rank());
-  const int device = claims[me].device;
+  const int device = proposals[me].device;
   std::shared_ptr<DeviceSegment> mine;
   Offer offer = {};
   run_step(bootstrap, deadline, kSubject, [&] {
@@ -222,16 +224,16 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
     const DeviceGuard guard(device);
     offer = {ipc_handle_of(mine->data()), reinterpret_cast<uint64_t>(mine->data())};
   });
-  std::vector<Offer> offers(claims.size());
+  std::vector<Offer> offers(proposals.size());
   bootstrap.all_gather(&offer, sizeof offer, offers.data(), deadline.remaining());
-  Segments segments(claims.size());
+  Segments segments(proposals.size());
   segments[me] = mine;
   run_step(bootstrap, deadline, kSubject, [&] {
-    for (size_t r = 0; r < claims.size(); ++r) {
-      if (r == me || !is_here(bootstrap, r)) continue;
-      if (claims[r].process == claims[me].process) {
+    for (size_t r = 0; r < proposals.size(); ++r) {
+      if (r == me || !is_on_own_host(bootstrap, r)) continue;
+      if (proposals[r].process == proposals[me].process) {
         // A process cannot open its own handle, and does not need to.
-        enable_peer_access(device, claims[r].device);
+        enable_peer_access(device, proposals[r].device);
         segments[r] = std::make_shared<BorrowedSegment>(device, reinterpret_cast<std::byte*>(offers[r].address));
       } else {
         segments[r] = std::make_shared<IpcSegment>(device, offers[r].handle);
@@ -243,10 +245,10 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
 }
 
 /// Threads: every rank makes its own segment, and all ranks of a host share the objects.
-Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims,
+Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Proposal>& proposals,
                        const Agreement& plan) {
-  const int device = claims[static_cast<size_t>(bootstrap.rank())].device;
-  const std::vector<int> users = distinct(claims_around(claims, bootstrap.host_map(), bootstrap.rank()));
+  const int device = proposals[static_cast<size_t>(bootstrap.rank())].device;
+  const std::vector<int> users = distinct(proposals_of_host(proposals, bootstrap.host_map(), bootstrap.rank()));
   std::shared_ptr<DeviceSegment> mine;
   run_step(bootstrap, deadline, kSubject, [&] {
     if (plan.kind == Kind::ipc) {
@@ -260,7 +262,7 @@ Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std
   });
   Segments segments;
   for (auto& object : bootstrap.exchange_objects(mine, deadline.remaining()))
-    segments.push_back(is_here(bootstrap, segments.size()) ? std::static_pointer_cast<DeviceSegment>(object) : nullptr);
+    segments.push_back(is_on_own_host(bootstrap, segments.size()) ? std::static_pointer_cast<DeviceSegment>(object) : nullptr);
   return segments;
 }
 
@@ -289,12 +291,12 @@ CudaHeap::~CudaHeap() { close(); }
 
 std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds budget) {
   const Deadline deadline(budget);
-  Claim mine;
-  run_step(bootstrap, deadline, kSubject, [&] { mine = make_claim(bytes, device); });
-  std::vector<Claim> claims(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, claims.data(), deadline.remaining());
-  const Agreement plan = agree(claims);
-  const std::vector<Claim> here = claims_around(claims, bootstrap.host_map(), bootstrap.rank());
+  Proposal mine;
+  run_step(bootstrap, deadline, kSubject, [&] { mine = make_proposal(bytes, device); });
+  std::vector<Proposal> proposals(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, proposals.data(), deadline.remaining());
+  const Agreement plan = agree(proposals);
+  const std::vector<Proposal> here = proposals_of_host(proposals, bootstrap.host_map(), bootstrap.rank());
   run_step(bootstrap, deadline, kSubject, [&] { check_peers(here, device); });
 
   Parts parts;
@@ -304,11 +306,11 @@ std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, i
   parts.same_process = bootstrap.same_process();
   parts.users = parts.same_process ? distinct(here) : std::vector<int>{device};
   if (parts.same_process) {
-    parts.segments = share_objects(bootstrap, deadline, claims, plan);
+    parts.segments = share_objects(bootstrap, deadline, proposals, plan);
   } else if (plan.kind == Kind::vmm) {
     parts.segments = share_vmm(bootstrap, deadline, device, plan);
   } else {
-    parts.segments = share_ipc(bootstrap, deadline, claims, plan);
+    parts.segments = share_ipc(bootstrap, deadline, proposals, plan);
     parts.bootstrap = &bootstrap;
     parts.deadline = budget;
   }
@@ -322,12 +324,12 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap
     throw Error(ErrorCode::invalid_argument,
                 "devices: names " + std::to_string(devices.size()) + " ranks, must be from 1 to " + std::to_string(kMaxRanks));
   }
-  std::vector<Claim> claims;
-  for (const int device : devices) claims.push_back(make_claim(bytes, device));
-  const Agreement plan = agree(claims);
+  std::vector<Proposal> proposals;
+  for (const int device : devices) proposals.push_back(make_proposal(bytes, device));
+  const Agreement plan = agree(proposals);
   std::vector<std::vector<int>> users;  // by host: its GPUs
   for (int host = 0; host < hosts.hosts(); ++host) {
-    const std::vector<Claim> here = claims_around(claims, hosts, hosts.ranks_of(host).front());
+    const std::vector<Proposal> here = proposals_of_host(proposals, hosts, hosts.ranks_of(host).front());
     users.push_back(distinct(here));
     for (const int device : users.back()) {
       check_peers(here, device);
@@ -335,7 +337,7 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap
       for (const int peer : users.back()) enable_peer_access(device, peer);
     }
   }
-  const auto users_around = [&](size_t r) -> const std::vector<int>& {
+  const auto users_of_host = [&](size_t r) -> const std::vector<int>& {
     return users[static_cast<size_t>(hosts.host_of(static_cast<int>(r)))];
   };
   Segments segments;
@@ -345,7 +347,7 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap
       continue;
     }
     auto segment = std::make_shared<VmmSegment>(devices[r], plan.bytes, plan.granularity);
-    fill_mine(*segment, devices[r], plan.bytes, users_around(r));
+    fill_mine(*segment, devices[r], plan.bytes, users_of_host(r));
     segments.push_back(std::move(segment));
   }
   std::vector<std::unique_ptr<CudaHeap>> heaps;
@@ -355,7 +357,7 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap
     copy.kind = plan.kind;
     copy.same_process = true;
     copy.device = devices[r];
-    copy.users = users_around(r);
+    copy.users = users_of_host(r);
     for (size_t s = 0; s < devices.size(); ++s)
       copy.segments.push_back(hosts.together(static_cast<int>(r), static_cast<int>(s)) ? segments[s] : nullptr);
     const HeapView view = view_of(copy, static_cast<int>(r));

@@ -35,7 +35,7 @@ std::string gpu_text(int device) { return "GPU " + std::to_string(device); }
 [[noreturn]] void throw_out_of_memory(int device, size_t asked) {
   gpu::forget_error();
   size_t free = 0, total = 0;
-  check(gpu::room(&free, &total), "cudaMemGetInfo of " + gpu_text(device));
+  check(gpu::memory_info(&free, &total), "cudaMemGetInfo of " + gpu_text(device));
   throw Error(ErrorCode::system, gpu_text(device) + " has no room for " + describe_bytes(asked) + " (" + std::to_string(asked) +
                                      " bytes): " + std::to_string(free) + " of " + std::to_string(total) +
                                      " bytes are free; lower heap_bytes or free memory of that GPU");

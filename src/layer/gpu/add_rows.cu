@@ -65,8 +65,8 @@ class GpuRowAdder final : public RowAdder {
   void add(void* out, int64_t tokens, const MoeLayerCall& call, int num_sms) override {
     const int64_t blocks = (tokens * vectors_ + kThreads - 1) / kThreads;
     if (blocks == 0) return;
-    const int64_t most = num_sms > 0 ? num_sms : multiprocessors_;
-    const gpu::Grid grid{static_cast<int>(std::min(blocks, most)), kThreads};
+    const int64_t max = num_sms > 0 ? num_sms : multiprocessors_;
+    const gpu::Grid grid{static_cast<int>(std::min(blocks, max)), kThreads};
     const AddParams params{static_cast<uint4*>(out), static_cast<const uint4*>(sums_.data()), call.device_tokens, tokens,
                            vectors_};
     const auto stream = static_cast<gpu::Stream>(call.stream);

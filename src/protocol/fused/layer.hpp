@@ -92,20 +92,20 @@ SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p
 /// Copies this warp's share of tokens to where others read them and announces their routes; the last warp releases the flag at
 /// all ranks.
 template <class A>
-SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
+SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
   const Share share = share_of_blocks(w, 0, w.num_blocks());
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
     if (p.x != nullptr)
       A::copy(w, call.heap.local(p.layout.x(t)), p.x + t * p.layout.row_bytes, static_cast<size_t>(p.layout.row_bytes));
-    A::for_lanes(w, p.routes.topk, [&](int k) { tell_route(call.heap, p.layout, p.routes, t * p.routes.topk + k); });
+    A::for_lanes(w, p.routes.topk, [&](int k) { publish_route(call.heap, p.layout, p.routes, t * p.routes.topk + k); });
   }
   A::settle(w);
-  if (!arrive_is_last<A>(w, &p.memory.counters->told)) return;
+  if (!arrive_is_last<A>(w, &p.memory.counters->announced)) return;
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int i) {
-        return FlagStore{call.heap.at(call.in_turn(i), p.layout.told(call.rank())), call.word()};
+        return FlagStore{call.heap.at(call.in_turn(i), p.layout.announced(call.rank())), call.word()};
       },
       Site::layer_told);
 }
@@ -136,10 +136,10 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
   const CallContext& call = p.call;
   const int64_t rows = p.tile_row[p.order.first_tiles[p.order.experts]];
   const int topk = p.layout.topk;
-  const bool told = wait_layer_flags<A>(
-      w, p, call.world(), [&](int r) { return call.heap.local(p.layout.told(r)); }, Site::layer_told, Event::wait_told,
+  const bool announced = wait_layer_flags<A>(
+      w, p, call.world(), [&](int r) { return call.heap.local(p.layout.announced(r)); }, Site::layer_told, Event::wait_told,
       [](int r) { return r; });
-  if (!told) return false;
+  if (!announced) return false;
   for (;;) {
     const auto base = static_cast<int64_t>(A::take(w, &p.memory.counters->pulls, A::kTakenAtOnce));
     if (base >= rows) return true;
@@ -261,7 +261,7 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   MoveCounter moved;
-  if (p.parts.up) tell_layer<A>(w, p);
+  if (p.parts.up) announce_layer<A>(w, p);
   bool done = !p.parts.up || pull_layer_rows<A>(w, p, moved);
   done = done && multiply_layer_tiles<A>(w, p, multiply);
   if (p.parts.down) done = done && return_layer_rows<A>(w, p, moved) && sum_layer_tokens<A>(w, p);

@@ -24,14 +24,14 @@ struct CrossingHead {
 };
 struct CrossingLayout {
   int topk = 0;
-  int most_places = 0;  ///< of a token on the host that it crosses to
+  int max_places = 0;   ///< of a token on the host that it crosses to
   bool headers = true;  ///< false: cached dispatch, whose proxies have the headers in their handles
   bool expert_major = false;
   bool weights = false;
   int64_t row_bytes = 0, scale_bytes = 0;
 
   SWITCHYARD_FN int64_t places_at() const { return static_cast<int64_t>(sizeof(CrossingHead)); }
-  SWITCHYARD_FN int64_t ids_at() const { return places_at() + static_cast<int64_t>(sizeof(SendEntry)) * most_places; }
+  SWITCHYARD_FN int64_t ids_at() const { return places_at() + static_cast<int64_t>(sizeof(SendEntry)) * max_places; }
   SWITCHYARD_FN int64_t rows_at() const { return ids_at() + int64_t{4} * topk; }
   SWITCHYARD_FN int64_t weights_at() const { return rows_at() + (expert_major ? int64_t{4} * topk : 0); }
   SWITCHYARD_FN int64_t row_at() const { return headers ? round_up(weights_at() + (weights ? int64_t{4} * topk : 0), 128) : 0; }
@@ -51,12 +51,12 @@ struct DispatchRail {
   const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it is this rank's proxy
   CrossingRows out, in;
   // The peer's tokens on this host, if this rank is its proxy.
-  bool i_stand = false;
+  bool is_proxy_of_peer = false;
   CrossedTokens* crossed = nullptr;  ///< complete in a cached dispatch; filled by a fresh one
   DispatchParams forward;            ///< of this call, with the tables of `crossed`
   int64_t source_tokens = 0;
-  int told_chunks = 0;  ///< number of chunks whose rows flags are set
-  int32_t told_records[kMaxRanks] = {};
+  int announced_chunks = 0;  ///< number of chunks whose rows flags are set
+  int32_t announced_records[kMaxRanks] = {};
 };
 
 /// Pointers are to this rank's private memory.
@@ -64,7 +64,7 @@ struct HostDispatchParams {
   DispatchParams move;
   Rounds rounds;
   DispatchRail* rails = nullptr;
-  Leg* legs = nullptr;  ///< [num_rails]
+  PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
   const int* host_of = nullptr;  ///< [W]
 };
@@ -80,7 +80,7 @@ void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayo
     for (int i = 0; i < p.tables.sends.places(t); ++i)
       if (entries[i].rank >= 0 && host_of[entries[i].rank] == host) places[n++] = entries[i];
     *reinterpret_cast<CrossingHead*>(slot) = {t, n};
-    for (; n < at.most_places; ++n) places[n] = {-1, -1, -1};
+    for (; n < at.max_places; ++n) places[n] = {-1, -1, -1};
     const int64_t f = t * at.topk;
     const auto routes = 4 * static_cast<size_t>(at.topk);
     A::copy(w, slot + at.ids_at(), p.tables.ids + f, routes);
@@ -136,14 +136,14 @@ class CrossingSteps {
   }
   void packed(typename A::Warp&, int64_t) {}
 
-  std::span<const Leg> legs(int64_t k) {
+  std::span<const PeerTransfer> transfers(int64_t k) {
     for (int i = 0; i < p_.num_rails; ++i) {
       const DispatchRail& rail = p_.rails[i];
-      p_.legs[i] = {rail.peer,
-                    {rail.out.slot(k), static_cast<size_t>(rail.out.bytes(k))},
-                    {rail.in.slot(k), static_cast<size_t>(rail.in.bytes(k))}};
+      p_.transfers[i] = {rail.peer,
+                         {rail.out.slot(k), static_cast<size_t>(rail.out.bytes(k))},
+                         {rail.in.slot(k), static_cast<size_t>(rail.in.bytes(k))}};
     }
-    return {p_.legs, static_cast<size_t>(p_.num_rails)};
+    return {p_.transfers, static_cast<size_t>(p_.num_rails)};
   }
 
   bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
@@ -161,13 +161,13 @@ class CrossingSteps {
   }
   void took(typename A::Warp& w, int64_t k) {
     for (int i = 0; i < p_.num_rails; ++i)
-      if (p_.rails[i].i_stand) tell(w, p_.rails[i], p_.rails[i].in.begin(k), p_.rails[i].in.begin(k + 1));
+      if (p_.rails[i].is_proxy_of_peer) announce_rows(w, p_.rails[i], p_.rails[i].in.begin(k), p_.rails[i].in.begin(k + 1));
   }
   /// Announces the rows of sources that have no token crossing to this host; nothing else would announce them. Called by one
   /// warp.
-  void tell_of_none(typename A::Warp& w) {
+  void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
-      if (p_.rails[i].i_stand && p_.rails[i].in.count == 0) tell(w, p_.rails[i], 0, 0);
+      if (p_.rails[i].is_proxy_of_peer && p_.rails[i].in.count == 0) announce_rows(w, p_.rails[i], 0, 0);
   }
 
  private:
@@ -187,22 +187,22 @@ class CrossingSteps {
 
   /// Called when token numbers [begin, end) of a source have been sent on: sets its `rows` flags for the chunks that are now
   /// complete.
-  void tell(typename A::Warp& w, DispatchRail& rail, int64_t begin, int64_t end) {
+  void announce_rows(typename A::Warp& w, DispatchRail& rail, int64_t begin, int64_t end) {
     const CrossedTokens& crossed = *rail.crossed;
     const auto stride = static_cast<int64_t>(crossed.stride);
     for (int64_t n = begin * stride; n < end * stride; ++n)
-      if (const int rank = crossed.sends[static_cast<size_t>(n)].rank; rank >= 0) ++rail.told_records[rank];
+      if (const int rank = crossed.sends[static_cast<size_t>(n)].rank; rank >= 0) ++rail.announced_records[rank];
     const bool in_chunks = p_.move.shape.layout == Layout::expert_major;
     const int chunks = in_chunks ? kRowChunks : 1;
     const bool all = end == rail.in.count;
     const int64_t known = all || end == 0 ? 0 : crossed.token[static_cast<size_t>(end) - 1] + 1;
-    for (; rail.told_chunks < chunks; ++rail.told_chunks) {
-      const int c = rail.told_chunks;
+    for (; rail.announced_chunks < chunks; ++rail.announced_chunks) {
+      const int c = rail.announced_chunks;
       if (!all && (!in_chunks || row_chunk_end(rail.source_tokens, c) > known)) return;
       A::template publish_to<Scope::system>(
           w, call().world(),
           [&](int r) {
-            const auto records = in_chunks ? static_cast<uint64_t>(rail.told_records[r]) : 0;
+            const auto records = in_chunks ? static_cast<uint64_t>(rail.announced_records[r]) : 0;
             return FlagStore{reach<A>(call().heap, r, p_.move.shape.control.rows_flag(rail.peer, c)),
                              flag_word(call().epoch, records)};
           },
@@ -248,7 +248,7 @@ bool dispatch_hosts(typename A::Warp& w, const HostDispatchParams& h) {
     const WarpSpan<A> span(w, p.call, Event::zero_padding, p.tables.num_padding);
     zero_padding<A>(w, p, mine, share_of_blocks(w, 0, w.num_blocks()));
   }
-  if (w.index() == 0) steps.tell_of_none(w);
+  if (w.index() == 0) steps.announce_empty(w);
   if (!finish_rounds<A>(w, p.call, h.rounds, steps)) return false;
   PlaceQueue<A> queue{WorkQueue<A>(p.work.places_next, PlaceQueue<A>::kBatch)};
   for (int c = 0; expert_major && c <= last; ++c)

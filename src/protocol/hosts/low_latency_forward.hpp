@@ -41,19 +41,19 @@ struct MessageRail {
   const int32_t* leaving = nullptr;  ///< tokens that cross to the peer, if it is this rank's proxy
   ItemsInRounds out, in;
   // The peer's tokens, if this rank is its proxy.
-  bool i_stand = false;
+  bool is_proxy_of_peer = false;
   CrossedTokens* crossed = nullptr;  ///< token and ids, which combine needs
   int tokens = 0;                    ///< of the peer
 
   /// Address of token number i of the peer, in arrived rounds.
-  const std::byte* came(int64_t i) const { return in.slot(i / in.per_round) + i % in.per_round * in.stride; }
+  const std::byte* arrived(int64_t i) const { return in.slot(i / in.per_round) + i % in.per_round * in.stride; }
 };
 
 /// Pointers are to this rank's private memory.
 struct MessageRails {
   Rounds out, in;
   MessageRail* rails = nullptr;
-  Leg* legs = nullptr;  ///< [num_rails]
+  PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
 };
 
@@ -84,7 +84,7 @@ void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLaten
 /// Announces message `unit` of `source` to the ranks of this host: it has arrived for those in `places`, and not for the
 /// others.
 template <class A, class P>
-SWITCHYARD_FN void tell_message(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
+SWITCHYARD_FN void announce_forwarded(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
       w, p.call.world(),
       [&](int r) {
@@ -108,7 +108,7 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
         },
         from, static_cast<size_t>(bytes));
   };
-  if (l.units_per_token() == 1 || !entries->alias()) {  // as in brings_row
+  if (l.units_per_token() == 1 || !entries->alias()) {  // as in carries_row
     part(0, slot, l.payload_bytes);
     part(l.scales_at(), slot + l.scales_at(), l.scale_bytes);
   }
@@ -126,7 +126,7 @@ SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int
       w, l.entries, [&](int j) { return mine[j].expert >= 0 ? uint64_t{1} << l.owner(mine[j].expert) : uint64_t{0}; });
   const uint64_t places = mapped_of<A>(p.call.heap, all);
   if (places != 0) write_message<A>(w, p, source, unit, slot, mine, places);
-  tell_message<A>(w, p, source, unit, places);
+  announce_forwarded<A>(w, p, source, unit, places);
 }
 
 /// The rounds of a dispatch (rounds.hpp, Steps): outgoing rounds are packed, and the contents of incoming rounds are sent on.
@@ -150,10 +150,10 @@ class MessageSteps {
     return true;
   }
   void packed(typename A::Warp&, int64_t) {}
-  std::span<const Leg> legs(int64_t k) {
+  std::span<const PeerTransfer> transfers(int64_t k) {
     for (int i = 0; i < rails_.num_rails; ++i)
-      rails_.legs[i] = {rail(i).peer, {rail(i).out.slot(k), static_cast<size_t>(rail(i).out.bytes(k))}, {}};
-    return {rails_.legs, static_cast<size_t>(rails_.num_rails)};
+      rails_.transfers[i] = {rail(i).peer, {rail(i).out.slot(k), static_cast<size_t>(rail(i).out.bytes(k))}, {}};
+    return {rails_.transfers, static_cast<size_t>(rails_.num_rails)};
   }
 
   bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
@@ -170,9 +170,9 @@ class MessageSteps {
   void took(typename A::Warp&, int64_t) {}
   /// Announces the messages of sources that have no token crossing to this host; nothing else would announce them. Called by
   /// one warp.
-  void tell_of_none(typename A::Warp& w) {
+  void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < rails_.num_rails; ++i)
-      if (rail(i).i_stand && rail(i).in.count == 0) tell_of_others(w, rail(i).peer, 0, rail(i).tokens);
+      if (rail(i).is_proxy_of_peer && rail(i).in.count == 0) announce_absent(w, rail(i).peer, 0, rail(i).tokens);
   }
 
  private:
@@ -199,20 +199,20 @@ class MessageSteps {
   /// Sends token number i of a source on, and announces that the tokens before it that do not cross bring nothing.
   void forward(typename A::Warp& w, const MessageRail& from, int64_t i) {
     const LowLatencyLayout& l = p_.layout;
-    const std::byte* const slot = from.came(i);
+    const std::byte* const slot = from.arrived(i);
     const LowLatencyEntry* const entries = at_.entries(slot);
     const int t = at_.token(slot);
-    tell_of_others(w, from.peer, i > 0 ? at_.token(from.came(i - 1)) + 1 : 0, t);
+    announce_absent(w, from.peer, i > 0 ? at_.token(from.arrived(i - 1)) + 1 : 0, t);
     from.crossed->token[static_cast<size_t>(i)] = t;
     for (int k = 0; k < l.topk; ++k) from.crossed->ids[static_cast<size_t>(i * l.topk + k)] = entries[k].expert;
     const int units = l.units_per_token();
     for (int unit = t * units; unit < (t + 1) * units; ++unit) forward_unit<A>(w, p_, from.peer, unit, slot, entries);
-    if (i + 1 == from.in.count) tell_of_others(w, from.peer, t + 1, from.tokens);
+    if (i + 1 == from.in.count) announce_absent(w, from.peer, t + 1, from.tokens);
   }
   /// Announces that nothing arrives for tokens [begin, end).
-  void tell_of_others(typename A::Warp& w, int source, int begin, int end) {
+  void announce_absent(typename A::Warp& w, int source, int begin, int end) {
     const int units = p_.layout.units_per_token();
-    for (int unit = begin * units; unit < end * units; ++unit) tell_message<A>(w, p_, source, unit, 0);
+    for (int unit = begin * units; unit < end * units; ++unit) announce_forwarded<A>(w, p_, source, unit, 0);
   }
 
   const LowLatencyDispatchParams& p_;
@@ -236,7 +236,7 @@ template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
   MoveCounter moved;
   MessageSteps<A> steps(p, rails, moved);
-  if (w.index() == 0) steps.tell_of_none(w);
+  if (w.index() == 0) steps.announce_empty(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
   // This rank's own messages have been sent, too, and their slots are free.

@@ -4,7 +4,7 @@
 // low_latency_returns.hpp.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
-//   combine    low_latency_return, collect_given  -- round -->  tell_entered, low_latency_sum
+//   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
 //
 // Sizes are those of the maximum number of tokens of a rank, so both ends know them without communication: each token has its
 // own place in a round, and returned rows have places by token. Absent tokens and rows are not read.
@@ -17,7 +17,7 @@
 //
 // Buffers: what a round sends or receives is at the same place in every call, because a graph contains its rounds' addresses.
 // It is written and read in stream order. Progress: a phase after a round waits for phases of ranks of this host that come
-// before, or after, their same round; collect_given waits for what these ranks send before they wait.
+// before, or after, their same round; collect_returned waits for what these ranks send before they wait.
 #pragma once
 
 #include "protocol/hosts/low_latency_forward.hpp"
@@ -27,16 +27,16 @@
 namespace switchyard::detail {
 
 /// A rank of another host that this one exchanges rows with.
-struct FarRail {
+struct RemoteRail {
   int rank = -1, host = -1;
-  int stands_for_me = 0, i_stand = 0;
+  int peer_is_my_proxy = 0, is_proxy_of_peer = 0;
   int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one
   int host_ranks = 0;  ///< number of ranks of its host
 };
 
 /// One rank's data about other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
-struct FarRails {
-  const FarRail* rails = nullptr;     ///< [num_rails]
+struct RemoteRails {
+  const RemoteRail* rails = nullptr;  ///< [num_rails]
   const int* host_of = nullptr;       ///< [W]
   const int* rail_of_host = nullptr;  ///< [hosts] rail of this rank's proxy there; -1: this rank's host
   int num_rails = 0;
@@ -71,13 +71,13 @@ struct DispatchRound {
 /// A combine message: to a proxy of this rank its head, whose number is the header of the call; to a rank whose proxy is this
 /// rank, the rows of that rank's tokens.
 struct CombineRound {
-  int most;  ///< maximum rows of a token
+  int max;  ///< maximum rows of a token
   int64_t row_stride;
 
   /// From a host of `ranks` ranks.
   SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks)
-      : most(order == CombineOrder::per_route || topk < ranks ? topk : ranks), row_stride(round_up(row_bytes, 16)) {}
-  SWITCHYARD_FN int64_t token_bytes() const { return most * row_stride; }
+      : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks), row_stride(round_up(row_bytes, 16)) {}
+  SWITCHYARD_FN int64_t token_bytes() const { return max * row_stride; }
   SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + tokens * token_bytes(); }
   SWITCHYARD_FN std::byte* row(std::byte* message, int t, int n) const {
     return message + kRailHeadBytes + t * token_bytes() + n * row_stride;
@@ -93,9 +93,9 @@ struct CrossedIds {
   }
 };
 
-/// FarCombineParams in phases.
-struct PhasedCombineParams : FarCombineParams {
-  FarRails rails;
+/// RemoteCombineParams in phases.
+struct PhasedCombineParams : RemoteCombineParams {
+  RemoteRails rails;
   CrossedIds crossed;
 };
 
@@ -109,13 +109,13 @@ SWITCHYARD_FN void write_head(typename A::Warp& w, const CallContext& call, std:
 }
 /// True if the message that arrived over a rail is of this call. False: a mismatch, which is recorded.
 template <class A>
-SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const FarRails& far, int rail) {
-  const RelayHead& head = *reinterpret_cast<const RelayHead*>(far.in(rail));
+SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const RemoteRails& remote, int rail) {
+  const RelayHead& head = *reinterpret_cast<const RelayHead*>(remote.in(rail));
   if (head.call == call.word() && head.operation == static_cast<uint64_t>(call.operation)) return true;
-  return record_mismatch<A>(w, call, Site::network, far.rails[rail].rank);
+  return record_mismatch<A>(w, call, Site::network, remote.rails[rail].rank);
 }
-SWITCHYARD_FN inline uint64_t header_in(const FarRails& far, int rail) {
-  return static_cast<uint64_t>(reinterpret_cast<const RelayHead*>(far.in(rail))->number);
+SWITCHYARD_FN inline uint64_t header_in(const RemoteRails& remote, int rail) {
+  return static_cast<uint64_t>(reinterpret_cast<const RelayHead*>(remote.in(rail))->number);
 }
 
 // ---- dispatch ----
@@ -161,11 +161,11 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
 /// Source: packs what a dispatch sends to other hosts. Called by all warps; waits for nothing. \returns bytes of this warp's
 /// crossing rows, counted once per host
 template <class A, class P>
-SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarRails& far) {
+SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const RemoteRails& remote) {
   const auto& l = p.layout;
   const DispatchRound round(l);
-  if (is_announcer(w)) write_head<A>(w, p.call, far.sent, dispatch_header(p.tokens));
-  int32_t* const counts = DispatchRound::counts(far.sent);
+  if (is_announcer(w)) write_head<A>(w, p.call, remote.sent, dispatch_header(p.tokens));
+  int32_t* const counts = DispatchRound::counts(remote.sent);
   for (int64_t e = spread_index(w); e < l.map.experts; e += w.total()) {
     const int n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
     A::for_lanes(w, 1, [&](int) { counts[e] = n; });
@@ -175,12 +175,12 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarR
   for (auto i = static_cast<uint32_t>(spread_index(w)); i < items; i += static_cast<uint32_t>(w.total())) {
     const uint32_t token = i / parts;
     const int t = static_cast<int>(token), part = static_cast<int>(i - token * parts), begin = t * l.topk;
-    std::byte* const slot = round.slot(far.sent, t);
+    std::byte* const slot = round.slot(remote.sent, t);
     if (part == 0) pack_entries<A>(w, p, t, reinterpret_cast<LowLatencyEntry*>(slot + round.at.entries_at));
     const uint64_t hosts = A::lanes_union(w, l.topk, [&](int k) {
       const int32_t expert = p.ids(begin + k);
-      const int host = expert >= 0 ? far.host_of[l.owner(expert)] : far.own_host;
-      return host == far.own_host ? uint64_t{0} : uint64_t{1} << host;
+      const int host = expert >= 0 ? remote.host_of[l.owner(expert)] : remote.own_host;
+      return host == remote.own_host ? uint64_t{0} : uint64_t{1} << host;
     });
     const ColumnRange range = column_range(p, part, p.part_columns);
     if (hosts == 0 || range.columns == 0) continue;
@@ -195,14 +195,15 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const FarR
 /// Proxy: announces to the ranks of this host what arrived from the ranks that this one is the proxy of, sends their tokens on,
 /// and stores what their combine needs. Called by all warps; waits for nothing. False after a fault (recorded).
 template <class A, class P>
-SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const FarRails& far, const CrossedIds& crossed) {
+SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const RemoteRails& remote,
+                                           const CrossedIds& crossed) {
   const auto& l = p.layout;
   const DispatchRound round(l);
-  for (int rail = 0; rail < far.num_rails; ++rail) {
-    const FarRail& from = far.rails[rail];
-    if (from.i_stand == 0) continue;
-    if (!is_of_call<A>(w, p.call, far, rail)) return false;
-    const int32_t* const counts = DispatchRound::counts(far.in(rail));
+  for (int rail = 0; rail < remote.num_rails; ++rail) {
+    const RemoteRail& from = remote.rails[rail];
+    if (from.is_proxy_of_peer == 0) continue;
+    if (!is_of_call<A>(w, p.call, remote, rail)) return false;
+    const int32_t* const counts = DispatchRound::counts(remote.in(rail));
     for (int64_t e = spread_index(w); e < l.map.experts; e += w.total()) {
       const auto expert = static_cast<int32_t>(e);
       const int owner = l.owner(expert);
@@ -210,18 +211,18 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
       A::post(w, p.call.heap.at(owner, l.expert_count(p.call.epoch, expert - l.first_expert(owner), from.rank)),
               flag_word(p.call.epoch, static_cast<uint64_t>(counts[e])));
     }
-    if (is_announcer(w)) publish_header_of<A>(w, p.call, l, from.rank, header_in(far, rail));
+    if (is_announcer(w)) publish_header_of<A>(w, p.call, l, from.rank, header_in(remote, rail));
   }
   const auto units = [&](int rail) {
-    const auto tokens = static_cast<int64_t>(header_in(far, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
-    return far.rails[rail].i_stand != 0 ? tokens * l.units_per_token() : 0;
+    const auto tokens = static_cast<int64_t>(header_in(remote, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
+    return remote.rails[rail].is_proxy_of_peer != 0 ? tokens * l.units_per_token() : 0;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
-    const Located at = A::locate(w, i, far.num_rails, units);
-    if (at.segment == far.num_rails) break;
-    const FarRail& from = far.rails[at.segment];
+    const Located at = A::locate(w, i, remote.num_rails, units);
+    if (at.segment == remote.num_rails) break;
+    const RemoteRail& from = remote.rails[at.segment];
     const int unit = static_cast<int>(at.offset), t = l.token_of(unit);
-    std::byte* const slot = round.slot(far.in(at.segment), t);
+    std::byte* const slot = round.slot(remote.in(at.segment), t);
     const LowLatencyEntry* const entries = round.at.entries(slot);
     if (l.first_k_of(unit) == 0) {
       int32_t* const ids = crossed.of(l, from.source, t);
@@ -239,13 +240,13 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
 template <class A>
 SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail)
-    if (p.rails.rails[rail].stands_for_me != 0) write_head<A>(w, p.call, p.rails.out(rail), p.header());
+    if (p.rails.rails[rail].peer_is_my_proxy != 0) write_head<A>(w, p.call, p.rails.out(rail), p.header());
   A::settle(w);
 }
 
 /// wait_entered() for the ranks of this host.
 template <class A>
-SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombineParams& p) {
+SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombineParams& p) {
   const CallContext& call = p.call;
   const uint64_t value = p.header();
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
@@ -260,31 +261,31 @@ SWITCHYARD_FN bool wait_entered_here(typename A::Warp& w, const PhasedCombinePar
 /// Proxy: collects what the ranks of this host return for tokens of the ranks that this one is the proxy of. Called by all
 /// warps, after this rank has returned its own rows. False after a fault (recorded).
 template <class A>
-SWITCHYARD_FN bool collect_given(typename A::Warp& w, const PhasedCombineParams& p) {
-  if (!wait_entered_here<A>(w, p)) return false;
+SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
+  if (!wait_entered_local<A>(w, p)) return false;
   const auto& l = p.layout;
-  const FarRails& far = p.rails;
+  const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;
-  const CombineRound round(p.order, l.topk, p.row_bytes, far.own_ranks);
+  const CombineRound round(p.order, l.topk, p.row_bytes, remote.own_ranks);
   const int element = static_cast<int>(dtype_bytes(p.type));
   const auto items = [&](int rail) {
-    const FarRail& to = far.rails[rail];
-    return to.i_stand != 0 ? p.source_tokens[to.rank] * round.most * l.pieces : 0;
+    const RemoteRail& to = remote.rails[rail];
+    return to.is_proxy_of_peer != 0 ? p.source_tokens[to.rank] * round.max * l.pieces : 0;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
-    const Located found = A::locate(w, i, far.num_rails, items);
-    if (found.segment == far.num_rails) break;
-    const FarRail& to = far.rails[found.segment];
+    const Located found = A::locate(w, i, remote.num_rails, items);
+    if (found.segment == remote.num_rails) break;
+    const RemoteRail& to = remote.rails[found.segment];
     const ItemPiece at = split_index(found.offset, l);
-    const int t = static_cast<int>(at.item) / round.most, n = static_cast<int>(at.item) - t * round.most;
+    const int t = static_cast<int>(at.item) / round.max, n = static_cast<int>(at.item) - t * round.max;
     const int32_t* const ids = p.crossed.of(l, to.source, t);
     const uint64_t slots = slots_from(
-        l, p.order, [ids](int k) { return ids[k]; }, far.host_of, far.own_host);
+        l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
     if (per_rank ? n >= bits(slots) : (slots >> n & 1) == 0) continue;
     const int slot = per_rank ? nth_bit(slots, n) : n;
     const int column = l.column(at.piece) * element, bytes = l.column(at.piece + 1) * element - column;
     if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
-                        round.row(far.out(found.segment), t, n) + column, static_cast<size_t>(round_up(bytes, 16))))
+                        round.row(remote.out(found.segment), t, n) + column, static_cast<size_t>(round_up(bytes, 16))))
       return false;
   }
   A::settle(w);
@@ -294,10 +295,10 @@ SWITCHYARD_FN bool collect_given(typename A::Warp& w, const PhasedCombineParams&
 /// Proxy: announces to the ranks of this host that the ranks that this one is the proxy of have entered the call. One warp.
 /// False after a fault (recorded).
 template <class A>
-SWITCHYARD_FN bool tell_entered(typename A::Warp& w, const PhasedCombineParams& p) {
+SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {
-    const FarRail& from = p.rails.rails[rail];
-    if (from.i_stand == 0) continue;
+    const RemoteRail& from = p.rails.rails[rail];
+    if (from.is_proxy_of_peer == 0) continue;
     if (!is_of_call<A>(w, p.call, p.rails, rail)) return false;
     publish_header_of<A>(w, p.call, p.layout, from.rank, header_in(p.rails, rail));
   }

@@ -19,30 +19,30 @@
 namespace switchyard::detail {
 
 /// Slots for rows of tokens of other hosts' ranks, and the proxies of these ranks on this host.
-struct FarReturns {
+struct RemoteReturns {
   HeapView heap;
   const int* proxy = nullptr;   ///< [W] the proxy of a rank on this host
   const int* number = nullptr;  ///< [W] index of the rank among those of its proxy
-  int most = 0;                 ///< maximum number of ranks per proxy
+  int max = 0;                  ///< maximum number of ranks per proxy
   int slots = 1, stride = 0;    ///< slots of a token, and bytes of a slot: those of LowLatencyLayout
   int64_t bytes_of_owner = 0;
 
-  FarReturns() = default;
-  FarReturns(const LowLatencyLayout& l, int most_owners)
-      : most(most_owners),
+  RemoteReturns() = default;
+  RemoteReturns(const LowLatencyLayout& l, int max_owners)
+      : max(max_owners),
         slots(l.at.slots),
         stride(l.at.return_stride),
         bytes_of_owner(int64_t{l.max_tokens} * l.at.slots * l.at.return_stride) {}
-  int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * most * bytes_of_owner; }
+  int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * max * bytes_of_owner; }
   SWITCHYARD_FN std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
-    const int64_t set = static_cast<int64_t>(epoch & 1) * most + number[owner];
+    const int64_t set = static_cast<int64_t>(epoch & 1) * max + number[owner];
     return heap.base[proxy[owner]] + kHeapHeaderBytes + set * bytes_of_owner + (int64_t{t} * slots + slot) * stride;
   }
 };
 
-/// LowLatencyCombineParams of a group of several hosts: rows for owners that are not mapped go to `far` (return_slot).
-struct FarCombineParams : LowLatencyCombineParams {
-  FarReturns far;
+/// LowLatencyCombineParams of a group of several hosts: rows for owners that are not mapped go to `remote` (return_slot).
+struct RemoteCombineParams : LowLatencyCombineParams {
+  RemoteReturns remote;
 };
 
 /// Slots (bits) of a token that receive rows from `host`; id(k): the expert of its choice k, or -1.
@@ -64,7 +64,7 @@ SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order,
 
 /// Waits for `bytes` of a row that rank `writer` returns. False after a fault (recorded).
 template <class A, class P>
-SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
+SWITCHYARD_FN bool wait_returned_row(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
   if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
   WarpSpan<A> span(w, p.call, Event::wait_returned, writer);
   WaitClock<A> clock(writer);
@@ -81,8 +81,8 @@ SWITCHYARD_FN bool wait_given(typename A::Warp& w, const P& p, const std::byte* 
 template <class A, class P>
 SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at,
                                size_t bytes, std::byte* to, size_t copied) {
-  std::byte* const row = p.far.row(p.call.epoch, owner, t, slot) + at;
-  if (!wait_given<A>(w, p, row, bytes, writer)) return false;
+  std::byte* const row = p.remote.row(p.call.epoch, owner, t, slot) + at;
+  if (!wait_returned_row<A>(w, p, row, bytes, writer)) return false;
   A::copy(w, to, row, copied);
   A::settle(w);
   A::blank_row(w, row, bytes, sentinel_sums());
@@ -94,7 +94,7 @@ struct ReturnRails {
   Rounds rounds;
   ReturnRail* rails = nullptr;
   const int* host_of_rail = nullptr;  ///< host of its peer
-  Leg* legs = nullptr;                ///< [num_rails]
+  PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
   ReturnedRows own;              ///< rounds of this rank's tokens
   const int* host_of = nullptr;  ///< [W]
@@ -105,15 +105,16 @@ struct ReturnRails {
 template <class A>
 class ReturnedSteps {
  public:
-  ReturnedSteps(const FarCombineParams& p, const ReturnRails& rails) : p_(p), rails_(rails) {}
+  ReturnedSteps(const RemoteCombineParams& p, const ReturnRails& rails) : p_(p), rails_(rails) {}
 
   bool pack(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
     WarpSpan<A> span(w, p_.call, Event::pack_rows);
-    const auto begin = [&](int i) { return rail(i).i_stand ? rail(i).number(k) : 0; };
+    const auto begin = [&](int i) { return rail(i).is_proxy_of_peer ? rail(i).number(k) : 0; };
     int64_t packed = 0;
     for (;; items.done(), ++packed) {
-      const Located item = A::locate(w, items.item(w), rails_.num_rails,
-                                     [&](int i) { return rail(i).i_stand ? rail(i).number(k + 1) - rail(i).number(k) : 0; });
+      const Located item = A::locate(w, items.item(w), rails_.num_rails, [&](int i) {
+        return rail(i).is_proxy_of_peer ? rail(i).number(k + 1) - rail(i).number(k) : 0;
+      });
       if (item.segment == rails_.num_rails) break;
       const ReturnRail& to = rail(item.segment);
       const int64_t first = begin(item.segment), n = first + item.offset;
@@ -124,9 +125,9 @@ class ReturnedSteps {
     return true;
   }
   void packed(typename A::Warp&, int64_t) {}
-  std::span<const Leg> legs(int64_t k) {
-    for (int i = 0; i < rails_.num_rails; ++i) rails_.legs[i] = rail(i).leg(k);
-    return {rails_.legs, static_cast<size_t>(rails_.num_rails)};
+  std::span<const PeerTransfer> transfers(int64_t k) {
+    for (int i = 0; i < rails_.num_rails; ++i) rails_.transfers[i] = rail(i).transfer(k);
+    return {rails_.transfers, static_cast<size_t>(rails_.num_rails)};
   }
 
   bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
@@ -135,7 +136,7 @@ class ReturnedSteps {
     int64_t rows = 0;
     for (int64_t i = 0; (i = items.item(w)) < end - begin; items.done())
       for (int r = 0; r < rails_.num_rails; ++r)
-        if (rail(r).stands_for_me) rows += put(w, rail(r).in, rails_.host_of_rail[r], k, static_cast<int>(begin + i));
+        if (rail(r).peer_is_my_proxy) rows += put(w, rail(r).in, rails_.host_of_rail[r], k, static_cast<int>(begin + i));
     p_.call.moved[w.index()].network_bytes += static_cast<uint64_t>(rows * p_.row_bytes);
     span.set_arg(rows);
     return true;
@@ -178,14 +179,14 @@ class ReturnedSteps {
     return rows;
   }
 
-  const FarCombineParams& p_;
+  const RemoteCombineParams& p_;
   const ReturnRails& rails_;
 };
 
 /// Brings rows back over the network, after all ranks have entered the call. Called by all warps before low_latency_sum. False
 /// after a fault (recorded).
 template <class A>
-bool bring_back(typename A::Warp& w, const FarCombineParams& p, const ReturnRails& rails) {
+bool pull_returned(typename A::Warp& w, const RemoteCombineParams& p, const ReturnRails& rails) {
   ReturnedSteps<A> steps(p, rails);
   return begin_rounds<A>(w, p.call, rails.rounds, steps) && finish_rounds<A>(w, p.call, rails.rounds, steps);
 }

@@ -17,8 +17,8 @@ namespace switchyard::detail {
 struct RailPeer {
   int rank = -1;
   int host = -1;
-  bool stands_for_me = false;
-  bool i_stand = false;            ///< this rank is its proxy on this host
+  bool peer_is_my_proxy = false;
+  bool is_proxy_of_peer = false;   ///< this rank is its proxy on this host
   std::vector<std::byte> out, in;  ///< messages
 };
 
@@ -35,19 +35,19 @@ struct RelayHead {
 template <class OutBytes, class InBytes, class Number, class Fill>
 void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, OutBytes&& out_bytes,
                 InBytes&& in_bytes, Number&& number, Fill&& fill) {
-  std::vector<Leg> legs;
+  std::vector<PeerTransfer> transfers;
   for (RailPeer& peer : peers) {
-    const size_t bytes = peer.stands_for_me ? out_bytes(peer) : 0;
-    peer.out.resize(peer.stands_for_me ? sizeof(RelayHead) + bytes : 0);
-    peer.in.resize(peer.i_stand ? sizeof(RelayHead) + in_bytes(peer) : 0);
-    if (peer.stands_for_me) {
+    const size_t bytes = peer.peer_is_my_proxy ? out_bytes(peer) : 0;
+    peer.out.resize(peer.peer_is_my_proxy ? sizeof(RelayHead) + bytes : 0);
+    peer.in.resize(peer.is_proxy_of_peer ? sizeof(RelayHead) + in_bytes(peer) : 0);
+    if (peer.peer_is_my_proxy) {
       const RelayHead head{call.word(), static_cast<uint64_t>(call.operation), number(peer), bytes};
       std::memcpy(peer.out.data(), &head, sizeof head);
       fill(peer, peer.out.data() + sizeof head);
     }
-    legs.push_back({peer.rank, peer.out, peer.in});
+    transfers.push_back({peer.rank, peer.out, peer.in});
   }
-  carrier.post(round, legs, nullptr);
+  carrier.post(round, transfers, nullptr);
 }
 
 /// Waits for that round and calls deliver(source, number, message) for the message of each rank whose proxy is this rank. False
@@ -57,7 +57,7 @@ bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, 
                 const std::vector<RailPeer>& peers, Deliver&& deliver) {
   if (!await_round<A>(w, call, carrier, round)) return false;
   for (const RailPeer& peer : peers) {
-    if (!peer.i_stand) continue;
+    if (!peer.is_proxy_of_peer) continue;
     RelayHead head;
     std::memcpy(&head, peer.in.data(), sizeof head);
     const size_t bytes = peer.in.size() - sizeof head;

@@ -26,20 +26,20 @@ struct ReturnedRows {
 /// Both directions of one rail.
 struct ReturnRail {
   int peer = -1;
-  bool i_stand = false;  ///< `out` goes to the peer, for its tokens
+  bool is_proxy_of_peer = false;  ///< `out` goes to the peer, for its tokens
   const CrossedTokens* crossed = nullptr;
   ReturnedRows out;
-  bool stands_for_me = false;  ///< `in` comes from the peer
+  bool peer_is_my_proxy = false;  ///< `in` comes from the peer
   ReturnedRows in;
 
   int64_t number(int64_t k) const { return crossed->first_from(out.first_token(k)); }
   int64_t out_bytes(int64_t k) const {
-    return i_stand ? (out.rows_before[number(k + 1)] - out.rows_before[number(k)]) * out.stride : 0;
+    return is_proxy_of_peer ? (out.rows_before[number(k + 1)] - out.rows_before[number(k)]) * out.stride : 0;
   }
   int64_t in_bytes(int64_t k) const {
-    return stands_for_me ? (in.rows_before[in.first_token(k + 1)] - in.rows_before[in.first_token(k)]) * in.stride : 0;
+    return peer_is_my_proxy ? (in.rows_before[in.first_token(k + 1)] - in.rows_before[in.first_token(k)]) * in.stride : 0;
   }
-  Leg leg(int64_t k) const {
+  PeerTransfer transfer(int64_t k) const {
     return {peer, {out.slot(k), static_cast<size_t>(out_bytes(k))}, {in.slot(k), static_cast<size_t>(in_bytes(k))}};
   }
 };
@@ -47,9 +47,9 @@ struct ReturnRail {
 /// Maximum bytes of a round.
 template <class Bytes>
 int64_t largest_round(int64_t rounds, Bytes&& bytes) {
-  int64_t most = 0;
-  for (int64_t k = 0; k < rounds; ++k) most = bytes(k) > most ? bytes(k) : most;
-  return most;
+  int64_t max = 0;
+  for (int64_t k = 0; k < rounds; ++k) max = bytes(k) > max ? bytes(k) : max;
+  return max;
 }
 
 }  // namespace switchyard::detail

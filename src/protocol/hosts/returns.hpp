@@ -28,23 +28,23 @@ struct HostCombineParams {
   CombineParams sum;
   Rounds rounds;
   CombineRail* rails = nullptr;
-  Leg* legs = nullptr;  ///< [num_rails]
+  PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
   ReturnedRows own;  ///< rounds of this rank's tokens, equal for each returning peer
-  RowsBack rows_back = RowsBack::per_rank;
+  ReturnKind return_kind = ReturnKind::per_rank;
   const int* rail_of_host = nullptr;  ///< [hosts] rail that returns its rows; -1: this host
   int hosts = 1;
   const int* host_of = nullptr;  ///< [W]
 };
 
 /// Address of the row at place i of token t on this host, and of its weights; null: it has none.
-SWITCHYARD_FN inline const std::byte* row_here(const CombineParams& p, const TokenRows& rows, int i) {
+SWITCHYARD_FN inline const std::byte* local_row(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
   const int64_t at = rows.by_route ? p.tables.route_row[rows.first_route + i] : rows.entries[i].record;
   return offered(p.call.heap, rank, place.rows) + at * p.shape.row_bytes;
 }
-SWITCHYARD_FN inline const std::byte* weights_here(const CombineParams& p, const TokenRows& rows, int i) {
+SWITCHYARD_FN inline const std::byte* local_weights(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
   if (place.pull.gives_weights == 0) return nullptr;  // a mismatch, which is reported after the call
@@ -54,18 +54,18 @@ SWITCHYARD_FN inline const std::byte* weights_here(const CombineParams& p, const
 /// Sums the rows of token t on this host, starting from +0, in the contracted order, to `out`, and their weights to
 /// `out_weights` unless null. False: there are none. Pending.
 template <class A>
-SWITCHYARD_FN bool sum_here(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
+SWITCHYARD_FN bool sum_local(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);
   const auto here = [&](int i) { return rows.rank(i) >= 0 && is_mapped<A>(p.call.heap, rows.rank(i)); };
   if (A::lanes_where(w, rows.places, here) == 0) return false;
   A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.shape.type, p.shape.hidden}, rows.places,
-      rows.by_route && p.weights, [&](int i) -> const void* { return here(i) ? row_here(p, rows, i) : nullptr; },
+      rows.by_route && p.weights, [&](int i) -> const void* { return here(i) ? local_row(p, rows, i) : nullptr; },
       [&](int i) { return p.weights[t * p.shape.topk + i]; });
   if (!out_weights) return true;
   A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{out_weights, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.shape.topk}, rows.places, false,
-      [&](int i) -> const void* { return here(i) ? weights_here(p, rows, i) : nullptr; }, [](int) { return 0.0f; });
+      [&](int i) -> const void* { return here(i) ? local_weights(p, rows, i) : nullptr; }, [](int) { return 0.0f; });
   return true;
 }
 
@@ -80,7 +80,7 @@ class ReturnSteps {
     for (int i = 0; i < p_.num_rails; ++i) {
       const CombineRail& rail = p_.rails[i];
       begin[i] = count[i] = 0;
-      if (!rail.i_stand) continue;
+      if (!rail.is_proxy_of_peer) continue;
       begin[i] = rail.number(k);
       count[i] = rail.number(k + 1) - begin[i];
       if (count[i] > 0 && !wait_chunk(w, rail.out, k)) return false;
@@ -101,19 +101,19 @@ class ReturnSteps {
   }
   void packed(typename A::Warp& w, int64_t k) {
     for (int i = 0; i < p_.num_rails; ++i)
-      if (p_.rails[i].i_stand && k + 1 == p_.rails[i].out.rounds())
+      if (p_.rails[i].is_proxy_of_peer && k + 1 == p_.rails[i].out.rounds())
         publish_for<A>(w, call(), p_.sum.shape.control, Site::pulled, p_.rails[i].peer);
   }
   /// Sets `pulled` for owners without tokens. Called by one warp.
-  void tell_of_none(typename A::Warp& w) {
+  void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
-      if (p_.rails[i].i_stand && p_.rails[i].out.rounds() == 0)
+      if (p_.rails[i].is_proxy_of_peer && p_.rails[i].out.rounds() == 0)
         publish_for<A>(w, call(), p_.sum.shape.control, Site::pulled, p_.rails[i].peer);
   }
 
-  std::span<const Leg> legs(int64_t k) {
-    for (int i = 0; i < p_.num_rails; ++i) p_.legs[i] = p_.rails[i].leg(k);
-    return {p_.legs, static_cast<size_t>(p_.num_rails)};
+  std::span<const PeerTransfer> transfers(int64_t k) {
+    for (int i = 0; i < p_.num_rails; ++i) p_.transfers[i] = p_.rails[i].transfer(k);
+    return {p_.transfers, static_cast<size_t>(p_.num_rails)};
   }
 
   bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
@@ -122,7 +122,7 @@ class ReturnSteps {
     WarpSpan<A> span(w, call(), Event::sum_returned);
     const MoveCounter before = moved_;
     for (int64_t i = 0; (i = items.item(w)) < end - begin; items.done()) {
-      if (p_.rows_back == RowsBack::per_host)
+      if (p_.return_kind == ReturnKind::per_host)
         add_hosts(w, k, begin + i);
       else
         add_rows(w, k, begin + i);
@@ -148,16 +148,16 @@ class ReturnSteps {
   void give_back(typename A::Warp& w, const CombineRail& rail, int64_t n, std::byte* to) {
     const CombineParams& p = rail.sum;
     const auto row_bytes = static_cast<size_t>(p.shape.row_bytes), weight_bytes = 4 * static_cast<size_t>(p.shape.topk);
-    if (p_.rows_back == RowsBack::per_host) {
-      sum_here<A>(w, p, n, to, rail.out.weights ? to + row_bytes : nullptr);
+    if (p_.return_kind == ReturnKind::per_host) {
+      sum_local<A>(w, p, n, to, rail.out.weights ? to + row_bytes : nullptr);
       return;
     }
     const TokenRows rows = rows_of(p, n);
     for (int i = 0; i < rows.places; ++i) {
       if (rows.rank(i) < 0 || !is_mapped<A>(p.call.heap, rows.rank(i))) continue;
-      A::copy(w, to, row_here(p, rows, i), row_bytes);
+      A::copy(w, to, local_row(p, rows, i), row_bytes);
       if (rail.out.weights) {
-        const std::byte* const weights = weights_here(p, rows, i);
+        const std::byte* const weights = local_weights(p, rows, i);
         if (weights)
           A::copy(w, to + row_bytes, weights, weight_bytes);
         else
@@ -182,7 +182,7 @@ class ReturnSteps {
     const CombineParams& p = p_.sum;
     const TokenRows rows = rows_of(p, t);
     const int64_t row_bytes = p.shape.row_bytes;
-    const auto came = [&](int i) {  // its position among the rows of its host
+    const auto arrived = [&](int i) {  // its position among the rows of its host
       const int host = p_.host_of[rows.rank(i)];
       int before = 0;
       for (int j = 0; j < i; ++j) before += rows.rank(j) >= 0 && p_.host_of[rows.rank(j)] == host ? 1 : 0;
@@ -191,11 +191,11 @@ class ReturnSteps {
     const auto here = [&](int i) { return is_mapped<A>(p.call.heap, rows.rank(i)); };
     const auto row_of = [&](int i) -> const void* {
       if (rows.rank(i) < 0) return nullptr;
-      return here(i) ? row_here(p, rows, i) : came(i);
+      return here(i) ? local_row(p, rows, i) : arrived(i);
     };
     const auto weights_of = [&](int i) -> const void* {
       if (rows.rank(i) < 0) return nullptr;
-      return here(i) ? weights_here(p, rows, i) : came(i) + row_bytes;
+      return here(i) ? local_weights(p, rows, i) : arrived(i) + row_bytes;
     };
     sum_rows<A>(w, p, t, rows, row_of, weights_of, moved_, {0, row_bytes});
     const uint64_t crossed = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0 && !here(i); });
@@ -207,7 +207,7 @@ class ReturnSteps {
     const CombineParams& p = p_.sum;
     const int64_t row_bytes = p.shape.row_bytes, at = t * row_bytes;
     std::byte *const mine = w.scratch(), *const my_weights = mine + round_up(row_bytes, 128);
-    const bool any = sum_here<A>(w, p, t, mine, p.shape.out_weights ? my_weights : nullptr);
+    const bool any = sum_local<A>(w, p, t, mine, p.shape.out_weights ? my_weights : nullptr);
     A::settle(w);
     const auto sum_of = [&](int host) -> const std::byte* {
       if (p_.rail_of_host[host] < 0) return any ? mine : nullptr;
@@ -258,12 +258,12 @@ template <class A>
 bool combine_hosts(typename A::Warp& w, const HostCombineParams& h) {
   const CombineParams& p = h.sum;
   MoveCounter moved;
-  if (p.staging.reduce_here)
+  if (p.staging.reduce_locally)
     make_sums<A>(w, p, w.total(), moved);
   else if (p.staging.place.pull.ready == 0)
     make_copies<A>(w, p, w.total(), moved);
   ReturnSteps<A> steps(h, moved);
-  if (w.index() == 0) steps.tell_of_none(w);
+  if (w.index() == 0) steps.announce_empty(w);
   if (!begin_rounds<A>(w, p.call, h.rounds, steps) || !finish_rounds<A>(w, p.call, h.rounds, steps)) return false;
   p.call.moved[w.index()] = moved;
   return end_pulls<A>(w, p);

@@ -28,10 +28,10 @@ struct RoundWork {
   };
   Word pack_next[kRoundSlots], take_next[kRoundSlots];  ///< items taken (work_queue.hpp)
   Word pack_done[kRoundSlots], take_done[kRoundSlots];  ///< counts of warps
-  Word packed, came, taken;                             ///< flags
+  Word packed, arrived, taken;                          ///< flags
   Word awaited;                                         ///< the rank that warp 0 waits for
 
-  void set_flags(uint64_t word) { packed.value = came.value = taken.value = word; }
+  void set_flags(uint64_t word) { packed.value = arrived.value = taken.value = word; }
 };
 
 /// `count` items of `stride` bytes each, `per_round` of them in each round except the last.
@@ -56,15 +56,15 @@ struct Rounds {
 
 /// Records that a round cannot end. \returns false
 template <class A>
-bool record_broken(typename A::Warp& w, const CallContext& call, const RoundLook& look) {
-  if (look.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, look.peer);
+bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStatus& status) {
+  if (status.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, status.peer);
   // The end of a connection does not prove a death. The monitor of the peer reports the cause shortly.
-  const int peer = look.peer >= 0 ? look.peer : call.rank();
+  const int peer = status.peer >= 0 ? status.peer : call.rank();
   const uint64_t start = A::now_ns();
   uint64_t word = 0;
   for (int64_t polls = 0; word == 0; ++polls) {
     const uint64_t waited = A::now_ns() - start;
-    if (waited > kUnderWayNs || waited > call.timeout_ns) break;
+    if (waited > kInFlightNs || waited > call.timeout_ns) break;
     A::pause(w, polls);
     word = find_end<A>(&call, peer, true);
   }
@@ -82,20 +82,20 @@ bool record_broken(typename A::Warp& w, const CallContext& call, const RoundLook
 /// the awaited rank.
 template <class A>
 bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
-  RoundLook look = carrier.advance(round);
-  if (look.state == RoundState::done) return true;
-  WarpSpan<A> span(w, call, Event::wait_network, look.peer);
+  RoundStatus status = carrier.advance(round);
+  if (status.state == RoundState::done) return true;
+  WarpSpan<A> span(w, call, Event::wait_network, status.peer);
   const uint64_t nothing = 0;  // a round has no flag to report
-  WaitClock<A> clock(look.peer);
-  while (look.state == RoundState::under_way) {
-    if (awaited) A::post(w, awaited, static_cast<uint64_t>(look.peer));
-    if (look.peer != clock.awaited()) clock.charge(w, call, look.peer);
+  WaitClock<A> clock(status.peer);
+  while (status.state == RoundState::in_progress) {
+    if (awaited) A::post(w, awaited, static_cast<uint64_t>(status.peer));
+    if (status.peer != clock.awaited()) clock.charge(w, call, status.peer);
     if (!clock.keep_waiting(w, call, Site::network, &nothing, call.word())) return false;
-    look = carrier.advance(round);
+    status = carrier.advance(round);
   }
   span.set_arg(clock.awaited());
   clock.charge(w, call, clock.awaited());
-  return look.state == RoundState::done || record_broken<A>(w, call, look);
+  return status.state == RoundState::done || record_broken<A>(w, call, status);
 }
 
 /// Waits until `flag`, one of RoundWork, reaches `rounds`. A fault of any warp of this rank also ends the wait.
@@ -110,7 +110,7 @@ bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
 
 /// Announces that this rank has done `rounds` of the rounds that `flag` counts. Releases everything settled before.
 template <class A>
-void tell_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
+void publish_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
   A::template store_release<Scope::device>(w, flag, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network);
 }
 
@@ -131,12 +131,12 @@ bool pack_round(typename A::Warp& w, const CallContext& call, const Rounds& r, S
   if (arrive_is_last<A>(w, &work.pack_done[slot].value)) {
     WorkQueue<A>::reset(w, &work.pack_next[slot].value);
     steps.packed(w, k);
-    tell_rounds<A>(w, call, &work.packed.value, k + 1);
+    publish_rounds<A>(w, call, &work.packed.value, k + 1);
   }
   if (w.index() != 0) return true;
   if (!await_rounds<A>(w, call, r, &work.packed.value, k + 1)) return false;
   if (k >= kRoundSlots && !await_rounds<A>(w, call, r, &work.taken.value, k + 1 - kRoundSlots)) return false;
-  r.carrier->post(r.first + static_cast<uint64_t>(k), steps.legs(k), nullptr);
+  r.carrier->post(r.first + static_cast<uint64_t>(k), steps.transfers(k), nullptr);
   return true;
 }
 
@@ -147,8 +147,8 @@ bool take_round(typename A::Warp& w, const CallContext& call, const Rounds& r, S
   const auto slot = static_cast<size_t>(k % kRoundSlots);
   if (w.index() == 0) {
     if (!await_round<A>(w, call, *r.carrier, r.first + static_cast<uint64_t>(k), &work.awaited.value)) return false;
-    tell_rounds<A>(w, call, &work.came.value, k + 1);
-  } else if (!await_rounds<A>(w, call, r, &work.came.value, k + 1)) {
+    publish_rounds<A>(w, call, &work.arrived.value, k + 1);
+  } else if (!await_rounds<A>(w, call, r, &work.arrived.value, k + 1)) {
     return false;
   }
   WorkQueue<A> items(&work.take_next[slot].value);
@@ -156,7 +156,7 @@ bool take_round(typename A::Warp& w, const CallContext& call, const Rounds& r, S
   if (arrive_is_last<A>(w, &work.take_done[slot].value)) {
     WorkQueue<A>::reset(w, &work.take_next[slot].value);
     steps.took(w, k);
-    tell_rounds<A>(w, call, &work.taken.value, k + 1);
+    publish_rounds<A>(w, call, &work.taken.value, k + 1);
   }
   return true;
 }

@@ -140,7 +140,7 @@ SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t se
 
 /// True if a rank has entered this call with a different ledger, so that rows may never arrive. The mismatch is recorded.
 template <class A>
-struct EnteredOtherwise {
+struct EnteredOtherCall {
   template <class P>
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const P* p) const {
     for (int r = 0; r < p->call.world(); ++r) {
@@ -177,7 +177,7 @@ SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& m
     const uint64_t* const flag = p.call.heap.local(p.layout.flag(writer));
     const Site site = flag_reached(A::peek(flag), p.call.word()) ? Site::returned : Site::ledger_rows;
     if (!clock.keep_waiting(w, p.call, site, flag, p.call.word()) ||
-        (clock.looks_around() && A::out_of_line(w, EnteredOtherwise<A>{}, &p))) {
+        (clock.is_check_due() && A::out_of_line(w, EnteredOtherCall<A>{}, &p))) {
       span.set_arg(clock.awaited());
       return false;
     }

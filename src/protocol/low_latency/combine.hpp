@@ -63,8 +63,8 @@ SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, Mo
 /// its proxy on this host (hosts/low_latency_returns.hpp).
 template <class P>
 SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
-  if constexpr (requires { p.far; })
-    if (p.call.heap.base[owner] == nullptr) return p.far.row(p.call.epoch, owner, t, slot);
+  if constexpr (requires { p.remote; })
+    if (p.call.heap.base[owner] == nullptr) return p.remote.row(p.call.epoch, owner, t, slot);
   return p.call.heap.at(owner, p.layout.return_row(p.call.epoch, t, slot));
 }
 
@@ -213,17 +213,16 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
 
 /// Parts of a piece that are summed separately, so that few tokens keep many warps busy.
 struct SumParts {
-  static constexpr int kFewestColumns = 256;
+  static constexpr int kMinColumns = 256;
   int columns;
   uint32_t count;  ///< per piece; the last ones may be empty
 };
 template <class Warp, class P>
 SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
   const auto pieces = static_cast<uint32_t>(tokens) * static_cast<uint32_t>(p.layout.pieces);
-  const uint32_t room = pieces > 0 ? static_cast<uint32_t>(w.total()) / pieces : 1;
-  const auto whole = static_cast<uint32_t>(p.layout.piece_columns),
-             most = whole / static_cast<uint32_t>(SumParts::kFewestColumns);
-  const uint32_t wanted = room < most ? room : most;
+  const uint32_t warps_per_piece = pieces > 0 ? static_cast<uint32_t>(w.total()) / pieces : 1;
+  const auto whole = static_cast<uint32_t>(p.layout.piece_columns), max = whole / static_cast<uint32_t>(SumParts::kMinColumns);
+  const uint32_t wanted = warps_per_piece < max ? warps_per_piece : max;
   if (wanted <= 1) return {p.layout.piece_columns, 1};
   const uint32_t columns = (whole / wanted + 127) / 128 * 128;
   return {static_cast<int>(columns), (whole + columns - 1) / columns};

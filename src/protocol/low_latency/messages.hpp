@@ -161,7 +161,7 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
 
 /// False for a route that travels alone and repeats an earlier expert of its token: its message carries no row.
 template <class P>
-SWITCHYARD_FN bool brings_row(const P& p, int unit) {
+SWITCHYARD_FN bool carries_row(const P& p, int unit) {
   const auto& l = p.layout;
   if (l.units_per_token() == 1) return true;
   const int begin = l.token_of(unit) * l.topk;
@@ -233,7 +233,7 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int 
   WarpSpan<A> span(w, p.call, Event::send_rows, 1);
   const uint64_t places = ranks_of<A>(w, p, unit), before = moved.remote_bytes;
   if (places == 0) return 0;
-  if (brings_row(p, unit)) send_payload<A>(w, p, unit, p.layout.token_of(unit), part, places, moved);
+  if (carries_row(p, unit)) send_payload<A>(w, p, unit, p.layout.token_of(unit), part, places, moved);
   span.set_bytes(moved.remote_bytes - before);
   A::settle(w);
   return places;

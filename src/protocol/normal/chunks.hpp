@@ -41,7 +41,7 @@ SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
 /// Number of parts in which a row of chunk c is assigned to warps: the last chunks have fewer rows than a GPU has warps.
 SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
 
-static_assert(kRowChunks <= ControlLayout::kMostChunks && kSumChunks <= ControlLayout::kMostChunks);
+static_assert(kRowChunks <= ControlLayout::kMaxChunks && kSumChunks <= ControlLayout::kMaxChunks);
 
 /// [kRowChunks * W] records of this rank's tokens at each rank, cumulative to the end of each chunk.
 inline std::vector<int32_t> records_by_chunk(const HandleData& h) {

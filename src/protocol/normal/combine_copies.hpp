@@ -59,12 +59,12 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
   const bool one_step = p.num_records <= warps;
   WarpSpan<A> span(w, p.call, Event::reduce_local);
   const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
-  const bool own_too = !p.staging.own_in_place || p.staging.weights_staged != nullptr;
+  const bool includes_own = !p.staging.own_in_place || p.staging.weights_staged != nullptr;
   WorkQueue<A> records(p.work.sums_next);
   int64_t base = 0, made = 0;  // `base`: records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
-    const auto records_of = [&](int s) { return own_too || s != p.call.rank() ? int64_t{end[s]} - begin[s] : 0; };
+    const auto records_of = [&](int s) { return includes_own || s != p.call.rank() ? int64_t{end[s]} - begin[s] : 0; };
     for (;; records.done(), ++made) {
       const int64_t i = records.item(w) - base;
       const Located at = A::locate(w, i, world, records_of);
@@ -78,7 +78,7 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
     A::settle(w);
     if (!arrive_is_last<A>(w, p.work.of_block, c, p.work.sums_done + c, warps / w.warps_per_block())) continue;
     if (c + 1 == kSumChunks) WorkQueue<A>::reset(w, p.work.sums_next);
-    for (int told = one_step ? 0 : c; told <= c; ++told) publish_chunk<A>(w, p, told);
+    for (int chunk = one_step ? 0 : c; chunk <= c; ++chunk) publish_chunk<A>(w, p, chunk);
   }
   span.set_arg(made);
 }

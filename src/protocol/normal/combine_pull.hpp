@@ -66,7 +66,7 @@ struct SumStaging {
   const std::byte* inbox = nullptr;     ///< expert-major per_route: [T * K] rows that other ranks push, in symmetric memory
   const uint64_t* distances = nullptr;  ///< for rows in registered memory: see publish_placement
   Placement place{};                    ///< GPU: the kernel completes its signature
-  bool reduce_here = false;             ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+  bool reduce_locally = false;          ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
   /// Rank-major, staged: rows of this rank's own tokens are not staged. This rank reads them in `y`, whose offset for `offered`
   /// is own_rows.
   bool own_in_place = false;
@@ -213,10 +213,10 @@ struct PullItems {
   int parts;  ///< of each remaining token
 };
 SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t row_bytes) {
-  constexpr int kMost = 8, kLeastBytes = 1024;
+  constexpr int kMax = 8, kMinBytes = 1024;
   const int64_t whole = tokens > 0 ? (tokens - 1) / warps * warps : 0;
   int parts = 1;
-  while (parts < kMost && (tokens - whole) * (parts + 1) <= warps && row_bytes >= (parts + 1) * kLeastBytes) ++parts;
+  while (parts < kMax && (tokens - whole) * (parts + 1) <= warps && row_bytes >= (parts + 1) * kMinBytes) ++parts;
   return {parts > 1 ? whole : tokens, parts};
 }
 
@@ -282,8 +282,8 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
     A::template publish_to<Scope::system>(
         w, call.world(),
         [&](int r) {
-          const bool told = r == self || (ranks_without_readers >> r & 1) == 0;
-          return FlagStore{told ? reach<A>(call.heap, r, flag_of(self)) : nullptr, call.word()};
+          const bool has_reader = r == self || (ranks_without_readers >> r & 1) == 0;
+          return FlagStore{has_reader ? reach<A>(call.heap, r, flag_of(self)) : nullptr, call.word()};
         },
         Site::pulled);
   }

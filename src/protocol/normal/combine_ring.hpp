@@ -58,10 +58,10 @@ template <class A>
 SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring, RingStream& kept) {
   WarpSpan<A> span(w, p.c.call, Event::ring_send);
   RingStream& s = ring.s;
-  int64_t room = ring.room();
-  room = room < p.send_chunk ? room : p.send_chunk;
+  int64_t free_slots = ring.free_slots();
+  free_slots = free_slots < p.send_chunk ? free_slots : p.send_chunk;
   const int64_t before = s.moved;
-  while (s.next < s.end && s.moved - before < room) {
+  while (s.next < s.end && s.moved - before < free_slots) {
     if (append_output<A>(w, p, ring)) continue;
     ++s.next;
     s.k = 0;

@@ -108,7 +108,7 @@ SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   MoveCounter moved;
   if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place);
   const int makers = p.work.sum_blocks > 0 ? p.work.sum_blocks : w.num_blocks();
-  if (p.staging.reduce_here && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
+  if (p.staging.reduce_locally && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
   if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
   if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature) && !pull_sums<A>(w, p, moved)) return false;
   call.moved[w.index()] = moved;

@@ -5,7 +5,7 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens. If tells_in_chunks there are kRowChunks words per source, of which
+// `rows` is one word per source and chunk of its tokens. If announces_in_chunks there are kRowChunks words per source, of which
 // rank-major uses every third; the value of a word is the number of the source's records at this receiver up to the end of the
 // chunk. Otherwise there is one word per source.
 //
@@ -57,7 +57,7 @@ struct MoveTables {
   const int32_t* route_row = nullptr;      ///< [T * K]
   const int64_t* record_begin = nullptr;   ///< [W + 1] records by source
   const int32_t* record_route = nullptr;   ///< cached dispatch: [records * K] from the handle; else null: read from the block
-  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; required if tells_in_chunks
+  const int32_t* chunk_records = nullptr;  ///< records_by_chunk; required if announces_in_chunks
   const int64_t* padding = nullptr;        ///< [num_padding, 2] row ranges to zero
   int num_padding = 0;
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
@@ -69,7 +69,7 @@ struct MoveCopies {
   const std::byte* rows = nullptr;  ///< where rows arrive: [rows], as published in the placement; null: they stay there
   std::byte* to_rows = nullptr;
   std::byte* to_scales = nullptr;
-  bool own_too = true;  ///< false: this rank's own rows go directly to to_rows
+  bool includes_own = true;  ///< false: this rank's own rows go directly to to_rows
 };
 
 /// How this rank's warps share the work. The counters are private to the rank and 0 between calls. Set by each backend's move.
@@ -93,7 +93,7 @@ struct DispatchParams : MoveStart {
 /// True if sources announce their rows in chunks because receivers process them on arrival. Valid once all placements have
 /// arrived.
 template <class A>
-SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p) {
+SWITCHYARD_FN bool announces_in_chunks(typename A::Warp& w, const DispatchParams& p) {
   const auto copies = [&](int r) {
     return p.call.heap.local(p.shape.control.placement(p.call.epoch, r))->dispatch.copies_out != 0;
   };
@@ -101,7 +101,7 @@ SWITCHYARD_FN bool tells_in_chunks(typename A::Warp& w, const DispatchParams& p)
 }
 
 /// Number of chunks that one flag announces: the flag of the last of them is set.
-SWITCHYARD_FN inline int told_together(const DispatchParams& p) {
+SWITCHYARD_FN inline int chunks_per_flag(const DispatchParams& p) {
   return p.shape.layout == Layout::expert_major ? 1 : kCopiedTogether;
 }
 
@@ -157,16 +157,16 @@ template <class A>
 SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const SendEntry* entries, int places,
                             const std::byte* row, const std::byte* scale) {
   const int first = (p.call.rank() + 1) % places;  // as CallContext::in_turn
-  const auto goes = [&](int i) { return has_row(entries[i]) && is_mapped<A>(p.call.heap, entries[i].rank); };
+  const auto is_sent = [&](int i) { return has_row(entries[i]) && is_mapped<A>(p.call.heap, entries[i].rank); };
   const auto row_to = [&](int n) -> void* {
     const int i = around(n, first, places);
-    return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.shape.row_bytes : nullptr;
+    return is_sent(i) ? destination(p, entries[i].rank).block + entries[i].row * p.shape.row_bytes : nullptr;
   };
   A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.shape.row_bytes));
   if (!scale) return;
   const auto scale_to = [&](int n) -> void* {
     const int i = around(n, first, places);
-    if (!goes(i)) return nullptr;
+    if (!is_sent(i)) return nullptr;
     const Destination d = destination(p, entries[i].rank);
     return d.block + d.layout.scales_at() + entries[i].row * p.shape.scale_bytes;
   };
@@ -187,10 +187,10 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
       moved.metadata_bytes +=
           metadata * static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int i) { return entries[i].rank >= 0; })));
     }
-    const auto goes = [&](int i) { return has_row(entries[i]); };
-    const uint64_t all = A::lanes_where(w, places, goes);
+    const auto is_sent = [&](int i) { return has_row(entries[i]); };
+    const uint64_t all = A::lanes_where(w, places, is_sent);
     if (all == 0) continue;
-    const uint64_t own = A::lanes_where(w, places, [&](int i) { return goes(i) && entries[i].rank == p.call.rank(); });
+    const uint64_t own = A::lanes_where(w, places, [&](int i) { return is_sent(i) && entries[i].rank == p.call.rank(); });
     moved.payload_rows += static_cast<uint64_t>(bits(all));
     moved.local_bytes += payload * static_cast<uint64_t>(bits(own));
     moved.remote_bytes += payload * static_cast<uint64_t>(bits(all & ~own));
@@ -290,7 +290,7 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
         w, 1, [&](int) -> void* { return to + r * bytes; }, from + r * bytes, static_cast<size_t>(bytes));
     moved.copied_bytes += static_cast<uint64_t>(bytes);
   };
-  if (p.copies.own_too || source != p.call.rank()) copy(p.copies.to_rows, p.copies.rows, p.shape.row_bytes);
+  if (p.copies.includes_own || source != p.call.rank()) copy(p.copies.to_rows, p.copies.rows, p.shape.row_bytes);
   if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
 }
 
@@ -302,20 +302,20 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
   const bool copies = p.shape.layout == Layout::rank_major;
-  const int earlier = c - told_together(p);
+  const int earlier = c - chunks_per_flag(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;
   // The flags were acquired, so a plain load suffices.
-  const auto come = [&](int source, int chunk) {
+  const auto arrived_records = [&](int source, int chunk) {
     const auto sent = static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
     if (!copies) return sent;
     const int64_t kept = p.tables.record_begin[source + 1] - p.tables.record_begin[source];  // the last may have been dropped
     return sent < kept ? sent : kept;
   };
-  const auto before = [&](int source) { return earlier >= 0 ? come(source, earlier) : 0; };
+  const auto before = [&](int source) { return earlier >= 0 ? arrived_records(source, earlier) : 0; };
   for (;; queue.records.done(), ++placed) {
     const int64_t i = queue.records.item(w) - queue.base;
-    const Located at = A::locate(w, i, call.world(), [&](int source) { return come(source, c) - before(source); });
+    const Located at = A::locate(w, i, call.world(), [&](int source) { return arrived_records(source, c) - before(source); });
     if (at.segment == call.world()) {
       queue.base += i - at.offset;
       span.set_arg(placed);
@@ -336,12 +336,12 @@ template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
   const bool expert_major = p.shape.layout == Layout::expert_major, receives = expert_major || p.copies.rows != nullptr;
-  const int last = tells_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
+  const int last = announces_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
   const int senders = split_roles ? p.work.send_blocks : blocks;
   // With this few tokens, steps would take longer than copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
-  const int told = last > 0 ? told_together(p) : 1, step = one_step ? kRowChunks : told;
+  const int per_flag = last > 0 ? chunks_per_flag(p) : 1, step = one_step ? kRowChunks : per_flag;
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
   PlaceQueue<A> queue{WorkQueue<A>(p.work.places_next, expert_major ? PlaceQueue<A>::kBatch : 1)};
@@ -363,7 +363,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
         if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // from the previous call; no warp takes any before `rows`
-        for (int flag = c - step + told; flag <= c; flag += told) publish_rows<A>(w, p, flag, last > 0);
+        for (int flag = c - step + per_flag; flag <= c; flag += per_flag) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;
       if (c < step) zero(all);
@@ -373,7 +373,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
     zero(share_of_blocks(w, p.work.send_blocks, blocks));
   }
   if (receives) {
-    for (int c = split_roles || one_step ? told - 1 : last; c <= last; c += told)
+    for (int c = split_roles || one_step ? per_flag - 1 : last; c <= last; c += per_flag)
       if (!take_chunk<A>(w, p, mine, c, queue, moved)) return false;
   }
   A::settle(w);

@@ -50,8 +50,8 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
                            MoveCounter& moved) {
   WarpSpan<A> span(w, p.d.call, Event::ring_send);
   RingStream& s = ring.s;
-  int64_t room = ring.room();
-  room = room < p.send_chunk ? room : p.send_chunk;
+  int64_t free_slots = ring.free_slots();
+  free_slots = free_slots < p.send_chunk ? free_slots : p.send_chunk;
   const int64_t before = s.moved;
   const uint64_t bytes_before = moved.remote_bytes;
   while (s.next < s.end) {
@@ -61,9 +61,9 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
     for (int i = 0; i < places; ++i)
       if (entries[i].rank == ring.consumer) entry = &entries[i];
     if (entry) {
-      if (room == 0) break;
+      if (free_slots == 0) break;
       append_token<A>(w, p, ring, s.next, *entry, moved);
-      --room;
+      --free_slots;
     }
     ++s.next;
   }

@@ -56,7 +56,7 @@ struct RingWriter {
   RingStream s;
 
   /// Number of slots that may be written now, counted from `s.moved`.
-  SWITCHYARD_FN int64_t room() const {
+  SWITCHYARD_FN int64_t free_slots() const {
     const uint64_t word = A::template load_acquire<Scope::system>(head_flag(), Site::ring_head);
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (s.moved - consumed);
@@ -64,7 +64,7 @@ struct RingWriter {
   /// True once the consumer has released every appended slot. A stream ends only then: its head flag lies in this rank's
   /// segment, and the consumer's last store to it must not follow this rank's return from the call, after which the object may
   /// be destroyed.
-  SWITCHYARD_FN bool drained() const { return room() == rings->slots; }
+  SWITCHYARD_FN bool drained() const { return free_slots() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), s.moved++)); }
   /// Announces all appended rows. Their copies must be settled.

@@ -38,7 +38,7 @@ static int gradients_are_linked(void) {
   return sy_weight_gradient_create(&config, &gradient) == SWITCHYARD_INVALID_ARGUMENT && gradient == NULL;
 }
 
-static int errors_are_told(void) {
+static int errors_are_reported(void) {
   const int of_experts =
       sy_expert_mlp_memory(NULL, NULL) == SWITCHYARD_INVALID_ARGUMENT && strcmp(sy_last_error(), "mlp is NULL") == 0;
   const int of_exchange = sy_group_barrier(NULL) == SWITCHYARD_INVALID_ARGUMENT && strstr(sy_last_error(), "group is NULL");
@@ -48,7 +48,7 @@ static int errors_are_told(void) {
 int main(void) {
   sy_group* alone = NULL;
   int ok = sy_group_in_process(1, NULL, &alone) == SWITCHYARD_OK && sy_group_barrier(alone) == SWITCHYARD_OK;
-  ok = ok && experts_work() && gradients_are_linked() && errors_are_told();
+  ok = ok && experts_work() && gradients_are_linked() && errors_are_reported();
   sy_group_destroy(alone);
   puts(ok ? "consumer: PASS" : "consumer: FAIL");
   return ok ? 0 : 1;

@@ -27,8 +27,8 @@ int main() {
     std::printf("%s: made for a GPU\n", made ? "PASS" : "FAIL");
     return made ? 0 : 1;
   } catch (const switchyard::Error& error) {
-    const bool told = error.code() == switchyard::ErrorCode::system;
-    std::printf("%s without a GPU: %s\n", told ? "PASS" : "FAIL", error.what());
-    return told ? 0 : 1;
+    const bool announced = error.code() == switchyard::ErrorCode::system;
+    std::printf("%s without a GPU: %s\n", announced ? "PASS" : "FAIL", error.what());
+    return announced ? 0 : 1;
   }
 }

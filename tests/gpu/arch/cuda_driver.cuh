@@ -193,9 +193,9 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     }
     case Op::count: A::count(w, flag, r.value); break;
     case Op::count_max: A::count_max(w, flag, r.value); break;
-    case Op::out_of_line: first = static_cast<uint64_t>(A::out_of_line(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::out_of_line: first = static_cast<uint64_t>(A::out_of_line(w, StoreAndPublish<A>{}, flag, r.value)); break;
     case Op::out_of_line_if_cheap:
-      first = static_cast<uint64_t>(A::out_of_line_if_cheap(w, StoreAndTell<A>{}, flag, r.value));
+      first = static_cast<uint64_t>(A::out_of_line_if_cheap(w, StoreAndPublish<A>{}, flag, r.value));
       break;
     case Op::now: first = A::now_ns(); break;
     case Op::pause: A::pause(w, r.n); break;
@@ -420,7 +420,7 @@ struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
   std::byte* scratch() { return TwinArena::instance().scratch(); }
 
  private:
-  static constexpr size_t kMostWords = 8192;
+  static constexpr size_t kMaxWords = 8192;
 
   static std::string& variant() {
     static std::string name = variants().front();
@@ -457,16 +457,16 @@ struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
   std::pair<uint64_t, uint64_t> run(OpRequest r, Pointers list = {}, const std::vector<float>& weights = {}) {
     static uint64_t* const words = [] {
       uint64_t* p = nullptr;
-      must(cudaMalloc(reinterpret_cast<void**>(&p), (kMostWords + 2) * 8 + 64 * 4), "cudaMalloc");
+      must(cudaMalloc(reinterpret_cast<void**>(&p), (kMaxWords + 2) * 8 + 64 * 4), "cudaMalloc");
       return p;
     }();
-    if (list.size() > kMostWords || weights.size() > 64) must(cudaErrorInvalidValue, "more arguments than the driver takes");
+    if (list.size() > kMaxWords || weights.size() > 64) must(cudaErrorInvalidValue, "more arguments than the driver takes");
     TwinArena& arena = TwinArena::instance();
     arena.to_device();
     r.dst = arena.on_device(r.dst);
     r.src = arena.on_device(r.src);
     r.list = words + 2;
-    r.weights = reinterpret_cast<float*>(words + 2 + kMostWords);
+    r.weights = reinterpret_cast<float*>(words + 2 + kMaxWords);
     r.result = words;
     r.scratch = arena.on_device(arena.scratch());
     r.scratch_bytes = TwinArena::kScratchBytes;

@@ -32,11 +32,11 @@ constexpr uint32_t kPoison = 0xdeadbeef;
 
 /// Memory of all pairs. A pair is a block of the writer's kernel and the same block of the reader's.
 struct Litmus {
-  uint64_t* told;   ///< [kPairs * kFlagStride], at the reader: the round of the payload
-  uint64_t* taken;  ///< [kPairs * kFlagStride], at the writer: the last round that the reader has completed
-  uint4* payload;   ///< [kPairs, kVectors]
-  uint64_t* wrong;  ///< [kPairs], at the reader: rounds with a wrong word
-  uint64_t* done;   ///< [kPairs], at the reader: completed rounds
+  uint64_t* announced;  ///< [kPairs * kFlagStride], at the reader: the round of the payload
+  uint64_t* taken;      ///< [kPairs * kFlagStride], at the writer: the last round that the reader has completed
+  uint4* payload;       ///< [kPairs, kVectors]
+  uint64_t* wrong;      ///< [kPairs], at the reader: rounds with a wrong word
+  uint64_t* done;       ///< [kPairs], at the reader: completed rounds
 };
 
 __device__ int lane() { return static_cast<int>(threadIdx.x); }
@@ -68,7 +68,7 @@ __device__ bool await(const uint64_t* flag, uint64_t round) {
 template <By kBy, Scope S, bool kOrdered>
 __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Litmus l) {
   __shared__ alignas(128) uint4 shared[kVectors];
-  uint64_t* const told = l.told + blockIdx.x * kFlagStride;
+  uint64_t* const announced = l.announced + blockIdx.x * kFlagStride;
   uint4* const payload = l.payload + blockIdx.x * kVectors;
   uint4* const to = kBy == By::copies ? shared : payload;
   for (uint64_t round = 1; round <= kRounds; ++round) {
@@ -84,9 +84,9 @@ __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Lit
     __syncwarp();
     if (lane() == 0) {
       if constexpr (kOrdered)
-        ptx::store_release<S>(told, round);
+        ptx::store_release<S>(announced, round);
       else
-        ptx::store_relaxed<S>(told, round);
+        ptx::store_relaxed<S>(announced, round);
     }
     ptx::bulk_wait();  // without order: before the shared memory is reused
     __syncwarp();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litm
   }
   __syncwarp();
   for (; round <= kRounds; ++round) {
-    if (!await<S, kOrdered>(l.told + blockIdx.x * kFlagStride, round)) break;
+    if (!await<S, kOrdered>(l.announced + blockIdx.x * kFlagStride, round)) break;
     const uint4* from = payload;
     if constexpr (kBy == By::copies) {
       if constexpr (kOrdered) ptx::fence_proxy_async();
@@ -193,7 +193,7 @@ Counted run_on(int reader_device) {
   const Side writer(0), reader(reader_device);
   const bool pulled = kWriter == By::threads && kReader == By::copies;
   Litmus l{};
-  l.told = reader.words(0);
+  l.announced = reader.words(0);
   l.wrong = reader.words(1);
   l.done = reader.words(2);
   l.taken = writer.words(0);

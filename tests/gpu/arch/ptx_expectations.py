@@ -27,7 +27,7 @@ ADD = {s: rf"atom\.acq_rel\.{s}\.global\.add\.u64" for s in ("sys", "gpu")}
 STORE = r"\bst(\.global|\.shared)?(\.v[24])?\.[bufs]\d+"
 LOAD = r"\bld(\.global|\.shared)?(\.cs)?(\.v[24])?\.[bufs]\d+"
 # Bulk copies.
-EXPECT, COME = r"mbarrier\.arrive\.expect_tx", r"mbarrier\.try_wait"
+EXPECT, ARRIVED = r"mbarrier\.arrive\.expect_tx", r"mbarrier\.try_wait"
 BULK_LOAD, BULK_STORE = r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier", r"cp\.async\.bulk\.global\.shared::cta"
 COMMIT, READ, DONE = r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group\.read 0", r"cp\.async\.bulk\.wait_group 0"
 # Words of sentinel rows.
@@ -45,7 +45,7 @@ def expectations(arch, bulk):
     inline = arch == "inline"
     proxy = [PROXY] if bulk else []
     # After settle: moved rows, and writes of lanes.
-    moved = [BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC]
+    moved = [BULK_LOAD, ARRIVED, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC]
     written = [STORE, *proxy, SYNC]
     release = [SYNC, RELEASE["sys"]]
     sentinel = ([SENTINEL] if inline else [SENTINEL, SENTINEL_WORD], [STORE])
@@ -80,9 +80,9 @@ def expectations(arch, bulk):
                                 [STORE, SYNC, STORE, SYNC, *release], []),
         "copy_drained": ([PROXY, SYNC, BULK_STORE, COMMIT, READ, SYNC, r"st(\.shared)?\.u8"] if bulk else
                          [STORE, SYNC, r"st(\.shared)?\.u8"], []),
-        "source_drained": ([BULK_LOAD, COME, BULK_STORE, COMMIT, READ, SYNC, r"st\.global\.u8"] if bulk else
+        "source_drained": ([BULK_LOAD, ARRIVED, BULK_STORE, COMMIT, READ, SYNC, r"st\.global\.u8"] if bulk else
                            [STORE, SYNC, r"st\.global\.u8"], []),
-        "stage_refilled": ([READ, EXPECT, BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC], []),
+        "stage_refilled": ([READ, EXPECT, BULK_LOAD, ARRIVED, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC], []),
         "acquired_then_copied": ([ACQUIRE["sys"], SYNC, *proxy, BULK_LOAD if bulk else LOAD], []),
         "written_then_copied": ([*written, BULK_LOAD if bulk else LOAD], []),
         "multicast_sentinel": sentinel,
@@ -162,8 +162,8 @@ def expected_of(target):
     for arch in ("bulk", "lanes", "inline"):
         bulk = has_bulk and arch == "bulk"
         for name, (order, forbidden) in expectations(arch, bulk).items():
-            not_here = [] if bulk else [r"cp\.async", r"mbarrier", PROXY]
-            expected[f"{name}__{arch}"] = (order, [*forbidden, READ_ONLY_PATH, *not_here])
+            absent = [] if bulk else [r"cp\.async", r"mbarrier", PROXY]
+            expected[f"{name}__{arch}"] = (order, [*forbidden, READ_ONLY_PATH, *absent])
     return expected
 
 

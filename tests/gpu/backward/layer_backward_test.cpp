@@ -128,15 +128,15 @@ class TrainedLayer {
     dout_ = {upload_rows(input.dout), tokens_, c.hidden, DType::bf16};
     ids_ = ExpertIds::of(static_cast<const int32_t*>(me.upload(input.ids.data(), input.ids.size() * 4)), tokens_, c.topk);
     weights_ = static_cast<const float*>(me.upload(input.weights.data(), input.weights.size() * 4));
-    out = me.room(input.x.size() * 2 + 16);
-    dx = me.room(input.x.size() * 2 + 16);
-    dweights = reinterpret_cast<float*>(me.room(size_of(tokens_ * columns()) * 4 + 16));
+    out = me.allocate(input.x.size() * 2 + 16);
+    dx = me.allocate(input.x.size() * 2 + 16);
+    dweights = reinterpret_cast<float*>(me.allocate(size_of(tokens_ * columns()) * 4 + 16));
     const int64_t rows = switchyard::most_rows(exchange_config(c), c.world());
-    h_ = {me.room(size_of(rows * 4 * c.intermediate)), rows, 2 * c.intermediate, DType::bf16};
-    a_ = {me.room(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};
-    da_ = {me.room(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};
-    dweight_ = reinterpret_cast<float*>(me.room(size_of(rows) * 4));
-    placed_ = {me.room(size_of(rows * columns()) * 4), rows, columns(), DType::f32};
+    h_ = {me.allocate(size_of(rows * 4 * c.intermediate)), rows, 2 * c.intermediate, DType::bf16};
+    a_ = {me.allocate(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};
+    da_ = {me.allocate(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};
+    dweight_ = reinterpret_cast<float*>(me.allocate(size_of(rows) * 4));
+    placed_ = {me.allocate(size_of(rows * columns()) * 4), rows, columns(), DType::f32};
   }
 
   void forward() {

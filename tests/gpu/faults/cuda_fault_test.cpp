@@ -50,7 +50,7 @@ TEST_P(SilentGpuRank, OthersReportItInFull) {
   constexpr int kWorld = 3, kSilent = 1;
   const Layout layout = width == Width::wide ? Layout::expert_major : Layout::rank_major;
   const auto c = make_case(with_width(gpu_scenario("silent rank", kWorld, layout, 10), width));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   isolated([&] {
     on_gpus(kWorld, heap_for(config, kWorld), 1s, [&](Station& me) {
       NormalExchange exchange(me.group, config);
@@ -107,14 +107,14 @@ TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
   constexpr auto kDeadline = 1s, kDelay = 3s, kSlack = 2s;
   const Layout layout = width == Width::wide ? Layout::expert_major : Layout::rank_major;
   const auto c = make_case(with_width(gpu_scenario("late rank", kWorld, layout, 10), width));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   isolated([&] {
     on_gpus(kWorld, heap_for(config, kWorld), kDeadline, [&](Station& me) {
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0);
       const Inputs in = me.upload(*c, data);
       const auto options = me.dispatch_options(*c, me.stream());
-      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      auto* const sink = reinterpret_cast<float*>(me.allocate(4));
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       if (in_graph) {
@@ -143,7 +143,7 @@ TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
       const Clock::duration took = Clock::now() - start;
       me.f.check(took < kDeadline + kSlack + (me.rank() == kLate ? kDelay : 0s),
                  "the queued calls took " + std::to_string(took / 1ms) + " ms");
-      expect_that_it_came_late(me, kLate);
+      expect_late_arrival(me, kLate);
       if (me.rank() != kLate) me.f.equal(kLate, slowest(me.group), "slowest rank by wait_statistics");
       expect_context_works(me);
       if (exec) must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
@@ -167,7 +167,7 @@ TEST(WaitStatisticsOnGpus, NameTheSlowRank) {
     NormalExchange exchange(me.group, config);
     me.round(exchange, *c);
     const auto before = me.group.wait_statistics();
-    auto* const sink = reinterpret_cast<float*>(me.room(4));
+    auto* const sink = reinterpret_cast<float*>(me.allocate(4));
     RankData data(*c, me.rank(), 1);
     const Inputs in = me.upload(*c, data);
     me.meet();
@@ -194,7 +194,7 @@ TEST(WaitStatisticsOnGpus, NameTheSlowRank) {
 TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
   constexpr int kWorld = 3;
   const auto c = make_case(gpu_scenario("abort", kWorld, Layout::expert_major, 10));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   isolated([&] {
     on_gpus(kWorld, heap_for(config, kWorld), 30s, [&](Station& me) {
       NormalExchange exchange(me.group, config);
@@ -225,7 +225,7 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
 TEST(MismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const auto c = make_case(gpu_scenario("mismatch", kWorld, Layout::rank_major, 10));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   isolated([&] {
     for (const int kind : {0, 1, 2}) {
       on_gpus(kWorld, heap_for(config, kWorld), 20s, [&](Station& me) {
@@ -270,7 +270,7 @@ struct KilledCase {
   static constexpr auto kDeadline = 8s;
   Killed kind;
   std::shared_ptr<const Case> what = make_case(gpu_scenario("killed", kWorld, Layout::rank_major, 10));
-  NormalConfig config = roomy_config(*what, kCalls + 4);
+  NormalConfig config = config_with_large_pool(*what, kCalls + 4);
   std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
   /// Whether all its calls are queued when the victim is killed.

@@ -105,7 +105,7 @@ TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
     on_gpus(kWorld, heap_of(m), kDeadline, [&](Station& me) {
       GpuRig rig(me);
       MoeGpuRank rank(rig, me.group, m);
-      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      auto* const sink = reinterpret_cast<float*>(me.allocate(4));
       rank.write(0);
       std::optional<Graph> graph;
       if (in_graph) graph.emplace(me, [&] { rank.forward(); });
@@ -121,7 +121,7 @@ TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
       const Clock::duration took = Clock::now() - start;
       me.f.check(took < kDeadline + kSlack + (me.rank() == kLate ? kDelay : 0s),
                  "the queued calls took " + std::to_string(took / 1ms) + " ms");
-      expect_that_it_came_late(me, kLate);
+      expect_late_arrival(me, kLate);
       expect_context_works(me);
       if (graph) graph->destroy();
       me.gather();
@@ -158,7 +158,7 @@ class StuckCall {
   StuckCall(const StuckCall&) = delete;
   void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
   /// Lets the rest run.
-  void go_on() { me_.gate().open(); }
+  void resume() { me_.gate().open(); }
   bool stuck() const { return *static_cast<volatile uint32_t*>(me_.gate().timed_out) == 0; }
   void destroy() {
     must(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy");
@@ -189,7 +189,7 @@ class StuckCall {
 enum class Stuck { until_the_deadline, until_it_aborts };
 
 /// Checks the other rank, which waits for rows that were never announced.
-void expect_told_of(Station& me, Stuck how, int stuck) {
+void expect_blamed(Station& me, Stuck how, int stuck) {
   me.f.check(idle_within(me.stream(), 10s), "the call does not end");
   const Outcome o = outcome_of([&] { me.group.check(); });
   me.f.equal(stuck, slowest(me.group), "slowest rank by wait_statistics");
@@ -200,7 +200,7 @@ void expect_told_of(Station& me, Stuck how, int stuck) {
 }
 
 /// Checks the rank that was stuck, when its kernel may run: it finds its group failed, and leaves.
-void expect_that_it_leaves(Station& me, Stuck how) {
+void expect_departure(Station& me, Stuck how) {
   me.synchronize();
   const Outcome o = outcome_of([&] { me.group.check(); });
   me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code at the stuck rank, " + shown(o));
@@ -231,12 +231,12 @@ TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
         std::this_thread::sleep_for(300ms);  // the other one probably waits for rows by then; in any case it must end
         me.group.abort(static_cast<int32_t>(ErrorCode::io));
       }
-      if (!call) expect_told_of(me, how, kStuck);
+      if (!call) expect_blamed(me, how, kStuck);
       me.gather();
       if (call) {
         me.f.check(call->stuck(), "the call went on before the other rank had ended");
-        call->go_on();
-        expect_that_it_leaves(me, how);
+        call->resume();
+        expect_departure(me, how);
       }
       me.gather();
       expect_refused(me, rank);
@@ -267,7 +267,7 @@ TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
       call->launch();
       me.gather();  // the other one has called
       std::this_thread::sleep_for(200ms);
-      call->go_on();
+      call->resume();
     };
     const auto waiting = [&] {
       const auto before = me.group.wait_statistics();

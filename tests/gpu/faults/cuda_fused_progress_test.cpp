@@ -92,7 +92,7 @@ TEST_P(FusedBesideAKernel, ThatHoldsHalfOfTheGpu) {
       me.gather();
       if (held) {
         me.f.check(held->holding(), "the kernel did not hold its half until the layer had ended");
-        held->let_go();
+        held->release();
       }
       me.meet();
       me.f.equal(std::string(), rank.judge_bits(call, false), "call " + std::to_string(call));

@@ -28,7 +28,7 @@ struct OnGpu : SmallArguments {
   explicit OnGpu(Station& station) : SmallArguments(station.rank()), me(station) {
     x_ = me.upload(rows.data(), rows.size() * 2);
     weights_ = static_cast<const float*>(me.upload(weights.data(), weights.size() * 4));
-    out_ = me.room(rows.size() * 2);
+    out_ = me.allocate(rows.size() * 2);
   }
   switchyard::ConstRows x() const { return {x_, kTokens, kHidden, switchyard::DType::bf16}; }
   /// The rank's ids, of which the first `invalid` are invalid, and one is -1.
@@ -116,8 +116,8 @@ std::vector<Mode> modes() {
           {"fused", "FusedMoe", [](OnGpu& on, InvalidIds p) {
              auto config = counting(switchyard::FusedMoeConfig(), p);
              config.intermediate = 64;
-             const void* const w13 = on.me.room(2 * 64 * 64 * 2 * SmallArguments::kExperts);
-             const void* const w2 = on.me.room(64 * 64 * 2 * SmallArguments::kExperts);
+             const void* const w13 = on.me.allocate(2 * 64 * 64 * 2 * SmallArguments::kExperts);
+             const void* const w2 = on.me.allocate(64 * 64 * 2 * SmallArguments::kExperts);
              const auto layer = std::make_shared<switchyard::FusedMoe>(on.me.group, config, w13, w2);
              return Counted{[=, &on](const ExpertIds& ids) {
                               switchyard::FusedMoeCall call;

@@ -138,7 +138,7 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
       me.f.check(queued > 1, "only " + std::to_string(queued) + " calls were queued: proves nothing, " + shown(refused));
       me.synchronize();
       me.f.check(Clock::now() - start < 10 * kDeadline, "the queued calls cost more than one deadline");
-      expect_that_it_came_late(me, late);
+      expect_late_arrival(me, late);
       expect_context_works(me);
       me.gather();
     });

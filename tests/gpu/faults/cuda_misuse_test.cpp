@@ -242,7 +242,7 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   if (wrong == Wrong::another_gpu && switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   Scenario s = gpu_scenario("misuse", world, Layout::rank_major, 12);
   const auto c = make_case(s);
-  const NormalConfig config = roomy_config(*c, 3);
+  const NormalConfig config = config_with_large_pool(*c, 3);
   NormalConfig other = config;
   ++other.num_experts;
   const std::vector<GpuMisuse> misuses = gpu_misuses(wrong);
@@ -256,7 +256,7 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
               *c,
               me.upload(*c, data),
               me.rank() == bad,
-              me.room(8192),
+              me.allocate(8192),
               memory_of_another_gpu(me),
               std::vector<float>(4096)};
     me.meet();
@@ -298,22 +298,22 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses,
 /// T in device memory above the capacity of the ids, or below zero: all ids, or none.
 TEST(GpuDeviceTokens, AreClamped) {
   constexpr int kWorld = 3;
-  constexpr int64_t kMost = 12;
-  const std::vector<int32_t> values{kMost + 1, INT32_MAX, -1, INT32_MIN, 5, kMost, 0};
+  constexpr int64_t kMax = 12;
+  const std::vector<int32_t> values{kMax + 1, INT32_MAX, -1, INT32_MIN, 5, kMax, 0};
   const auto value_of = [&](size_t step, int rank) { return values[(step + static_cast<size_t>(rank) * 2) % values.size()]; };
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (size_t step = 0; step < values.size(); ++step) {
-      Scenario s = gpu_scenario("device tokens " + std::to_string(step), kWorld, layout, kMost, 81 + 2 * step);
-      for (int r = 0; r < kWorld; ++r) s.tokens[static_cast<size_t>(r)] = std::clamp<int64_t>(value_of(step, r), 0, kMost);
+      Scenario s = gpu_scenario("device tokens " + std::to_string(step), kWorld, layout, kMax, 81 + 2 * step);
+      for (int r = 0; r < kWorld; ++r) s.tokens[static_cast<size_t>(r)] = std::clamp<int64_t>(value_of(step, r), 0, kMax);
       cases.push_back(make_case(s));
     }
-    const NormalConfig config = roomy_config(*cases[0], 3);
+    const NormalConfig config = config_with_large_pool(*cases[0], 3);
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       NormalExchange exchange(me.group, config);
-      std::byte *const x = me.room(kMost * 128), *const ids = me.room(kMost * 12), *const weights = me.room(kMost * 12),
-                       *const out = me.room(kMost * 128);
-      auto* const tokens = reinterpret_cast<int32_t*>(me.room(4));
+      std::byte *const x = me.allocate(kMax * 128), *const ids = me.allocate(kMax * 12),
+                       *const weights = me.allocate(kMax * 12), *const out = me.allocate(kMax * 128);
+      auto* const tokens = reinterpret_cast<int32_t*>(me.allocate(4));
       for (size_t step = 0; step < cases.size(); ++step) {
         me.f.set_context("T is " + std::to_string(value_of(step, me.rank())));
         RankData data(*cases[step], me.rank(), 0);
@@ -328,7 +328,7 @@ TEST(GpuDeviceTokens, AreClamped) {
         DispatchOptions options = me.dispatch_options(*cases[step], me.stream());
         options.device_tokens = tokens;
         const Dispatched d =
-            exchange.dispatch({x, kMost, 64, DType::bf16}, switchyard::ExpertIds::of(reinterpret_cast<int32_t*>(ids), kMost, 3),
+            exchange.dispatch({x, kMax, 64, DType::bf16}, switchyard::ExpertIds::of(reinterpret_cast<int32_t*>(ids), kMax, 3),
                               reinterpret_cast<const float*>(weights), options);
         const Shot shot = me.shoot(d, me.stream());
         exchange.combine(d.x, d.handle, out, me.combine_options(*cases[step], me.stream()));
@@ -365,7 +365,7 @@ TEST(GpuPool, TooSmallIsATypedError) {
 }
 
 /// Rank 1 has no room for a dispatch: all ranks get the error once, and none waits for a deadline.
-void dispatch_without_room(ExchangeRig& rig) {
+void dispatch_without_memory(ExchangeRig& rig) {
   Station& me = rig.me;
   const Dispatched d = rig.dispatch();
   std::vector<switchyard::RowBuffer> fill;
@@ -386,12 +386,12 @@ void dispatch_without_room(ExchangeRig& rig) {
 TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   Scenario s = gpu_scenario("pool", 3, Layout::rank_major, 12);
   const auto c = make_case(s);
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   on_gpus(3, heap_for(config, 3), [&](Station& me) {
     ExchangeRig rig(me, c, config);
     for (int attempt = 0; attempt < 3; ++attempt) {
       me.f.set_context("attempt " + std::to_string(attempt));
-      dispatch_without_room(rig);
+      dispatch_without_memory(rig);
       me.round(rig.exchange, *c, attempt);
     }
   });
@@ -403,10 +403,10 @@ TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
   s.problem.overflow = switchyard::Overflow::drop_and_report;
   s.capacity_percent = 60;
   const auto c = make_case(s);
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   on_gpus(2, heap_for(config, 2), [&](Station& me) {
     ExchangeRig rig(me, c, config);
-    dispatch_without_room(rig);
+    dispatch_without_memory(rig);
     me.f.check(cudaDeviceSynchronize() == cudaSuccess, "the context failed");
     me.round(rig.exchange, *c);
   });

@@ -117,7 +117,7 @@ TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   s.problem.size = SizePolicy::exact;
   const auto c = make_case(s);
   const int world = GetParam().world;
-  const NormalConfig config = roomy_config(*c, 3);
+  const NormalConfig config = config_with_large_pool(*c, 3);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     Calls calls(me, c, config);
     DispatchOptions tight = calls.options;
@@ -162,7 +162,7 @@ void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
 TEST_P(GpuSoftFaults, OneRankWithoutRoom) {
   const auto c = make_case(scenario_of(GetParam()));
   const int world = GetParam().world, poor = world - 1;
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     Calls calls(me, c, config);
     me.meet();
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuSoftFaults,
 /// A pending error of the application itself is neither a failure of a call nor lost.
 TEST(GpuForeignErrors, AreLeftAlone) {
   const auto c = make_case(gpu_scenario("foreign", 2, Layout::rank_major, 20));
-  const NormalConfig config = roomy_config(*c, 3);
+  const NormalConfig config = config_with_large_pool(*c, 3);
   on_gpus(2, heap_for(config, 2), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     RankData data(*c, me.rank(), 0);
@@ -251,7 +251,7 @@ TEST(GpuForeignErrors, AreLeftAlone) {
 TEST(GpuForeignErrors, StreamsOfOtherGpusReachThePeers) {
   if (switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto c = make_case(gpu_scenario("streams", 2, Layout::rank_major, 20));
-  const NormalConfig config = roomy_config(*c, 3);
+  const NormalConfig config = config_with_large_pool(*c, 3);
   on_gpus(2, heap_for(config, 2), [&](Station& me) {
     cudaStream_t elsewhere = nullptr;
     must(cudaSetDevice((me.device() + 1) % 2), "cudaSetDevice");
@@ -283,7 +283,7 @@ struct LowLatencyBuffers {
     for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int32_t>(i * 3 % kExperts);
     x = {me.upload(ones.data(), ones.size() * 2), kTokens, kHidden, DType::bf16};
     ids = switchyard::ExpertIds::of(static_cast<const int32_t*>(me.upload(experts.data(), experts.size() * 4)), kTokens, kTopk);
-    out = me.room(ones.size() * 2);
+    out = me.allocate(ones.size() * 2);
   }
   static switchyard::LowLatencyConfig config() {
     switchyard::LowLatencyConfig c;
@@ -411,7 +411,7 @@ TEST(GpuBudget, HoldsInEveryMode) {
   isolated([] {
     ::setenv("SWITCHYARD_NUM_SMS", "6", 1);
     const auto c = make_case(gpu_scenario("budget", 1, Layout::rank_major, 20));
-    const NormalConfig config = roomy_config(*c, 3);
+    const NormalConfig config = config_with_large_pool(*c, 3);
     const auto low = LowLatencyBuffers::config();
     const size_t heap = heap_for(config, 1) + switchyard::LowLatencyExchange::heap_bytes_for(low, 1);
     on_gpus(1, heap, [&](Station& me) {

@@ -49,7 +49,7 @@ inline void expect_sticky(Station& me, const Outcome& later) {
 
 /// `late` arrived after the others' deadline, in their first call. Its host gets the error although no other host has checked
 /// yet.
-inline void expect_that_it_came_late(Station& me, int late) {
+inline void expect_late_arrival(Station& me, int late) {
   me.gather();
   if (me.rank() == late) {
     const Outcome o = outcome_of([&] { me.group.check(); });

@@ -6,22 +6,22 @@
 
 #include "gpu/gemm/c_layer_rows.h"
 
-enum { kMostElements = 1 << 17 };
+enum { kMaxElements = 1 << 17 };
 
 // ---- Numbers ----
 
 static uint8_t e4m3_of(int value) { return value == 0 ? 0x00 : value > 0 ? 0x38 : 0xb8; }
 
 void* bf16_on_gpu(int seed, int64_t elements) {
-  static uint16_t host[kMostElements];
-  if (elements > kMostElements) abort();
+  static uint16_t host[kMaxElements];
+  if (elements > kMaxElements) abort();
   for (int64_t i = 0; i < elements; ++i) host[i] = bf16_of((float)number(seed, i));
   return on_gpu(host, (size_t)elements * sizeof *host);
 }
 
 static void* e4m3_on_gpu(int seed, int64_t elements) {
-  static uint8_t host[kMostElements];
-  if (elements > kMostElements) abort();
+  static uint8_t host[kMaxElements];
+  if (elements > kMaxElements) abort();
   for (int64_t i = 0; i < elements; ++i) host[i] = e4m3_of(number(seed, i));
   return on_gpu(host, (size_t)elements);
 }

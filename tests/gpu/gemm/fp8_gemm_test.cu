@@ -39,8 +39,8 @@ struct Shape {
   /// Rows of scales of an expert's weights; gated: of the gate, then of the up half.
   int64_t weight_rows() const { return gated() ? 2 * ((n / 2 + 127) / 128) : (n + 127) / 128; }
   /// Rows of one expert in memory, where experts have equal room.
-  int64_t room() const { return *std::max_element(rows.begin(), rows.end()) + 3; }
-  int64_t total() const { return room() * experts(); }
+  int64_t capacity() const { return *std::max_element(rows.begin(), rows.end()) + 3; }
+  int64_t total() const { return capacity() * experts(); }
 };
 
 __device__ uint64_t mix(uint64_t h) {
@@ -63,27 +63,27 @@ __global__ void fill_scales(float* p, int64_t count, bool powers, uint64_t seed)
 
 /// Location of scale (row, block) of expert `expert` in the GEMM's input, by formulas of its own, from docs/concepts.
 struct ScalePlace {
-  int64_t room, groups, columns_apart;
+  int64_t capacity, groups, columns_apart;
   bool by_columns, bytes;
   __host__ __device__ int64_t of(int64_t expert, int64_t row, int64_t block) const {
     if (!by_columns) {
       const int64_t in_row = (groups * (bytes ? 1 : 4) + 15) / 16 * 16;
-      return (expert * room + row) * in_row + block * (bytes ? 1 : 4);
+      return (expert * capacity + row) * in_row + block * (bytes ? 1 : 4);
     }
     if (bytes) return ((expert * ((groups + 3) / 4) + block / 4) * columns_apart + row) * 4 + block % 4;
     return ((expert * groups + block) * columns_apart + row) * 4;
   }
   int64_t total(int64_t experts) const {
     const int64_t columns = bytes ? (groups + 3) / 4 : groups;
-    return by_columns ? experts * columns * columns_apart * 4 : experts * room * ((groups * 4 + 15) / 16 * 16);
+    return by_columns ? experts * columns * columns_apart * 4 : experts * capacity * ((groups * 4 + 15) / 16 * 16);
   }
 };
 /// Copies scales from a table [rows, groups].
 __global__ void place_scales(const float* table, uint8_t* to, ScalePlace place, int64_t experts) {
-  const int64_t count = experts * place.room * place.groups;
+  const int64_t count = experts * place.capacity * place.groups;
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
     const int64_t row = i / place.groups, block = i % place.groups;
-    uint8_t* const at = to + place.of(row / place.room, row % place.room, block);
+    uint8_t* const at = to + place.of(row / place.capacity, row % place.capacity, block);
     if (place.bytes)
       *at = static_cast<uint8_t>(__float_as_uint(table[i]) >> 23);
     else
@@ -145,7 +145,7 @@ class Fp8Rig {
  public:
   Fp8Rig(const Shape& s, bool exact)
       : s_(s),
-        place_{s.room(), s.groups(), (s.room() + 3) / 4 * 4, s.by_columns, s.x_scales == ScaleKind::ue8m0},
+        place_{s.capacity(), s.groups(), (s.capacity() + 3) / 4 * 4, s.by_columns, s.x_scales == ScaleKind::ue8m0},
         x_(s.total() * s.k),
         w_(s.experts() * s.n * s.k),
         x_table_(s.total() * s.groups() * 4),
@@ -175,7 +175,7 @@ class Fp8Rig {
   void run(const switchyard::GroupedGemmOptions& options = {}) {
     switchyard::ExpertRows rows;
     rows.num_rows = num_rows_.as<int64_t>();
-    rows.rows_per_expert = s_.room();
+    rows.rows_per_expert = s_.capacity();
     rows.scale_rows = s_.by_columns ? place_.columns_apart : 0;
     gemm_->run({x_.as(), s_.total(), s_.k, DType::fp8_e4m3, x_scales_.as(), s_.x_scales}, rows,
                {out_.as(), s_.total(), s_.columns(), gemm_->config().out_type(),
@@ -193,7 +193,8 @@ class Fp8Rig {
     for (int e = 0; e < s_.experts(); ++e) {
       const int64_t count = s_.rows[static_cast<size_t>(e)];
       rows += count;
-      if (count > 0) compare_fp8<<<512, 256>>>(o, s_.epilogue, e, e * s_.room(), count, out_.as<uint16_t>(), sums.as<Sums>());
+      if (count > 0)
+        compare_fp8<<<512, 256>>>(o, s_.epilogue, e, e * s_.capacity(), count, out_.as<uint16_t>(), sums.as<Sums>());
     }
     Sums host{};
     ok(cudaMemcpy(&host, sums.as(), sizeof host, cudaMemcpyDeviceToHost));
@@ -287,7 +288,7 @@ TEST(Fp8Gemm, QuantisedOutputsAreThoseOfBf16) {
       for (int64_t row = 0; row < s.total(); ++row) {
         const auto at = static_cast<size_t>(row);
         std::vector<uint8_t> want(columns, 0xcd), want_scales(row_bytes, 0xcd);
-        if (row % s.room() < s.rows[static_cast<size_t>(row / s.room())])
+        if (row % s.capacity() < s.rows[static_cast<size_t>(row / s.capacity())])
           oracle::quantise(DType::bf16, &bf16[at * columns * 2], s.columns(), kind, want.data(), want_scales.data());
         bad += !std::equal(want.begin(), want.end(), &codes[at * columns]);
         bad +=
@@ -313,7 +314,8 @@ TEST(Fp8Gemm, BitsDependOnTheRowAlone) {
       rig.run({nullptr, ++sms});
       const std::vector<uint8_t> some = rig.outputs();
       for (size_t e = 0; e < counts.size(); ++e) {
-        const size_t from = e * static_cast<size_t>(s.room()) * row_bytes, bytes = static_cast<size_t>(counts[e]) * row_bytes;
+        const size_t from = e * static_cast<size_t>(s.capacity()) * row_bytes,
+                     bytes = static_cast<size_t>(counts[e]) * row_bytes;
         EXPECT_EQ(std::memcmp(&all[from], &some[from], bytes), 0) << "expert " << e << " with " << counts[e] << " rows";
         EXPECT_EQ(some[from + bytes], 0xcd) << "a row behind the last one was written";
       }

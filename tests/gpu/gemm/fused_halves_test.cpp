@@ -26,7 +26,7 @@ FusedMoeConfig config_of(const MoeCase& m) {
   c.intermediate = m.c.intermediate;
   c.num_experts = m.c.experts;
   c.topk = m.c.topk;
-  c.max_tokens = m.c.most_tokens();
+  c.max_tokens = m.c.max_tokens();
   c.capacity = m.capacity;
   c.overflow = m.overflow;
   c.type = m.type();
@@ -38,11 +38,11 @@ FusedMoeConfig config_of(const MoeCase& m) {
 class HalvesRank {
  public:
   HalvesRank(Station& me, const MoeCase& m) : me_(me), rig_(me), m_(m), weights_of_(weights(me)), layer_(make(me)) {
-    const auto tokens = static_cast<size_t>(m.c.most_tokens()), routes = tokens * static_cast<size_t>(m.c.topk);
-    for (void** rows : {&x_, &whole_, &halves_}) *rows = rig_.room(tokens * m.c.row_bytes());
-    ids_ = static_cast<int32_t*>(rig_.room(routes * 4));
-    weights_ = static_cast<float*>(rig_.room(routes * 4));
-    tokens_ = static_cast<int32_t*>(rig_.room(4));
+    const auto tokens = static_cast<size_t>(m.c.max_tokens()), routes = tokens * static_cast<size_t>(m.c.topk);
+    for (void** rows : {&x_, &whole_, &halves_}) *rows = rig_.allocate(tokens * m.c.row_bytes());
+    ids_ = static_cast<int32_t*>(rig_.allocate(routes * 4));
+    weights_ = static_cast<float*>(rig_.allocate(routes * 4));
+    tokens_ = static_cast<int32_t*>(rig_.allocate(4));
   }
 
   /// Call while idle.
@@ -60,10 +60,10 @@ class HalvesRank {
   void down(bool add) { layer_.down_combine(weights_, halves_, settings(false, add)); }
   /// Call while idle. Rows of an expert, of all of this rank.
   int64_t rows_between() {
-    const int here = switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank() + 1) -
-                     switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank());
-    std::vector<int64_t> rows(static_cast<size_t>(here));
-    if (here > 0) rig_.read(rows.data(), layer_.rows().num_rows, rows.size() * 8);
+    const int local_experts = switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank() + 1) -
+                              switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank());
+    std::vector<int64_t> rows(static_cast<size_t>(local_experts));
+    if (local_experts > 0) rig_.read(rows.data(), layer_.rows().num_rows, rows.size() * 8);
     int64_t sum = 0;
     for (const int64_t r : rows) sum += r;
     return sum;

@@ -98,9 +98,9 @@ void expect_refused(Station& me, ErrorCode code, const std::string& part, Call&&
 TEST(GpuExperts, RefuseWhatTheyCannotDo) {
   on_gpus(1, size_t{1} << 20, [](Station& me) {
     constexpr int64_t kHidden = 64, kRows = 16;
-    auto* const weights = reinterpret_cast<const uint16_t*>(me.room(2 * 64 * kHidden * 2));
-    std::byte* const x = me.room((kRows + 1) * kHidden * 2);
-    std::byte* const y = me.room((kRows + 1) * kHidden * 2);
+    auto* const weights = reinterpret_cast<const uint16_t*>(me.allocate(2 * 64 * kHidden * 2));
+    std::byte* const x = me.allocate((kRows + 1) * kHidden * 2);
+    std::byte* const y = me.allocate((kRows + 1) * kHidden * 2);
     const int64_t counts[] = {1};
     const ExpertRows ranges{.num_rows = static_cast<const int64_t*>(me.upload(counts, sizeof counts)),
                             .rows_per_expert = kRows};

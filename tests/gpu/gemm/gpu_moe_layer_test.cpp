@@ -285,7 +285,7 @@ TEST(GpuMoeLayer, FitsIntoItsMemory) {
       const switchyard::testing::LayerInput input(m.c, 1, me.rank());
       void* const x = me.upload(input.x.data(), input.x.size());
       const auto* ids = static_cast<const int32_t*>(me.upload(input.ids.data(), input.ids.size() * 4));
-      std::byte* const out = me.room(input.x.size());
+      std::byte* const out = me.allocate(input.x.size());
       me.meet();
       for (int call = 0; call < 3; ++call)
         elsewhere(

@@ -16,7 +16,7 @@ class GpuRig {
  public:
   static constexpr switchyard::Backend kBackend = switchyard::Backend::cuda;
   explicit GpuRig(Station& station) : station_(station) {}
-  void* room(size_t bytes) { return station_.room(std::max<size_t>(bytes, 4)); }
+  void* allocate(size_t bytes) { return station_.allocate(std::max<size_t>(bytes, 4)); }
   void write(void* to, const void* from, size_t bytes) {
     if (bytes > 0) must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, station_.stream()), "copy to the device");
     must(cudaStreamSynchronize(station_.stream()), "copy to the device");

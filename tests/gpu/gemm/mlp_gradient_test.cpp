@@ -112,7 +112,7 @@ class GpuMlp {
   Numbers numbers(const DeviceBytes& of, int64_t columns) const { return read_numbers(of.as(), rows_ * columns, f16_); }
 
  private:
-  static constexpr int64_t kMostRows = 64, kMostExperts = 4, kWeights = kMostExperts * 2 * kIntermediate * kHidden;
+  static constexpr int64_t kMaxRows = 64, kMaxExperts = 4, kWeights = kMaxExperts * 2 * kIntermediate * kHidden;
 
   int experts() const { return static_cast<int>(mlp_.counts.size()); }
   DType type() const { return f16_ ? DType::f16 : DType::bf16; }
@@ -146,15 +146,15 @@ class GpuMlp {
   Mlp& mlp_;
   bool f16_;
   int64_t rows_;
-  DeviceBytes num_rows_{kMostExperts * 8}, first_row_{kMostExperts * 8};
+  DeviceBytes num_rows_{kMaxExperts * 8}, first_row_{kMaxExperts * 8};
   ExpertRows ranges_;
 
  public:
-  DeviceBytes x{kMostRows * kHidden * 2}, w13{kWeights * 2}, w2{kWeights * 2}, dz{kMostRows * kHidden * 2};
-  DeviceBytes h{kMostRows * 2 * kIntermediate * 2}, a{kMostRows * kIntermediate * 2}, y{kMostRows * kHidden * 2};
-  DeviceBytes dy{kMostRows * kHidden * 2}, da{kMostRows * kIntermediate * 2}, dh{kMostRows * 2 * kIntermediate * 2};
-  DeviceBytes again{kMostRows * kIntermediate * 2}, dx{kMostRows * kHidden * 2};
-  DeviceBytes dw{kMostRows * 4}, dw2{kWeights * 4}, dw13{kWeights * 4};
+  DeviceBytes x{kMaxRows * kHidden * 2}, w13{kWeights * 2}, w2{kWeights * 2}, dz{kMaxRows * kHidden * 2};
+  DeviceBytes h{kMaxRows * 2 * kIntermediate * 2}, a{kMaxRows * kIntermediate * 2}, y{kMaxRows * kHidden * 2};
+  DeviceBytes dy{kMaxRows * kHidden * 2}, da{kMaxRows * kIntermediate * 2}, dh{kMaxRows * 2 * kIntermediate * 2};
+  DeviceBytes again{kMaxRows * kIntermediate * 2}, dx{kMaxRows * kHidden * 2};
+  DeviceBytes dw{kMaxRows * 4}, dw2{kWeights * 4}, dw13{kWeights * 4};
 };
 
 class MlpGradients : public testing::TestWithParam<bool> {};

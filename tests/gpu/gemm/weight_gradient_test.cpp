@@ -121,16 +121,16 @@ TEST_P(GradientVariants, MaskedRowsOfLowLatency) {
 
 // For any counts left by a failed dispatch, these experts have no rows.
 TEST_P(GradientVariants, CountsThatCannotBe) {
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min(), kMax = std::numeric_limits<int64_t>::max();
   GradientRig rig(case_of(256, 128, GetParam()), {20, 20, 20, 20}, Fill::integers);
-  rig.num_rows().set(std::vector<int64_t>{-5, kLeast, 0, kMost});
+  rig.num_rows().set(std::vector<int64_t>{-5, kMin, 0, kMax});
   rig.run();
   ok(cudaDeviceSynchronize());
   rig.set_counts({0, 0, 0, 20});  // up to the end of the rows
   EXPECT_EQ(rig.difference().unequal, 0);
   rig.forget();
   DeviceBytes first(32);
-  first.set(std::vector<int64_t>{-8, kLeast, kMost, 70});
+  first.set(std::vector<int64_t>{-8, kMin, kMax, 70});
   rig.set_counts({20, 20, 20, 20});
   ExpertRows elsewhere = rig.ranges();
   elsewhere.first_row = first.as<int64_t>();

@@ -15,7 +15,7 @@ class CapturedCalls {
   /// `enqueue(replays)` enqueues the calls on the station's first stream.
   template <class Enqueue>
   CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : rig_(rig), stream_(me.stream()) {
-    auto* const replays = static_cast<uint64_t*>(rig.room(8));
+    auto* const replays = static_cast<uint64_t*>(rig.allocate(8));
     rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, stream_);
     me.meet();
     must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");

@@ -24,7 +24,7 @@ void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, cons
   ::usleep(200000);  // the kernels run
   ranks.kill(k.kVictim);
   ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
-  ranks.tell_all("killed");
+  ranks.send_line_to_all("killed");
   const auto ends = ranks.finish(40s);
   for (int r = 0; r < k.kWorld; ++r) {
     if (r == k.kVictim) continue;
@@ -46,11 +46,11 @@ Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_
 
 /// Runs one of the processes, from its queued calls on. Does not return on the victim. On the others, all calls have failed
 /// when this returns, in less than two deadlines together. `queue()` makes calls until k.kCalls are queued, `queued()` returns
-/// the number queued; `let_go()` releases whatever holds the calls back.
+/// the number queued; `release()` releases whatever holds the calls back.
 template <class Case, class Queue, class Queued>
 void be_killed_or_survive(
     switchyard::test::ChildRank& child, const Case& k, Station& me, const Queue& queue, const Queued& queued,
-    const std::function<void()>& let_go = [] {}) {
+    const std::function<void()>& release = [] {}) {
   using Clock = std::chrono::steady_clock;
   auto start = Clock::now();
   if (k.queues_before(child.rank())) queue();
@@ -60,7 +60,7 @@ void be_killed_or_survive(
     ::_exit(3);
   }
   child.await("killed");
-  let_go();
+  release();
   if (!k.queues_before(child.rank())) {
     start = Clock::now();
     (void)outcome_of(queue);  // may raise the error at once

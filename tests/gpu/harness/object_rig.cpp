@@ -117,7 +117,7 @@ Station::Station(Group& g, Failures& failures, Meeting& meeting) : group(g), f(f
   }
 }
 
-std::byte* Station::room(size_t bytes) {
+std::byte* Station::allocate(size_t bytes) {
   if (used_ + aligned(bytes) > kArenaBytes) throw std::runtime_error("the test's device memory is too small");
   std::byte* at = arena_ + used_;
   used_ += aligned(bytes);
@@ -125,7 +125,7 @@ std::byte* Station::room(size_t bytes) {
 }
 
 void* Station::upload(const void* host, size_t bytes) {
-  std::byte* to = room(std::max<size_t>(bytes, 4));
+  std::byte* to = allocate(std::max<size_t>(bytes, 4));
   if (host && bytes > 0) must(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, copies_), "copy to the device");
   must(cudaStreamSynchronize(copies_), "copy to the device");
   return to;
@@ -171,7 +171,7 @@ Shot Station::shoot(const Dispatched& given, cudaStream_t stream) {
   shot.d.handle = Handle();
   size_t total = aligned(x_bytes(given)) + aligned(scale_bytes(given));
   each_array(shot.d, [&](const auto& array) { total += aligned(array.size_bytes()); });
-  shot.base = room(total);
+  shot.base = allocate(total);
   std::byte* at = shot.base;
   CopyList list;
   const auto take = [&](const void* from, size_t bytes) {
@@ -186,7 +186,7 @@ Shot Station::shoot(const Dispatched& given, cudaStream_t stream) {
 }
 
 std::byte* Station::keep(const void* device, size_t bytes, cudaStream_t stream) {
-  std::byte* to = room(bytes);
+  std::byte* to = allocate(bytes);
   launch_copy(to, device, bytes, stream);
   return to;
 }
@@ -291,7 +291,7 @@ int64_t worst_rows(const Case& c) {
   return rows;
 }
 
-NormalConfig roomy_config(const Case& c, int times) {
+NormalConfig config_with_large_pool(const Case& c, int times) {
   NormalConfig config = make_config(c);
   config.pool_bytes *= idx(times);
   return config;

@@ -94,7 +94,7 @@ class Station {
   const Gate& gate() const { return gate_; }
 
   /// Device memory of this test; no CUDA call.
-  std::byte* room(size_t bytes);
+  std::byte* allocate(size_t bytes);
   /// Copies from and to the host: not while ranks wait for this one.
   void* upload(const void* host, size_t bytes);
   Inputs upload(const Case& c, RankData& data);
@@ -160,7 +160,7 @@ size_t row_bytes_of(const Case& c);
 /// Rows that a dispatch of worst-case size allocates.
 int64_t worst_rows(const Case& c);
 /// make_config with a pool for `times` as many.
-NormalConfig roomy_config(const Case& c, int times);
+NormalConfig config_with_large_pool(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
 /// Multiprocessors of each of two calls that a rank may have at the same time. Call inside on_gpus().

@@ -15,7 +15,7 @@ namespace harness {
 /// A GPU's memory and streams; jobs are kernels.
 class StationRig {
  public:
-  explicit StationRig(Station& station) : station_(station), sink_(reinterpret_cast<float*>(station.room(4))) {
+  explicit StationRig(Station& station) : station_(station), sink_(reinterpret_cast<float*>(station.allocate(4))) {
     for (cudaEvent_t& event : events_) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   }
   ~StationRig() {
@@ -24,7 +24,7 @@ class StationRig {
   StationRig(const StationRig&) = delete;
 
   int rank() const { return station_.rank(); }
-  void* room(size_t bytes) { return station_.room(std::max<size_t>(bytes, 4)); }
+  void* allocate(size_t bytes) { return station_.allocate(std::max<size_t>(bytes, 4)); }
   void* stream(int lane) const { return station_.stream(lane); }
   template <class Job>
   void enqueue(const Job& job, void* stream) const {

@@ -18,7 +18,7 @@ using switchyard::detail::Tracer;
 using switchyard::detail::TraceRecord;
 
 /// Capacity for every warp that a GPU may run, for any number of ranks sharing it.
-inline switchyard::TraceOptions roomy() {
+inline switchyard::TraceOptions large_trace_options() {
   switchyard::TraceOptions o;
   o.num_blocks = 160;
   o.num_warps = 32;
@@ -140,19 +140,19 @@ inline void judge_order(Station& me, const switchyard::Trace& trace, const Inter
   }
 }
 
-/// Waits of this rank that name `late`, by phase, and as "long" those of more than `most_ns`. `directly`: no other rank is
+/// Waits of this rank that name `late`, by phase, and as "long" those of more than `max_wait_ns`. `directly`: no other rank is
 /// awaited that long; not true if ranks wait for others that wait for it. Call after recording.
-inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace& trace, int late, uint64_t most_ns,
+inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace& trace, int late, uint64_t max_wait_ns,
                                             bool directly = true) {
   std::map<std::string, int> named;
   for_each_span(trace, me.rank(), [&](const TraceRecord& r) {
     if (std::string(switchyard::detail::event_info(static_cast<Event>(r.event)).category) != "wait") return;
     if (r.arg == late) {
       ++named[name_of(r)];
-      named["long"] += r.end_ns - r.begin_ns > most_ns;
+      named["long"] += r.end_ns - r.begin_ns > max_wait_ns;
     } else if (directly) {
-      me.f.check(r.end_ns - r.begin_ns <= most_ns, name_of(r) + " of " + std::to_string((r.end_ns - r.begin_ns) / 1000) +
-                                                       " us names rank " + std::to_string(r.arg));
+      me.f.check(r.end_ns - r.begin_ns <= max_wait_ns, name_of(r) + " of " + std::to_string((r.end_ns - r.begin_ns) / 1000) +
+                                                           " us names rank " + std::to_string(r.arg));
     }
   });
   return named;

@@ -30,8 +30,8 @@ struct Slice {
   size_t offset, words;
 };
 Slice slice_of(const HeapView& view, int writer) {
-  const size_t room = (view.bytes - kHeapHeaderBytes) / static_cast<size_t>(view.world) / 4;
-  return {kHeapHeaderBytes + static_cast<size_t>(writer) * room * 4, room};
+  const size_t words_per_writer = (view.bytes - kHeapHeaderBytes) / static_cast<size_t>(view.world) / 4;
+  return {kHeapHeaderBytes + static_cast<size_t>(writer) * words_per_writer * 4, words_per_writer};
 }
 
 void write_all(const HeapView& view, int round = 0) {
@@ -272,8 +272,8 @@ TEST(CudaHeapPeerDies, OthersGoOnAndTearDown) {
     EXPECT_TRUE(ready);
     ranks.kill(2);
     EXPECT_TRUE(ranks.wait_until_ended(2, kLong));
-    ranks.tell(0, "go");
-    ranks.tell(1, "go");
+    ranks.send_line(0, "go");
+    ranks.send_line(1, "go");
     const auto ends = ranks.finish(kLong);
     EXPECT_TRUE(ends[0].ok()) << kind << ", " << ends[0];
     EXPECT_TRUE(ends[1].ok()) << kind << ", " << ends[1];

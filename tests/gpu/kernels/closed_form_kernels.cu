@@ -10,7 +10,7 @@
 namespace harness {
 namespace {
 
-constexpr int kThreads = 256, kMostBlocks = 256;
+constexpr int kThreads = 256, kMaxBlocks = 256;
 
 template <class Job>
 __global__ void job_kernel(const Job job) {
@@ -22,7 +22,7 @@ __global__ void job_kernel(const Job job) {
 
 template <class Job>
 void launch_job(const Job& job, cudaStream_t stream) {
-  const int64_t blocks = std::clamp<int64_t>((job.size() + kThreads - 1) / kThreads, 1, kMostBlocks);
+  const int64_t blocks = std::clamp<int64_t>((job.size() + kThreads - 1) / kThreads, 1, kMaxBlocks);
   job_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(job);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) throw std::runtime_error(std::string("job: ") + cudaGetErrorString(error));

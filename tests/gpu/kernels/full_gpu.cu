@@ -80,14 +80,14 @@ void HeldMultiprocessors::hold(std::chrono::milliseconds limit) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (*static_cast<volatile uint32_t*>(words_.begun) < static_cast<uint32_t>(blocks_)) {
     if (std::chrono::steady_clock::now() > end) {
-      let_go();
+      release();
       throw std::runtime_error("the kernel that holds multiprocessors did not get them");
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
-FullGpu::FullGpu(Station& me) : me_(me), words_(reinterpret_cast<uint32_t*>(me.room(8))) {
+FullGpu::FullGpu(Station& me) : me_(me), words_(reinterpret_cast<uint32_t*>(me.allocate(8))) {
   must(cudaDeviceGetAttribute(&blocks_, cudaDevAttrMultiProcessorCount, me.device()), "device attribute");
   must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
   must(cudaFuncSetAttribute(full_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), "shared memory");

@@ -35,11 +35,11 @@ class FullGpu {
 class HeldMultiprocessors {
  public:
   HeldMultiprocessors(Station& me, int multiprocessors);
-  /// Returns when all blocks have arrived. They stay until let_go(), at most for `limit`.
+  /// Returns when all blocks have arrived. They stay until release(), at most for `limit`.
   void hold(std::chrono::milliseconds limit);
   /// Whether no block has timed out since hold().
   bool holding() const { return *static_cast<volatile uint32_t*>(words_.gave_up) == 0; }
-  void let_go() { *static_cast<volatile uint32_t*>(words_.opened) = 1; }
+  void release() { *static_cast<volatile uint32_t*>(words_.opened) = 1; }
 
   struct Words {
     uint32_t *opened, *begun, *gave_up;  ///< mapped host memory

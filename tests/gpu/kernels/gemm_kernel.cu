@@ -108,7 +108,7 @@ void launch_gemm_inputs(const Gemm& gemm, cudaStream_t stream) {
 }
 
 void launch_gemm(const Gemm& gemm, int n, cudaStream_t stream) {
-  if (n >= GemmMarks::kMost) throw std::runtime_error("more launches of the product than there are marks");
+  if (n >= GemmMarks::kMax) throw std::runtime_error("more launches of the product than there are marks");
   gemm_kernel<<<static_cast<unsigned>(gemm.blocks), kThreads, 0, stream>>>(gemm, n);
   expect(cudaGetLastError(), "product");
 }

@@ -13,10 +13,10 @@ namespace harness {
 
 /// In device memory, initially zero. Tickets are numbers from 1 on, in the order in which they were drawn on this GPU.
 struct GemmMarks {
-  static constexpr int kMost = 16384;  ///< launches
-  uint32_t tickets;                    ///< drawn so far
-  uint32_t begun_blocks[kMost], ended_blocks[kMost];
-  uint32_t begun[kMost], ended[kMost];  ///< the ticket of a launch's first block when it began; of its last block when it ended
+  static constexpr int kMax = 16384;  ///< launches
+  uint32_t tickets;                   ///< drawn so far
+  uint32_t begun_blocks[kMax], ended_blocks[kMax];
+  uint32_t begun[kMax], ended[kMax];  ///< the ticket of a launch's first block when it began; of its last block when it ended
 };
 
 /// C = kRounds * A * B, in kRounds passes: A is blocks * kTile x kDepth, B kDepth x kTile, of bf16; C of float32. All sums are

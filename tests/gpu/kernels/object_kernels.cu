@@ -54,7 +54,7 @@ void launched(const char* what) {
 
 void CopyList::add(void* destination, const void* source, size_t bytes) {
   if (bytes == 0) return;
-  if (n == kMost) throw std::runtime_error("CopyList is full");
+  if (n == kMax) throw std::runtime_error("CopyList is full");
   to[n] = static_cast<uint32_t*>(destination);
   from[n] = static_cast<const uint32_t*>(source);
   words[n++] = (bytes + 3) / 4;

@@ -9,12 +9,12 @@
 
 namespace harness {
 
-/// Up to kMost copies of whole words by one kernel, without the copy engine, which may wait for other ranks' kernels.
+/// Up to kMax copies of whole words by one kernel, without the copy engine, which may wait for other ranks' kernels.
 struct CopyList {
-  static constexpr int kMost = 12;
-  uint32_t* to[kMost];
-  const uint32_t* from[kMost];
-  uint64_t words[kMost];
+  static constexpr int kMax = 12;
+  uint32_t* to[kMax];
+  const uint32_t* from[kMax];
+  uint64_t words[kMax];
   int n = 0;
   /// `bytes` is rounded up to words. No entry if it is 0.
   void add(void* destination, const void* source, size_t bytes);

@@ -48,8 +48,8 @@ struct UnevenCall {
     me.meet();
     me.read(seen.data(), device_seen, seen.size() * 4);
     me.read(share.data(), device_share, share.size() * 4);
-    const auto [least, most] = std::minmax_element(share.begin(), share.end());
-    me.f.check(*most - *least <= 1, "shares from " + std::to_string(*least) + " to " + std::to_string(*most));
+    const auto [min, max] = std::minmax_element(share.begin(), share.end());
+    me.f.check(*max - *min <= 1, "shares from " + std::to_string(*min) + " to " + std::to_string(*max));
     for (size_t i = 0; i < seen.size(); ++i) {
       const auto message = static_cast<int64_t>(i) / pieces;
       const bool sent = message % kUnits < kTokens[message / kUnits] * layout.units_per_token();

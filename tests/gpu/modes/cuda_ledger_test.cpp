@@ -57,25 +57,25 @@ TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
   constexpr uint64_t kDelay = 20'000'000;
   for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto c = gpu_case(kWorld, 3, DType::bf16, hidden);
-    switchyard::Trace trace(kWorld, roomy());
-    std::atomic<uint64_t> told{0};  // by all ranks
+    switchyard::Trace trace(kWorld, large_trace_options());
+    std::atomic<uint64_t> reported{0};  // by all ranks
     on_gpus(kWorld, heap_of(*c), [&](Station& me) {
       me.f.set_context("hidden " + std::to_string(hidden));
       LedgerCombine ledger(me.group, make_config(*c));
       LedgerStation mine(me, *c);
-      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      auto* const sink = reinterpret_cast<float*>(me.allocate(4));
       const PreparedLedger prepared = ledger.prepare(mine.data.tables());
       record(me, trace, [&] {
         for (int i = 0; i < kCalls; ++i) {
           if (me.rank() == kLate) launch_busy(1, 32, kDelay, sink, me.stream());
           mine.combine(ledger, prepared);
           me.meet();
-          told += ledger.last_call().remote_bytes;
+          reported += ledger.last_call().remote_bytes;
           me.gather();
         }
       });
-      me.f.check(told > 0, "nothing crossed: proves nothing");
-      me.f.equal(told.load(), traced_bytes(trace), "bytes of the spans");
+      me.f.check(reported > 0, "nothing crossed: proves nothing");
+      me.f.equal(reported.load(), traced_bytes(trace), "bytes of the spans");
       if (me.rank() != kLate) {
         auto named = waits_for(me, trace, kLate, kDelay / 2);
         me.f.check(named["long"] >= kCalls,
@@ -122,7 +122,7 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
       const int64_t tokens = c->problem.tokens(me.rank());
       const auto* device_ids = static_cast<const int64_t*>(me.upload(ids.data(), ids.size() * 8));
       const void* x = me.upload(mine.data.out().data(), mine.bytes);
-      std::byte* by_handle = me.room(mine.bytes);
+      std::byte* by_handle = me.allocate(mine.bytes);
       me.meet();
       DispatchOptions o;
       o.stream = me.stream();
@@ -135,11 +135,11 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
       by_route.num_sms = 2;
       switchyard::ConstRows y = mine.y;
       y.rows = d.x.rows;  // worst-case size: more is allocated than the experts wrote
-      std::byte* roomy = me.room(static_cast<size_t>(y.rows * y.cols) * 2);
-      must(cudaMemcpyAsync(roomy, mine.y.data, static_cast<size_t>(mine.y.rows * y.cols) * 2, cudaMemcpyDeviceToDevice,
+      std::byte* copied_rows = me.allocate(static_cast<size_t>(y.rows * y.cols) * 2);
+      must(cudaMemcpyAsync(copied_rows, mine.y.data, static_cast<size_t>(mine.y.rows * y.cols) * 2, cudaMemcpyDeviceToDevice,
                            me.stream()),
            "cudaMemcpyAsync");
-      y.data = roomy;
+      y.data = copied_rows;
       exchange.combine(y, d.handle, by_handle, by_route);
       me.meet();
       const LedgerTables tables = d.handle.ledger(), golden = golden_tables(*c, me.rank());
@@ -288,8 +288,8 @@ TEST(GpuLedger, RowsThatBeginAnywhere) {
         me.f.set_context("rows begin at byte " + std::to_string(at));
         LedgerCombine ledger(me.group, make_config(*c));
         LedgerStation mine(me, *c);
-        std::byte* const y = me.room(static_cast<size_t>(mine.y.rows * mine.y.cols) * 2 + 16) + at;
-        std::byte* const out = me.room(mine.bytes + 16) + (16 - at);
+        std::byte* const y = me.allocate(static_cast<size_t>(mine.y.rows * mine.y.cols) * 2 + 16) + at;
+        std::byte* const out = me.allocate(mine.bytes + 16) + (16 - at);
         must(cudaMemcpyAsync(y, mine.y.data, static_cast<size_t>(mine.y.rows * mine.y.cols) * 2, cudaMemcpyDeviceToDevice,
                              me.stream()),
              "cudaMemcpyAsync");
@@ -337,7 +337,7 @@ TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
         prepared.push_back(ledger.prepare(sets.back()->data.tables()));
       }
       std::vector<void*> outs;
-      for (size_t i = 0; i < kCalls; ++i) outs.push_back(me.room(sets[i % kSets]->bytes));
+      for (size_t i = 0; i < kCalls; ++i) outs.push_back(me.allocate(sets[i % kSets]->bytes));
       me.meet();
       for (size_t i = 0; i < kCalls; ++i) {
         random_delay(100, 99, me.rank(), i);

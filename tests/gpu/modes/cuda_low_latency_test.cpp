@@ -48,7 +48,7 @@ TEST_P(QueuedCalls, OfRandomShapes) {
 }
 
 /// Typical decoding: 7168 columns, 8 of many experts.
-StreamedCase usual_case(int world, ScaleKind scales) {
+StreamedCase decode_case(int world, ScaleKind scales) {
   StreamedCase c;
   Form& f = c.form;
   f.seed = 77 + static_cast<uint64_t>(scales);
@@ -62,12 +62,12 @@ StreamedCase usual_case(int world, ScaleKind scales) {
 }
 
 TEST_P(QueuedCalls, OfTheUsualShape) {
-  expect_all_exact(GetParam(), {usual_case(GetParam(), ScaleKind::f32), usual_case(GetParam(), ScaleKind::none)}, 300, 60s);
+  expect_all_exact(GetParam(), {decode_case(GetParam(), ScaleKind::f32), decode_case(GetParam(), ScaleKind::none)}, 300, 60s);
 }
 
 TEST_P(QueuedCalls, DispatchesOnly) {
-  StreamedCase c = draw_case(5, GetParam()), d = usual_case(GetParam(), ScaleKind::f32);
-  c.plan = d.plan = {.lanes = 2, .dispatch_only = true, .most_pause_ns = 100'000};
+  StreamedCase c = draw_case(5, GetParam()), d = decode_case(GetParam(), ScaleKind::f32);
+  c.plan = d.plan = {.lanes = 2, .dispatch_only = true, .max_pause_ns = 100'000};
   expect_all_exact(GetParam(), {c, d}, 400, 60s);
 }
 
@@ -81,11 +81,11 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
 /// occasionally late, and that no host keeps in step.
 TEST_P(QueuedCalls, C01_AtItsOwnShape) {
   std::vector<StreamedCase> cases;
-  for (const int most : {8, 64, 128}) {
-    StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+  for (const int max : {8, 64, 128}) {
+    StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
     c.form.experts = 256;
-    c.form.max_tokens = most;
-    c.plan = {.slow_rank = GetParam() / 2, .slow_ns = 1'000'000, .most_pause_ns = 300'000};
+    c.form.max_tokens = max;
+    c.plan = {.slow_rank = GetParam() / 2, .slow_ns = 1'000'000, .max_pause_ns = 300'000};
     cases.push_back(c);
   }
   expect_all_exact(GetParam(), cases, 200, 120s);
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
 /// other rank: neither may keep the other from beginning.
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   const int world = GetParam();
-  StreamedCase c = usual_case(world, ScaleKind::none);
+  StreamedCase c = decode_case(world, ScaleKind::none);
   const size_t heap = 2 * LowLatencyExchange::heap_bytes_for(c.config(), world);
   on_gpus(world, heap, [&](Station& me) {
     StreamedCase first = c, second = c;
@@ -125,7 +125,7 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
 class CallsOfThreads : public testing::TestWithParam<int> {};
 
 TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
-  StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+  StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan.lanes = 2;
   on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
     LowLatencyExchange exchange = c.make(me.group);
@@ -171,7 +171,7 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
 TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   constexpr uint64_t kReplays = 1000;
   const int world = GetParam();
-  std::vector<StreamedCase> cases = {usual_case(world, ScaleKind::f32), usual_case(world, ScaleKind::none),
+  std::vector<StreamedCase> cases = {decode_case(world, ScaleKind::f32), decode_case(world, ScaleKind::none),
                                      draw_case(11, world)};
   cases[0].form.hidden = cases[1].form.hidden = 1024;
   for (StreamedCase& c : cases) c.plan = {};
@@ -220,7 +220,7 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
         must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "device attribute");
         const bool alone = world <= devices;
         for (const int sms : {0, alone ? all : 0, half_of_a_rank(world)}) {
-          StreamedCase c = usual_case(world, ScaleKind::none);
+          StreamedCase c = decode_case(world, ScaleKind::none);
           c.plan = {.num_sms = sms};
           const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // after the inputs, after the dispatch
           on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
@@ -254,7 +254,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
         must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
         for (const bool small : {true, false}) {
           for (const int sms : {0, half_of_a_rank(world)}) {
-            StreamedCase c = usual_case(world, ScaleKind::none);
+            StreamedCase c = decode_case(world, ScaleKind::none);
             if (small) c.form.max_tokens = 2, c.form.hidden = 256;
             c.plan = {.lanes = kCalls, .num_sms = sms};
             const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after the inputs, after each other
@@ -286,7 +286,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
 
 /// Data that one half has sent is available to the other after sleep, and so is everything else.
 TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
-  StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+  StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan = {};
   c.first_epoch = (uint64_t{1} << 40) - 4;
   on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {

@@ -80,7 +80,7 @@ TEST_P(GpuRings, SameBitsAsDirectStaging) {
 TEST_P(GpuRings, StreamsAndGraphs) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("graph", world, Layout::expert_major, 24));
-  NormalConfig config = roomy_config(*c, 4);
+  NormalConfig config = config_with_large_pool(*c, 4);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 6);
     NormalExchange exchange(me.group, config);
@@ -162,7 +162,7 @@ TEST_P(GpuRings, ARankThatNeverCallsIsNamed) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "one rank waits for nobody";
   const auto c = make_case(ring_scenario("silent", world, Layout::rank_major, 16));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   on_gpus(world, heap_for(config, world), 1s, [&](Station& me) {
     NormalExchange exchange(me.group, config);
     RankData data(*c, me.rank(), 0);

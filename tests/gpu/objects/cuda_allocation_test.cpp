@@ -64,7 +64,7 @@ struct Subject {
       std::vector<uint16_t> host(static_cast<size_t>(rows * hidden) + 1);
       if (!c->scenario.identity) data.back()->fill_outputs({host.data(), rows, hidden, DType::bf16});
       outputs.push_back(me.upload(host.data(), static_cast<size_t>(rows * hidden) * 2));
-      spoilt.push_back(me.room(in.back().out_bytes));
+      spoilt.push_back(me.allocate(in.back().out_bytes));
     }
   }
   /// Overwrites the result of a case.
@@ -135,7 +135,7 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     for (const Staging staging : {Staging::direct, Staging::ring}) {
       auto cases = all_kinds(world, layout, staging);
-      const NormalConfig config = roomy_config(*cases[0], 10);
+      const NormalConfig config = config_with_large_pool(*cases[0], 10);
       heap += heap_for(config, world);
       objects.emplace_back(std::move(cases), config);
     }
@@ -149,7 +149,7 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
       s.add_inputs(me);
     }
     uint32_t word = 0;
-    me.read(&word, me.room(4), 4);  // by now the driver has what it needs for copies to the host
+    me.read(&word, me.allocate(4), 4);  // by now the driver has what it needs for copies to the host
     const Given outside = given_now(me);
     for (Subject& s : subjects) s.exchange = std::make_unique<NormalExchange>(me.group, s.config);
     const Given before = given_now(me);

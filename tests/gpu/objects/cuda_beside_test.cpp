@@ -11,13 +11,13 @@
 namespace harness {
 namespace {
 
-constexpr int kMostGpus = 16;
+constexpr int kMaxGpus = 16;
 
 /// State shared by the ranks of a test. One rank of each GPU runs the products.
 struct SharedByRanks {
-  GemmMarks* marks[kMostGpus] = {};  ///< by GPU
-  int launches[kMostGpus] = {};      ///< total number
-  std::atomic<int> done{0};          ///< ranks whose calls have ended, or that have left
+  GemmMarks* marks[kMaxGpus] = {};  ///< by GPU
+  int launches[kMaxGpus] = {};      ///< total number
+  std::atomic<int> done{0};         ///< ranks whose calls have ended, or that have left
 };
 
 /// Counts this rank when its calls have ended, in any way.
@@ -42,10 +42,10 @@ class GemmLoad {
   /// Runs one product. Call while no rank waits for a call.
   GemmLoad(Station& me, cudaStream_t stream) : me_(me), stream_(stream) {
     gemm_.blocks = gemm_blocks();
-    gemm_.a = me.room(size_t{2} * static_cast<size_t>(gemm_.blocks) * Gemm::kTile * Gemm::kDepth);
-    gemm_.b = me.room(size_t{2} * Gemm::kTile * Gemm::kDepth);
-    gemm_.c = reinterpret_cast<float*>(me.room(elements() * 4));
-    gemm_.marks = reinterpret_cast<GemmMarks*>(me.room(sizeof(GemmMarks)));
+    gemm_.a = me.allocate(size_t{2} * static_cast<size_t>(gemm_.blocks) * Gemm::kTile * Gemm::kDepth);
+    gemm_.b = me.allocate(size_t{2} * Gemm::kTile * Gemm::kDepth);
+    gemm_.c = reinterpret_cast<float*>(me.allocate(elements() * 4));
+    gemm_.marks = reinterpret_cast<GemmMarks*>(me.allocate(sizeof(GemmMarks)));
     uint32_t* words = nullptr;  // freed when the process ends, because freeing it waits for all kernels
     must(cudaHostAlloc(reinterpret_cast<void**>(&words), 256, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     words[0] = words[32] = 0;
@@ -53,7 +53,7 @@ class GemmLoad {
     must(cudaMemsetAsync(gemm_.marks, 0, sizeof(GemmMarks), stream), "cudaMemset");
     launch_gemm_inputs(gemm_, stream);
     launch_gemm(gemm_, launched_++, stream);
-    launch_ticket(gemm_.marks, reinterpret_cast<uint32_t*>(me.room(4)), stream);
+    launch_ticket(gemm_.marks, reinterpret_cast<uint32_t*>(me.allocate(4)), stream);
     must(cudaStreamSynchronize(stream), "the first product");
   }
 
@@ -148,7 +148,7 @@ class TwoObjects : public testing::TestWithParam<Beside> {
       s.num_sms = 6;  // 8 ranks on a GPU, 2 objects, 6 blocks: fits into 132 multiprocessors
       s.hidden = 512;
       cases_.push_back(make_case(s));
-      configs_.push_back(roomy_config(*cases_.back(), 3));
+      configs_.push_back(config_with_large_pool(*cases_.back(), 3));
       heap_ += heap_for(configs_.back(), GetParam().world);
     }
   }
@@ -193,12 +193,12 @@ TEST_P(TwoObjects, InOppositeOrder) {
       }
     }
     Tickets t{nullptr, nullptr, 2 * kRounds};
-    for (uint32_t** list : {&t.before, &t.after}) *list = reinterpret_cast<uint32_t*>(me.room(2 * kRounds * 4));
+    for (uint32_t** list : {&t.before, &t.after}) *list = reinterpret_cast<uint32_t*>(me.allocate(2 * kRounds * 4));
     int devices = 0;
     must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     const auto gpu = static_cast<size_t>(me.device());
     std::optional<GemmLoad> load;
-    if (beside.products && me.rank() < std::min(devices, kMostGpus)) {
+    if (beside.products && me.rank() < std::min(devices, kMaxGpus)) {
       load.emplace(me, me.stream(2));
       shared.marks[gpu] = load->marks();
     }

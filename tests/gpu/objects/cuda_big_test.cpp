@@ -50,7 +50,7 @@ TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
   });
 }
 
-constexpr int most_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
+constexpr int max_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 
 Scenario with_experts(int world, Layout layout, int experts) {
   Scenario s = gpu_scenario(std::to_string(experts) + " experts", world, layout, 150);
@@ -64,7 +64,7 @@ TEST(ManyExperts, AsManyAsThereMayBe) {
   isolated([] {
     for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
       for (const Routing routing : {Routing::uniform, Routing::one_expert}) {
-        Scenario s = with_experts(kWorld, layout, most_experts(layout));
+        Scenario s = with_experts(kWorld, layout, max_experts(layout));
         s.routing = routing;
         const auto c = make_case(s);
         const NormalConfig config = make_config(*c);
@@ -80,14 +80,14 @@ TEST(ManyExperts, AsManyAsThereMayBe) {
 
 TEST(ManyExperts, OneMoreIsATypedError) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
-    const int most = most_experts(layout);
-    const auto c = make_case(with_experts(1, layout, most + 1));
+    const int max = max_experts(layout);
+    const auto c = make_case(with_experts(1, layout, max + 1));
     const NormalConfig config = make_config(*c);
     on_gpus(1, heap_for(config, 1), [&](Station& me) {
       const Outcome o = outcome_of([&] { NormalExchange exchange(me.group, config); });
       me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(o.code), "code, " + o.text);
-      me.f.check(o.text.find("num_experts = " + std::to_string(most + 1)) != std::string::npos &&
-                     o.text.find("at most " + std::to_string(most)) != std::string::npos,
+      me.f.check(o.text.find("num_experts = " + std::to_string(max + 1)) != std::string::npos &&
+                     o.text.find("at most " + std::to_string(max)) != std::string::npos,
                  "text: " + o.text);
     });
   }

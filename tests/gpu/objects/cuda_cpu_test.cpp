@@ -119,7 +119,7 @@ void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results&
     std::vector<float> all(std::max(given, rows * topk) + 1);
     std::copy(sum.weights, sum.weights + given, all.begin());
     sum.weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));
-    if (rank_major) out_weights = reinterpret_cast<float*>(me.room(tokens * topk * 4 + 4));
+    if (rank_major) out_weights = reinterpret_cast<float*>(me.allocate(tokens * topk * 4 + 4));
   }
   me.meet();
   launch_copy(y.rows().data, uploaded, rows * hidden * 2, me.stream());

@@ -9,7 +9,7 @@
 namespace harness {
 namespace {
 
-constexpr int64_t kMostTokens = 14;
+constexpr int64_t kMaxTokens = 14;
 constexpr int kReplays = 120, kVariants = 6;
 
 struct Choice {
@@ -30,10 +30,10 @@ using Cases = std::vector<std::shared_ptr<const Case>>;
 Cases make_variants(const Choice& choice) {
   Cases all;
   for (uint64_t v = 0; v < kVariants; ++v) {
-    Scenario s = gpu_scenario("variant " + std::to_string(v), choice.world, choice.layout, kMostTokens, 70 + v);
+    Scenario s = gpu_scenario("variant " + std::to_string(v), choice.world, choice.layout, kMaxTokens, 70 + v);
     s.int64_ids = false;
     for (size_t r = 0; r < s.tokens.size() && v > 0; ++r)
-      s.tokens[r] = static_cast<int64_t>(oracle::mix(6, v, r) % (kMostTokens + 1));
+      s.tokens[r] = static_cast<int64_t>(oracle::mix(6, v, r) % (kMaxTokens + 1));
     s.order = choice.order;
     s.num_bias = choice.num_bias;
     if (choice.drops) s.problem.overflow = switchyard::Overflow::drop_and_report;
@@ -50,9 +50,9 @@ Cases make_variants(const Choice& choice) {
 /// One of the two dispatches of the graph and its combine: inputs of all variants, and the captured addresses.
 struct Side {
   Side(Station& me, const Cases& cases, int repetition) : cases_(cases) {
-    const size_t row = row_bytes_of(*cases[0]), all = static_cast<size_t>(kMostTokens) * row;
-    x = me.room(all), out = me.room(all), poison_ = me.room(all);
-    for (int b = 0; b < cases[0]->scenario.num_bias; ++b) bias[static_cast<size_t>(b)] = me.room(all);
+    const size_t row = row_bytes_of(*cases[0]), all = static_cast<size_t>(kMaxTokens) * row;
+    x = me.allocate(all), out = me.allocate(all), poison_ = me.allocate(all);
+    for (int b = 0; b < cases[0]->scenario.num_bias; ++b) bias[static_cast<size_t>(b)] = me.allocate(all);
     for (const auto& c : cases) {
       data.push_back(std::make_unique<RankData>(*c, me.rank(), repetition));
       in.push_back(me.upload(*c, *data.back()));
@@ -65,11 +65,11 @@ struct Side {
   /// Sets the inputs of variant v and poisons `out`.
   void set(size_t v, CopyList& list) const {
     list.add(x, in[v].x.data, in[v].x_bytes);
-    list.add(out, poison_, static_cast<size_t>(kMostTokens) * row_bytes_of(*cases_[v]));
+    list.add(out, poison_, static_cast<size_t>(kMaxTokens) * row_bytes_of(*cases_[v]));
     for (size_t b = 0; b < 2; ++b)
       if (bias[b]) list.add(bias[b], bias_[v][b], in[v].x_bytes);
   }
-  switchyard::ConstRows rows() const { return {x, kMostTokens, cases_[0]->scenario.hidden, DType::bf16}; }
+  switchyard::ConstRows rows() const { return {x, kMaxTokens, cases_[0]->scenario.hidden, DType::bf16}; }
 
   std::vector<std::unique_ptr<RankData>> data;
   std::vector<Inputs> in;
@@ -87,12 +87,12 @@ class ChosenGraph {
  public:
   ChosenGraph(Station& me, NormalExchange& exchange, const Cases& cases, bool registered)
       : me_(me), exchange_(exchange), cases_(cases), fresh_(me, cases, 0), cached_(me, cases, 1) {
-    ids_ = me.room(kMostTokens * 3 * 4);
-    weights_ = reinterpret_cast<float*>(me.room(kMostTokens * 3 * 4));
-    tokens_ = reinterpret_cast<int32_t*>(me.room(4));
+    ids_ = me.allocate(kMaxTokens * 3 * 4);
+    weights_ = reinterpret_cast<float*>(me.allocate(kMaxTokens * 3 * 4));
+    tokens_ = reinterpret_cast<int32_t*>(me.allocate(4));
     if (registered) {
       const auto bytes = static_cast<size_t>(worst_rows(*cases[0])) * row_bytes_of(*cases[0]);
-      outputs_ = me.room(bytes);
+      outputs_ = me.allocate(bytes);
       registered_ = me.group.register_memory(outputs_, bytes);
     }
     for (size_t v = 0; v < cases.size(); ++v) {
@@ -170,7 +170,7 @@ class ChosenGraph {
     {
       o.device_tokens = tokens_;
       const Dispatched d = exchange_.dispatch(
-          fresh_.rows(), switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids_), kMostTokens, 3), weights_, o);
+          fresh_.rows(), switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids_), kMaxTokens, 3), weights_, o);
       combine(d, d.handle, fresh_);
       o.device_tokens = nullptr;
       const Dispatched e = exchange_.dispatch(cached_.rows(), d.handle, o);
@@ -207,7 +207,7 @@ TEST_P(GraphChoices, ReplayWithOtherInputsAndTokens) {
   const Choice& choice = GetParam();
   const auto cases = make_variants(choice);
   ASSERT_EQ(choice.drops, cases[0]->expected.any_dropped);
-  const NormalConfig config = roomy_config(*cases[0], 6);
+  const NormalConfig config = config_with_large_pool(*cases[0], 6);
   on_gpus(choice.world, heap_for(config, choice.world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     {

@@ -10,7 +10,7 @@
 namespace harness {
 namespace {
 
-constexpr int64_t kMostTokens = 14;
+constexpr int64_t kMaxTokens = 14;
 constexpr int kVariants = 6;
 
 struct Shape {
@@ -28,12 +28,12 @@ std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
   for (int v = 0; v < kVariants; ++v) {
-    Scenario s = gpu_scenario("variant " + std::to_string(v), world, shape.layout, kMostTokens, 40 + static_cast<uint64_t>(v));
+    Scenario s = gpu_scenario("variant " + std::to_string(v), world, shape.layout, kMaxTokens, 40 + static_cast<uint64_t>(v));
     s.int64_ids = false;
     for (int r = 0; r < world; ++r) {
       auto& tokens = s.tokens[static_cast<size_t>(r)];
-      if (v == 1) tokens = r == 0 ? 0 : kMostTokens;
-      if (v > 1) tokens = static_cast<int64_t>(oracle::mix(5, s.seed, static_cast<uint64_t>(r)) % (kMostTokens + 1));
+      if (v == 1) tokens = r == 0 ? 0 : kMaxTokens;
+      if (v > 1) tokens = static_cast<int64_t>(oracle::mix(5, s.seed, static_cast<uint64_t>(r)) % (kMaxTokens + 1));
     }
     s.drop_percent = v == 3 ? 30 : 0;
     all.push_back(make_case(with_width(s, shape.width)));
@@ -44,11 +44,12 @@ std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
 /// Inputs of all variants, and the buffers that the captured calls read and write.
 struct Buffers {
   Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
-    const auto rows = static_cast<size_t>(kMostTokens) * row_bytes_of(*variants[0]),
-               routes = static_cast<size_t>(kMostTokens) * 3 * 4;
-    delivered = me.room(static_cast<size_t>(most_rows(*variants[0])) * row_bytes_of(*variants[0]));
-    x = me.room(rows), x2 = me.room(rows), ids = me.room(routes), weights = me.room(routes), out = me.room(rows);
-    tokens = reinterpret_cast<int32_t*>(me.room(4));
+    const auto rows = static_cast<size_t>(kMaxTokens) * row_bytes_of(*variants[0]),
+               routes = static_cast<size_t>(kMaxTokens) * 3 * 4;
+    delivered = me.allocate(static_cast<size_t>(most_rows(*variants[0])) * row_bytes_of(*variants[0]));
+    x = me.allocate(rows), x2 = me.allocate(rows), ids = me.allocate(routes), weights = me.allocate(routes),
+    out = me.allocate(rows);
+    tokens = reinterpret_cast<int32_t*>(me.allocate(4));
     for (const auto& c : cases) {
       first.push_back(std::make_unique<RankData>(*c, me.rank(), 0));
       second.push_back(std::make_unique<RankData>(*c, me.rank(), 1));
@@ -69,9 +70,9 @@ struct Buffers {
     launch_copies(list, stream);
     launch_set(tokens, static_cast<int32_t>(in[v].ids.tokens), stream);
   }
-  switchyard::ConstRows rows(const void* data) const { return {data, kMostTokens, cases[0]->scenario.hidden, DType::bf16}; }
+  switchyard::ConstRows rows(const void* data) const { return {data, kMaxTokens, cases[0]->scenario.hidden, DType::bf16}; }
   switchyard::ExpertIds expert_ids() const {
-    return switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids), kMostTokens, 3);
+    return switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids), kMaxTokens, 3);
   }
 
   std::vector<std::shared_ptr<const Case>> cases;
@@ -166,7 +167,7 @@ void check_replay(Station& me, const Replay& r, Buffers& b, const std::vector<Ha
 }
 
 /// Number of row buffers that fit into the pool now.
-int room_in_pool(NormalExchange& exchange, const Handle& handle) {
+int free_buffers_in_pool(NormalExchange& exchange, const Handle& handle) {
   std::vector<switchyard::RowBuffer> all;
   const Outcome full = outcome_of([&] {
     while (all.size() < 10000) all.push_back(exchange.allocate_rows(handle, DType::bf16));
@@ -185,7 +186,7 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   const Shape& shape = GetParam();
   const int world = shape.world, replayed = shape.replays;
   const auto cases = make_variants(shape);
-  const NormalConfig config = roomy_config(*cases[0], 6);
+  const NormalConfig config = config_with_large_pool(*cases[0], 6);
   isolated([&] {
     for (const Captured kind : kAllCaptured) {
       on_gpus(world, heap_for(config, world), [&](Station& me) {
@@ -200,10 +201,10 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
           (void)handles.back().rows();
         }
         me.meet();
-        const int room = room_in_pool(exchange, handles[0]);
+        const int allocate = free_buffers_in_pool(exchange, handles[0]);
         Graph g = capture(me, exchange, b, *cases[0], kind, handles[0]);
         me.meet();
-        me.f.check(room_in_pool(exchange, handles[0]) < room, "the graph holds no memory");
+        me.f.check(free_buffers_in_pool(exchange, handles[0]) < allocate, "the graph holds no memory");
         std::vector<Replay> replays;
         for (int i = 0; i < replayed; ++i) {
           replays.push_back(replay(me, g, b, oracle::mix(3, static_cast<uint64_t>(i)) % cases.size()));
@@ -223,11 +224,11 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
         me.meet();
         destroy(g);
         int now = 0;  // user objects are released by a thread of the driver
-        for (int i = 0; i < 500 && now != room; ++i) {
+        for (int i = 0; i < 500 && now != allocate; ++i) {
           std::this_thread::sleep_for(10ms);
-          now = room_in_pool(exchange, handles[0]);
+          now = free_buffers_in_pool(exchange, handles[0]);
         }
-        me.f.equal(room, now, "room in the pool after the graph is gone");
+        me.f.equal(allocate, now, "room in the pool after the graph is gone");
         me.meet();
       });
     }
@@ -238,7 +239,7 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
 TEST_P(Graphs, Interleaved) {
   const int world = GetParam().world, replayed = std::min(GetParam().replays, 200);
   const auto cases = make_variants(GetParam());
-  const NormalConfig config = roomy_config(*cases[0], 10);
+  const NormalConfig config = config_with_large_pool(*cases[0], 10);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     Buffers b(me, cases);
@@ -304,9 +305,9 @@ void replay_rows(Station& me, const std::shared_ptr<const Case>& c, const Normal
     in.push_back(me.upload(*c, *data.back()));
   }
   const Inputs& any = in.back();
-  const size_t scale_bytes = kMostTokens * switchyard::scale_row_bytes(c->scenario.hidden, c->scenario.x_scales);
-  std::byte* const rows[2] = {me.room(any.x_bytes), me.room(any.x_bytes)};
-  std::byte* const scales[2] = {me.room(scale_bytes + 1), me.room(scale_bytes + 1)};
+  const size_t scale_bytes = kMaxTokens * switchyard::scale_row_bytes(c->scenario.hidden, c->scenario.x_scales);
+  std::byte* const rows[2] = {me.allocate(any.x_bytes), me.allocate(any.x_bytes)};
+  std::byte* const scales[2] = {me.allocate(scale_bytes + 1), me.allocate(scale_bytes + 1)};
   switchyard::ConstRows x[2] = {any.x, any.x};
   for (size_t n = 0; n < 2; ++n) {
     x[n].data = rows[n];
@@ -358,14 +359,14 @@ TEST_P(GraphsOfFp8, ReplayWithOtherRows) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
         const std::string name = std::string(layout == Layout::rank_major ? "rank_major" : "expert_major") +
                                  (staging == Staging::direct ? ", direct" : ", ring");
-        Scenario s = gpu_scenario(name, kWorld, layout, kMostTokens, 61);
+        Scenario s = gpu_scenario(name, kWorld, layout, kMaxTokens, 61);
         s.x_type = GetParam().type, s.x_scales = GetParam().given, s.quantize = GetParam().made;
         s.identity = false;
         s.hidden = 272;  // two groups and a part of one
         s.staging = staging;
         s.ring = {3, 2, 4};
         const auto c = make_case(s);
-        const NormalConfig config = roomy_config(*c, 4);
+        const NormalConfig config = config_with_large_pool(*c, 4);
         on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) { replay_rows(me, c, config); });
       }
     }
@@ -388,7 +389,7 @@ TEST(GraphCapture, ExactSizesAreRefused) {
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0);
       const Inputs in = me.upload(*c, data);
-      auto* const word = reinterpret_cast<int32_t*>(me.room(4));
+      auto* const word = reinterpret_cast<int32_t*>(me.allocate(4));
       me.meet();
       DispatchOptions o = me.dispatch_options(*c, me.stream());
       o.size = SizePolicy::exact;
@@ -398,8 +399,8 @@ TEST(GraphCapture, ExactSizesAreRefused) {
       launch_set(word, 42, me.stream());
       cudaGraph_t graph = nullptr;
       must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture after the error");
-      const bool told = refused.code == ErrorCode::peer_failed && refused.reason == ErrorCode::unsupported;
-      me.f.check(refused.code == ErrorCode::unsupported || told, "code, " + refused.text);
+      const bool announced = refused.code == ErrorCode::peer_failed && refused.reason == ErrorCode::unsupported;
+      me.f.check(refused.code == ErrorCode::unsupported || announced, "code, " + refused.text);
       cudaGraphExec_t exec = nullptr;
       must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
       must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
@@ -420,14 +421,14 @@ TEST(GraphCapture, ExactSizesAreRefused) {
 
 /// Memory that a captured combine reads is not reused while the graph lives, although the caller has dropped it.
 TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
-  const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMostTokens, 77));
-  const NormalConfig config = roomy_config(*c, 4);
+  const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMaxTokens, 77));
+  const NormalConfig config = config_with_large_pool(*c, 4);
   isolated([&] {
     on_gpus(2, heap_for(config, 2), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0);
       const Inputs in = me.upload(*c, data);
-      std::byte* const out = me.room(in.out_bytes);
+      std::byte* const out = me.allocate(in.out_bytes);
       me.meet();
       Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
       const Handle handle = d.handle;

@@ -10,10 +10,10 @@ namespace {
 constexpr int kWorld = 3, kOther = 1;
 
 /// How a handle is transferred from one group to the other: as bytes, or directly while both groups live.
-enum class Comes { as_bytes, alive };
+enum class PassedAs { as_bytes, alive };
 
 struct Foreign {
-  Comes comes;
+  PassedAs passed_as;
   bool cached;  ///< used by a cached dispatch, or by combine
   bool on_all;
 };
@@ -38,7 +38,7 @@ void give_foreign(Station& me, Group& first, const NormalConfig& config, const C
   const CombineOptions combine = me.combine_options(c, me.stream());
   std::unique_ptr<NormalExchange> theirs;
   const Handle live = dispatched_by(first, config, theirs, me, c, in);
-  const Handle foreign = f.comes == Comes::alive ? live : Handle::deserialize(live.serialize());
+  const Handle foreign = f.passed_as == PassedAs::alive ? live : Handle::deserialize(live.serialize());
   NormalExchange exchange(me.group, config);
   me.meet();
   const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, options);
@@ -66,12 +66,12 @@ void give_foreign(Station& me, Group& first, const NormalConfig& config, const C
   me.gather();
 }
 
-class HandlesOfAnotherGroup : public testing::TestWithParam<std::tuple<Layout, Comes>> {};
+class HandlesOfAnotherGroup : public testing::TestWithParam<std::tuple<Layout, PassedAs>> {};
 
 TEST_P(HandlesOfAnotherGroup, OnSomeRanksAreAMismatchAndOnAllAreUsable) {
-  const auto& [layout, comes] = GetParam();
+  const auto& [layout, passed_as] = GetParam();
   const auto c = make_case(gpu_scenario("foreign handles", kWorld, layout, 12));
-  const NormalConfig config = roomy_config(*c, 2);
+  const NormalConfig config = config_with_large_pool(*c, 2);
   isolated([&] {
     for (const bool cached : {true, false}) {
       for (const bool on_all : {true, false}) {
@@ -82,7 +82,7 @@ TEST_P(HandlesOfAnotherGroup, OnSomeRanksAreAMismatchAndOnAllAreUsable) {
         std::vector<Group> first = Group::in_process(kWorld, options);
         on_gpus(kWorld, heap_for(config, kWorld), 20s, [&](Station& me) {
           me.f.set_context(std::string(cached ? "cached dispatch" : "combine") + (on_all ? ", all ranks" : ", one rank"));
-          give_foreign(me, first[static_cast<size_t>(me.rank())], config, *c, {comes, cached, on_all});
+          give_foreign(me, first[static_cast<size_t>(me.rank())], config, *c, {passed_as, cached, on_all});
         });
       }
     }
@@ -96,10 +96,10 @@ TEST_P(HandlesOfAnotherGroup, OnSomeRanksAreAMismatchAndOnAllAreUsable) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, HandlesOfAnotherGroup,
                          testing::Combine(testing::Values(Layout::rank_major, Layout::expert_major),
-                                          testing::Values(Comes::as_bytes, Comes::alive)),
+                                          testing::Values(PassedAs::as_bytes, PassedAs::alive)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param) == Layout::rank_major ? "rank_major" : "expert_major") +
-                                  (std::get<1>(p.param) == Comes::alive ? "_alive" : "_as_bytes");
+                                  (std::get<1>(p.param) == PassedAs::alive ? "_alive" : "_as_bytes");
                          });
 
 }  // namespace

@@ -82,11 +82,11 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Halves,
 /// Memory for a call that is never run.
 struct Unused {
   Unused(Station& me, const Form& f)
-      : x{me.room(static_cast<size_t>(f.max_tokens * f.hidden) * 4), f.max_tokens, f.hidden, f.type},
-        ids{me.room(static_cast<size_t>(f.max_tokens * f.topk) * 4), f.max_tokens, f.topk, false},
-        out(me.room(static_cast<size_t>(f.max_tokens * f.hidden) * 4)),
-        floats(reinterpret_cast<float*>(me.room(static_cast<size_t>(std::max(f.max_tokens * f.topk, f.experts)) * 4))),
-        tokens(reinterpret_cast<int32_t*>(me.room(4))) {}
+      : x{me.allocate(static_cast<size_t>(f.max_tokens * f.hidden) * 4), f.max_tokens, f.hidden, f.type},
+        ids{me.allocate(static_cast<size_t>(f.max_tokens * f.topk) * 4), f.max_tokens, f.topk, false},
+        out(me.allocate(static_cast<size_t>(f.max_tokens * f.hidden) * 4)),
+        floats(reinterpret_cast<float*>(me.allocate(static_cast<size_t>(std::max(f.max_tokens * f.topk, f.experts)) * 4))),
+        tokens(reinterpret_cast<int32_t*>(me.allocate(4))) {}
   switchyard::ConstRows x;
   switchyard::ExpertIds ids;
   void* out;

@@ -55,7 +55,7 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     const auto bytes = static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c);
-    std::byte* const buffer = me.room(bytes + 1024);
+    std::byte* const buffer = me.allocate(bytes + 1024);
     const uint64_t plain = round_from(me, exchange, *c, buffer, 0);
     me.f.check((plain > 0) == (me.world() > 1), "ordinary memory that others read is copied");
     {
@@ -90,7 +90,7 @@ TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
     RankData data(*c, me.rank(), 0);
     const Inputs in = me.upload(*c, data);
     const auto bytes = static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c);
-    std::byte* const buffer = me.room(bytes);
+    std::byte* const buffer = me.allocate(bytes);
     std::optional<RegisteredMemory> registered(me.group.register_memory(buffer, bytes));
     if (me.rank() == 1) registered.reset();
     me.meet();
@@ -126,13 +126,13 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   const auto [world, width] = GetParam();
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(with_width(gpu_scenario("sleep", world, layout, 20), width));
-    NormalConfig config = roomy_config(*c, 3);
+    NormalConfig config = config_with_large_pool(*c, 3);
     on_gpus(world, heap_for(config, world) + kBallast, [&](Station& me) {
       switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 4);
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0), again(*c, me.rank(), 1);
       const Inputs in = me.upload(*c, data), more = me.upload(*c, again);
-      std::byte* const captured_out = me.room(in.out_bytes);
+      std::byte* const captured_out = me.allocate(in.out_bytes);
       me.meet();
       const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
       me.meet();

@@ -84,7 +84,7 @@ void check_all(Station& me, std::vector<std::unique_ptr<Open>>& all, bool combin
 TEST_P(Objects, CallsAlternateBetweenStreams) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("alternating streams", world, layout, 12);
-    const NormalConfig config = roomy_config(*cases[0], 6);
+    const NormalConfig config = config_with_large_pool(*cases[0], 6);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       std::vector<std::unique_ptr<Open>> all, again;
@@ -114,14 +114,14 @@ TEST_P(Objects, CallsAlternateBetweenStreams) {
 TEST_P(Objects, CommunicationStreamWithUserEvents) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("communication stream", world, layout, 10);
-    const NormalConfig config = roomy_config(*cases[0], 5);
+    const NormalConfig config = config_with_large_pool(*cases[0], 5);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       const cudaStream_t model = me.stream(0), comm = me.stream(1);
       cudaEvent_t inputs, rows, outputs;
       for (cudaEvent_t* e : {&inputs, &rows, &outputs}) must(cudaEventCreateWithFlags(e, cudaEventDisableTiming), "event");
-      std::byte* const x = me.room(20 * row_bytes_of(*cases[0]));
-      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      std::byte* const x = me.allocate(20 * row_bytes_of(*cases[0]));
+      auto* const sink = reinterpret_cast<float*>(me.allocate(4));
       std::vector<std::unique_ptr<Open>> all;
       for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
       me.meet();
@@ -158,7 +158,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
     const NormalConfig config = make_config(*cases[0]);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
-      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      auto* const sink = reinterpret_cast<float*>(me.allocate(4));
       std::vector<std::unique_ptr<Open>> all;
       std::vector<std::byte*> kept;
       std::vector<const void*> places;
@@ -204,12 +204,12 @@ TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("host never waits", world, layout, 15);
     const auto c = make_case(s);
-    const NormalConfig config = roomy_config(*c, 4);
+    const NormalConfig config = config_with_large_pool(*c, 4);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       Open first(me, c), second(me, c, 1);
       void* const again = me.upload(nullptr, first.in.out_bytes);
-      std::byte* const ordinary = me.room(static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c));
+      std::byte* const ordinary = me.allocate(static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c));
       const auto dispatch_options = me.dispatch_options(*c, me.stream());
       const auto combine_options = me.combine_options(*c, me.stream());
       me.meet();
@@ -315,7 +315,7 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
       const int overflowing = world / 2;
       const int64_t needed = c->problem.capacity[static_cast<size_t>(overflowing)];
       if (needed == 0) throw std::runtime_error("nothing overflows");
-      const NormalConfig config = roomy_config(*c, 2);
+      const NormalConfig config = config_with_large_pool(*c, 2);
       on_gpus(world, heap_for(config, world), [&](Station& me) {
         NormalExchange exchange(me.group, config);
         Open o(me, c);
@@ -346,7 +346,7 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
 TEST_P(Objects, A12_ManyCallsOnOneObject) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("A12", world, layout, 24);
-    NormalConfig config = roomy_config(*cases[0], 2);
+    NormalConfig config = config_with_large_pool(*cases[0], 2);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 5);
       NormalExchange exchange(me.group, config);
@@ -384,7 +384,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
     for (auto& tokens : s.tokens) tokens = tokens * 2 / 3;
     s.problem.max_tokens = 15;
     const auto second = make_case(s);
-    const NormalConfig config = roomy_config(*first, 6);
+    const NormalConfig config = config_with_large_pool(*first, 6);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       Open a(me, first), b(me, second), a2(me, first, 7), a3(me, first, 8);

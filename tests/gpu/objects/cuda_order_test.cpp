@@ -33,7 +33,7 @@ class GpuOrder : public testing::TestWithParam<int> {
   /// Runs `body` on as many ranks as the parameter specifies.
   static void on_ranks(const Shape& shape, const std::function<void(Station&, ExchangeRig&)>& body) {
     const auto c = make_case(gpu_scenario("order", GetParam(), shape.layout, 20));
-    const NormalConfig config = roomy_config(*c, shape.times);
+    const NormalConfig config = config_with_large_pool(*c, shape.times);
     on_gpus(GetParam(), heap_for(config, GetParam(), shape.objects), [&](Station& me) {
       ExchangeRig f(me, c, config);
       body(me, f);
@@ -96,8 +96,8 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
     const Dispatched d = f.dispatch();
     me.meet();
     std::vector<RowBuffer> others = f.fill_pool(d.handle, 2);
-    for (const bool room : {true, false}) {
-      me.f.set_context(room ? "with room" : "without room");
+    for (const bool has_memory : {true, false}) {
+      me.f.set_context(has_memory ? "with room" : "without room");
       RowBuffer y1 = f.exchange.allocate_rows(d.handle, DType::bf16);
       void* const first = y1.rows().data;
       compute(f, d, y1, 0);
@@ -105,9 +105,9 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
       f.combine(y1.rows(), d.handle);
       y1 = RowBuffer();
       std::optional<RowBuffer> taken;
-      if (!room) taken = f.exchange.allocate_rows(d.handle, DType::bf16);
+      if (!has_memory) taken = f.exchange.allocate_rows(d.handle, DType::bf16);
       const RowBuffer y2 = f.exchange.allocate_rows(d.handle, DType::bf16);
-      if (room) me.f.check(y2.rows().data != first, "memory that is in use was handed out");
+      if (has_memory) me.f.check(y2.rows().data != first, "memory that is in use was handed out");
       spoil(f, y2, 1);
       me.meet();
       me.check_combined(f.data, f.in);
@@ -344,7 +344,7 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
 /// before the calls of all ranks are complete.
 TEST_P(GpuOrder, AnObjectEndsBeforeItsCallsRun) {
   const auto c = make_case(gpu_scenario("ends", GetParam(), Layout::rank_major, 20));
-  const NormalConfig config = roomy_config(*c, 3);
+  const NormalConfig config = config_with_large_pool(*c, 3);
   on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
     RankData data(*c, me.rank(), 0);
     const Inputs in = me.upload(*c, data);

@@ -90,14 +90,14 @@ void compare_experts(Station& me, const switchyard::detail::Tables& t, const Han
   me.f.equal_range(h.kept_per_expert, fetch(me, t.kept, here), "kept");
   me.f.equal_range(h.aligned_per_expert, fetch(me, t.aligned, here), "aligned");
   const auto none = std::vector<int64_t>(static_cast<size_t>(h.counts.world * here), 0);
-  me.f.equal_range(h.reports_drops ? h.dropped_here : none, fetch(me, t.dropped_here, h.counts.world * here), "dropped_here");
+  me.f.equal_range(h.reports_drops ? h.local_dropped : none, fetch(me, t.local_dropped, h.counts.world * here), "dropped_here");
   if (h.layout != Layout::expert_major) return;
   me.f.equal_range(h.first_row, fetch(me, t.first_row, here), "first_row");
   me.f.equal_range(switchyard::detail::padding_ranges(h), fetch(me, t.padding, 2 * here), "padding");
 }
 
 void compare_plans(Station& me, const Case& c) {
-  NormalExchange exchange(me.group, roomy_config(c, 1));
+  NormalExchange exchange(me.group, config_with_large_pool(c, 1));
   RankData data(c, me.rank(), 0);
   const Inputs in = me.upload(c, data);
   me.meet();
@@ -125,7 +125,7 @@ TEST_P(PlansOfRandomRoutings, EqualTheHosts) {
   size_t heap = 0;
   for (uint64_t seed = 0; seed < kRoutings; ++seed) {
     cases.push_back(draw_case(kind.world, kind.layout, kind.drops, seed));
-    heap = std::max(heap, heap_for(roomy_config(*cases.back(), 1), kind.world));
+    heap = std::max(heap, heap_for(config_with_large_pool(*cases.back(), 1), kind.world));
   }
   on_gpus(kind.world, heap, [&](Station& me) {
     for (const auto& c : cases) {
@@ -191,7 +191,7 @@ TEST(RoutingLayoutOnGpu, EqualsTheHosts) {
 
 TEST(RoutingLayoutOnGpu, RefusesWhatItCannotRead) {
   on_gpus(1, size_t{1} << 20, [&](Station& me) {
-    auto* const there = reinterpret_cast<int32_t*>(me.room(1024));
+    auto* const there = reinterpret_cast<int32_t*>(me.allocate(1024));
     int32_t here[4] = {};
     const auto refused = [&](const char* text, const ExpertIds& ids, const switchyard::RoutingLayoutView& out) {
       const Outcome outcome = outcome_of([&] { switchyard::routing_layout_on(ids, 4, 1, out, me.stream()); });

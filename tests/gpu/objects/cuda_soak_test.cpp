@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<const Case>> soak_cases(const Soak& soak) {
 class Soaker {
  public:
   Soaker(Station& me, NormalExchange& exchange, const std::vector<std::shared_ptr<const Case>>& cases)
-      : me_(me), exchange_(exchange), cases_(cases), sink_(reinterpret_cast<float*>(me.room(4))), inputs_(cases.size()) {
+      : me_(me), exchange_(exchange), cases_(cases), sink_(reinterpret_cast<float*>(me.allocate(4))), inputs_(cases.size()) {
     for (size_t i = 0; i < cases.size(); ++i) {
       for (int r = 0; r < kRepetitions; ++r) {
         auto data = std::make_unique<RankData>(*cases[i], me.rank(), r);
@@ -112,7 +112,8 @@ class Soaker {
     } else {
       what = &held_[pick];
       const Inputs& in = inputs_[what->which][what->repetition].in;
-      void* const out = keep ? me_.room(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results go to fresh memory
+      void* const out =
+          keep ? me_.allocate(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results go to fresh memory
       exchange_.combine(what->d.x, what->d.handle, out, me_.combine_options(*cases_[what->which], stream));
       if (keep) kept.out = out;
     }
@@ -144,7 +145,7 @@ class GpuSoak : public testing::TestWithParam<Soak> {};
 TEST_P(GpuSoak, RandomCallsAndDelays) {
   const Soak& soak = GetParam();
   const auto cases = soak_cases(soak);
-  const NormalConfig config = roomy_config(*cases[0], 6);
+  const NormalConfig config = config_with_large_pool(*cases[0], 6);
   isolated(
       [&] {
         on_gpus(soak.world, heap_for(config, soak.world), [&](Station& me) {

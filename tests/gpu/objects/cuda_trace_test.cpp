@@ -29,7 +29,7 @@ StreamedCase small_case(ScaleKind scales) {
 TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
-    Trace trace(kWorld, roomy());
+    Trace trace(kWorld, large_trace_options());
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -89,8 +89,8 @@ TEST(TracesOnGpus, NormalMode) {
   for (const NormalForm& form : kNormalForms) {
     const auto [layout, staging] = form;
     const auto c = normal_case(form);
-    const NormalConfig config = staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
-    Trace trace(kWorld, roomy());
+    const NormalConfig config = staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
+    Trace trace(kWorld, large_trace_options());
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       Case mine = *c;
       mine.scenario.num_sms = 2 * half_of_a_rank(kWorld);  // combine per_route pushes rows in the heap from 40 on
@@ -125,7 +125,7 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
   constexpr uint64_t kDelay = 20'000'000;
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
-    Trace trace(kWorld, roomy());
+    Trace trace(kWorld, large_trace_options());
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -161,12 +161,12 @@ void expect_late_rank_named(const NormalForm& form, CombineOrder order) {
   constexpr int kLate = 2;
   constexpr uint64_t kDelay = 100'000'000, kTolerance = 20'000'000;  // the others enter when their threads run
   const auto c = normal_case(form, order);
-  const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
-  Trace trace(kWorld, roomy());
+  const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
+  Trace trace(kWorld, large_trace_options());
   on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     me.round(exchange, *c);
-    auto* const sink = reinterpret_cast<float*>(me.room(4));
+    auto* const sink = reinterpret_cast<float*>(me.allocate(4));
     RankData data(*c, me.rank(), 1);
     const Inputs in = me.upload(*c, data);
     record(me, trace, [&] {
@@ -200,8 +200,8 @@ TEST(TracesOnGpus, WaitsOfNormalModeNameTheLateRank) {
 TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
-    Trace trace(kWorld, roomy());
-    std::atomic<uint64_t> told{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
+    Trace trace(kWorld, large_trace_options());
+    std::atomic<uint64_t> reported{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -210,7 +210,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
       const auto counted = [&](auto&& call) {
         call();
         me.meet();
-        told += exchange.last_call().remote_bytes;
+        reported += exchange.last_call().remote_bytes;
         me.gather();
       };
       record(me, trace, [&] {
@@ -221,8 +221,8 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
           if (scales == ScaleKind::none) counted([&] { streamed.all_to_all({n + 3}, lane, {}); });
         }
       });
-      me.f.check(told > 0, "nothing crossed: proves nothing");
-      me.f.equal(told.load(), traced_bytes(trace), "bytes of the spans");
+      me.f.check(reported > 0, "nothing crossed: proves nothing");
+      me.f.equal(reported.load(), traced_bytes(trace), "bytes of the spans");
       me.meet();
     });
   }
@@ -231,9 +231,9 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
 TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
   for (const NormalForm& form : kNormalForms) {
     const auto c = normal_case(form);
-    const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
-    Trace trace(kWorld, roomy());
-    std::atomic<uint64_t> told{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
+    const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
+    Trace trace(kWorld, large_trace_options());
+    std::atomic<uint64_t> reported{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       me.f.set_context("layout " + std::to_string(static_cast<int>(form.layout)) + ", staging " +
                        std::to_string(static_cast<int>(form.staging)));
@@ -242,7 +242,7 @@ TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
       const Inputs in = me.upload(*c, data);
       const auto count = [&] {
         me.meet();
-        told += exchange.last_call().remote_bytes;
+        reported += exchange.last_call().remote_bytes;
         me.gather();
       };
       record(me, trace, [&] {
@@ -251,8 +251,8 @@ TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
         exchange.combine(d.x, d.handle, in.out, me.combine_options(*c, me.stream()));
         count();
       });
-      me.f.check(told > 0, "nothing crossed: proves nothing");
-      me.f.equal(told.load(), traced_bytes(trace), "bytes of the spans");
+      me.f.check(reported > 0, "nothing crossed: proves nothing");
+      me.f.equal(reported.load(), traced_bytes(trace), "bytes of the spans");
       me.meet();
     });
   }

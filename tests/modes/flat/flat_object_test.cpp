@@ -60,8 +60,8 @@ TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
           });
           share.push_back(n);
         }
-        const auto [least, most] = std::minmax_element(share.begin(), share.end());
-        EXPECT_LE(*most - *least, 1) << blocks << " blocks";
+        const auto [min, max] = std::minmax_element(share.begin(), share.end());
+        EXPECT_LE(*max - *min, 1) << blocks << " blocks";
         EXPECT_EQ(seen.size(), static_cast<size_t>(1000 * pieces * layout.units_per_token()));
         for (const auto& [message, times] : seen) EXPECT_EQ(times, 1);
       }

@@ -17,7 +17,7 @@ namespace {
 
 /// Results of all repetitions are stored one after the other on a GPU if they take no more than this, otherwise over each
 /// other.
-constexpr size_t kMostOfOuts = size_t{24} << 20;
+constexpr size_t kMaxOutBytes = size_t{24} << 20;
 
 /// State of one call: its arguments in the backend's memory, and the location of its results.
 struct Prepared {
@@ -102,7 +102,7 @@ class Rank : LowLatencyRank {
     if (call.weights) p.weights = give(e.problem.weights[rank_]);
     if (call.scaled) p.scale = give(scale_);
     const size_t size = e.out[rank_].size();
-    if (memory_.on_device() && size * repeats * c_.calls.size() <= kMostOfOuts) p.step = (size + 255) / 256 * 256;
+    if (memory_.on_device() && size * repeats * c_.calls.size() <= kMaxOutBytes) p.step = (size + 255) / 256 * 256;
     p.host_out.assign(size + p.step * (repeats - 1), std::byte{0xA5});
     p.out = static_cast<std::byte*>(memory_.lend(p.host_out.data(), p.host_out.size()));
     if (call.two_calls) p.output = exchange_.make_output();
@@ -110,7 +110,7 @@ class Rank : LowLatencyRank {
   }
 
   void call(size_t i, Prepared& p, size_t repetition) {
-    come_late(c_.script.max_delay_us, c_.script.seed);
+    arrive_late(c_.script.max_delay_us, c_.script.seed);
     std::byte* const out = p.out ? p.out + repetition * p.step : nullptr;
     const FlatCall& call = c_.script.calls[i];
     const int sms = c_.script.num_sms;

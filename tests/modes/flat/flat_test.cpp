@@ -36,11 +36,11 @@ class Flat : public testing::TestWithParam<FlatWhere> {
     s.max_delay_us = 100;
     return s;
   }
-  /// Different on every rank, from 0 to `most`.
-  std::vector<int64_t> tokens(int64_t most, uint64_t seed) const {
+  /// Different on every rank, from 0 to `max`.
+  std::vector<int64_t> tokens(int64_t max, uint64_t seed) const {
     std::vector<int64_t> t;
     for (int r = 0; r < world(); ++r)
-      t.push_back(static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(most + 1)));
+      t.push_back(static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(max + 1)));
     return t;
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
@@ -83,14 +83,14 @@ TEST_P(Flat, E16_OddShapes) {
   const Shape shapes[] = {{2880, 3, 12, 0}, {1, 5, 7, 0},       {7, 1, 1, 1},
                           {131, 3, 9, 2},   {1001, 32, 40, 16}, {272, 5, world(), 3}};
   constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
-  const int64_t most = kSanitizer ? 2 : 5;
+  const int64_t max = kSanitizer ? 2 : 5;
   std::vector<FlatScript> scripts;
   for (const Shape& shape : shapes) {
-    auto s = script("E16 H " + std::to_string(shape.hidden), shape.experts, shape.topk, most, shape.hidden);
+    auto s = script("E16 H " + std::to_string(shape.hidden), shape.experts, shape.topk, max, shape.hidden);
     s.config.row_type = kTypes[(scripts.size() + static_cast<size_t>(world())) % 3];
     s.config.pieces = shape.pieces;
-    s.call(tokens(most, 3));
-    s.call(all(most), Routing::zipf).two_calls = true;
+    s.call(tokens(max, 3));
+    s.call(all(max), Routing::zipf).two_calls = true;
     s.calls.back().int64_ids = false;
     scripts.push_back(s);
   }

@@ -113,9 +113,9 @@ void set_flags(void* flags, int64_t bytes, uint64_t word) { std::fill_n(static_c
 /// State shared by the ranks: the segments, and a barrier that replaces the plan.
 struct World {
   explicit World(const FusedScenario& scenario)
-      : s(scenario), most(*std::max_element(s.tokens.begin(), s.tokens.end())), meet(s.world) {
+      : s(scenario), max(*std::max_element(s.tokens.begin(), s.tokens.end())), meet(s.world) {
     rows = std::accumulate(s.tokens.begin(), s.tokens.end(), int64_t{0}) * s.topk;
-    layout = FusedLayout{kHeapHeaderBytes, s.world, s.experts, s.topk, most, rows, kRowBytes};
+    layout = FusedLayout{kHeapHeaderBytes, s.world, s.experts, s.topk, max, rows, kRowBytes};
     for (int r = 0; r < s.world; ++r) {
       segments.push_back(make_memory(static_cast<int64_t>(layout.base) + layout.bytes()));
       heap.base[r] = segments.back().get();
@@ -127,7 +127,7 @@ struct World {
   uint64_t epoch(int call) const { return (kEpochMask - 1 + static_cast<uint64_t>(call)) & kEpochMask; }
 
   const FusedScenario& s;
-  int64_t most, rows = 0;
+  int64_t max, rows = 0;
   FusedLayout layout;
   HeapView heap;
   std::vector<Memory> segments;
@@ -272,7 +272,8 @@ class Rank {
     for (const MoveCounter& moved : moved_) pulled += moved.payload_rows;
     f_.equal(plan.pulled[idx(rank_)], pulled, "rows pulled");
     const FusedCounters& counters = *p_.memory.counters;
-    f_.equal(uint64_t{0}, counters.told | counters.pulls | counters.tickets | counters.returns | counters.sums | counters.exits,
+    f_.equal(uint64_t{0},
+             counters.announced | counters.pulls | counters.tickets | counters.returns | counters.sums | counters.exits,
              "counters after the call");
   }
 

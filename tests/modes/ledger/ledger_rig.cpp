@@ -192,7 +192,7 @@ class LedgerCaller : RankSteps {
     const float* const probs = give(data.probs(), data.probs() ? data.num_probs() : 0);
     void* const out = memory_.lend(data.out().data(), data.out().size());
     meet();
-    come_late(c_.scenario.max_delay_us, c_.scenario.seed);
+    arrive_late(c_.scenario.max_delay_us, c_.scenario.seed);
     ledger_.combine(y, probs, prepared, out, on_stream(switchyard::LedgerCombineOptions(), c_.scenario.num_sms));
     memory_.fill(rows, 0xEE, y_bytes);  // in stream order: the caller may reuse it
     memory_.read(data.out().data(), out, data.out().size());

@@ -21,7 +21,7 @@ using switchyard::DType;
 using switchyard::ScaleKind;
 
 /// Jobs are called for each i in [0, size()), in any order, by threads of a GPU or by a loop.
-enum class What : int32_t { rows_of_expert, source_range, row_source, row, scale, sum, beyond_tokens };
+enum class Checked : int32_t { rows_of_expert, source_range, row_source, row, scale, sum, beyond_tokens };
 
 /// The first mismatch, and the number of mismatches. Initially all zero.
 struct Verdict {
@@ -33,7 +33,7 @@ struct Verdict {
 
   SWITCHYARD_FN void count_row() { add(&rows); }
   SWITCHYARD_FN void count_call() { add(&calls); }
-  SWITCHYARD_FN void judge(What kind, uint64_t n, int64_t at, uint32_t want, uint32_t have) {
+  SWITCHYARD_FN void judge(Checked kind, uint64_t n, int64_t at, uint32_t want, uint32_t have) {
     if (want == have || add(&mismatches) != 0) return;
     call = n, place = at, what = static_cast<int32_t>(kind), expected = want, got = have;
   }
@@ -208,8 +208,8 @@ struct MakeInputs {
 
   SWITCHYARD_FN int64_t size() const {
     const int64_t elements = int64_t{f.max_tokens} * f.hidden, choices = int64_t{f.max_tokens} * f.topk;
-    const int64_t most = elements > choices ? elements : choices;
-    return most > f.experts ? most : f.experts;
+    const int64_t max = elements > choices ? elements : choices;
+    return max > f.experts ? max : f.experts;
   }
   SWITCHYARD_FN void operator()(int64_t i) const {
     const uint64_t n = number();
@@ -307,7 +307,7 @@ struct JudgeDispatch {
     const DType type = f.scales == ScaleKind::none ? f.type : DType::fp8_e4m3;
     for (int c = p.begin; c < p.end; ++c) {
       const int64_t place = at * f.hidden + c;
-      verdict->judge(What::row, n, place, exact_bits(type, f.unscaled(n, source, t, c, given)), element(type, d.x, place));
+      verdict->judge(Checked::row, n, place, exact_bits(type, f.unscaled(n, source, t, c, given)), element(type, d.x, place));
     }
     if (p.begin == 0 && f.scales != ScaleKind::none) judge_scales(n, p, source, t);
   }
@@ -316,25 +316,25 @@ struct JudgeDispatch {
   SWITCHYARD_FN void judge_counts(uint64_t n, int local, int expert) const {
     int first = 0;
     for (int source = 0; source < f.world; ++source) {
-      const int rows_here = f.rows_from(n, source, f.tokens(n, source), expert);
+      const int local_rows = f.rows_from(n, source, f.tokens(n, source), expert);
       const int64_t at = int64_t{local} * f.world + source, range = d.source_range[at];
-      verdict->judge(What::source_range, n, at, static_cast<uint32_t>(rows_here), static_cast<uint32_t>(range));
-      verdict->judge(What::source_range, n, at, static_cast<uint32_t>(first), static_cast<uint32_t>(range >> 32));
-      first += rows_here;
+      verdict->judge(Checked::source_range, n, at, static_cast<uint32_t>(local_rows), static_cast<uint32_t>(range));
+      verdict->judge(Checked::source_range, n, at, static_cast<uint32_t>(first), static_cast<uint32_t>(range >> 32));
+      first += local_rows;
     }
-    verdict->judge(What::rows_of_expert, n, local, static_cast<uint32_t>(first),
+    verdict->judge(Checked::rows_of_expert, n, local, static_cast<uint32_t>(first),
                    static_cast<uint32_t>(d.rows_of_expert[local]));
   }
   /// The row's source chose this expert first by its k-th choice, and the expected number of its earlier tokens chose it too.
   SWITCHYARD_FN void judge_source(uint64_t n, const RowParts::Part& p, int expert, int source, int t, int k) const {
     const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row;
     const bool valid = source >= 0 && source < f.world && t >= 0 && t < f.tokens(n, source);
-    verdict->judge(What::row_source, n, at, 1, valid ? 1 : 0);
+    verdict->judge(Checked::row_source, n, at, 1, valid ? 1 : 0);
     if (!valid) return;
-    verdict->judge(What::row_source, n, at, static_cast<uint32_t>(f.first_choice(n, source, t, expert)),
+    verdict->judge(Checked::row_source, n, at, static_cast<uint32_t>(f.first_choice(n, source, t, expert)),
                    static_cast<uint32_t>(k));
     const int first = static_cast<int>(d.source_range[int64_t{p.expert} * f.world + source] >> 32);
-    verdict->judge(What::row_source, n, at, static_cast<uint32_t>(first + f.rows_from(n, source, t, expert)),
+    verdict->judge(Checked::row_source, n, at, static_cast<uint32_t>(first + f.rows_from(n, source, t, expert)),
                    static_cast<uint32_t>(p.row));
   }
   SWITCHYARD_FN void judge_scales(uint64_t n, const RowParts::Part& p, int source, int t) const {
@@ -353,7 +353,7 @@ struct JudgeDispatch {
         const int64_t place = f.column_major ? ((p.expert * words + g / 4) * all + p.row) * 4 + g % 4 : at * row_scales + g;
         got = static_cast<uint32_t>(base[place]) << 23;
       }
-      verdict->judge(What::scale, n, at * f.groups() + g, expected, got);
+      verdict->judge(Checked::scale, n, at * f.groups() + g, expected, got);
     }
   }
 };
@@ -407,9 +407,9 @@ struct JudgeSums {
       const int64_t place = int64_t{t} * f.hidden + c;
       const uint32_t got = element(f.type, out, place);
       if (summed) {
-        verdict->judge(What::sum, n, place, exact_bits(f.type, sum(n, from, t, c)), got);
+        verdict->judge(Checked::sum, n, place, exact_bits(f.type, sum(n, from, t, c)), got);
       } else {
-        verdict->judge(What::beyond_tokens, n, place, truncated(f.type, kUntouched), got);
+        verdict->judge(Checked::beyond_tokens, n, place, truncated(f.type, kUntouched), got);
       }
     }
   }

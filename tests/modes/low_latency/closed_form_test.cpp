@@ -24,7 +24,7 @@ class HostRig {
  public:
   explicit HostRig(int rank) : rank_(rank) {}
   int rank() const { return rank_; }
-  void* room(size_t bytes) {
+  void* allocate(size_t bytes) {
     memory_.push_back(std::make_unique<std::byte[]>(bytes + 256));
     auto at = reinterpret_cast<uintptr_t>(memory_.back().get());
     return reinterpret_cast<void*>((at + 255) / 256 * 256);
@@ -71,12 +71,12 @@ TEST(ClosedForm, EightSeedsDrawEveryWay) {
   for (uint64_t first = 1; first < 20; ++first) {
     std::map<std::pair<ScaleKind, bool>, int> orders;
     std::map<int, int> groups;
-    int usual_rows = 0, whole_grids = 0;
+    int common_rows = 0, whole_grids = 0;
     for (uint64_t seed = first; seed < first + 8; ++seed) {
       const StreamedCase c = draw_case(seed, 2);
       ++orders[{c.form.scales, c.form.column_major}];
       if (c.form.scales != ScaleKind::none) ++groups[c.form.group];
-      usual_rows += c.form.scales == ScaleKind::none && c.form.type == DType::bf16 && c.form.hidden % 128 == 0;
+      common_rows += c.form.scales == ScaleKind::none && c.form.type == DType::bf16 && c.form.hidden % 128 == 0;
       whole_grids += c.plan.num_sms == 0;
     }
     for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::ue8m0})
@@ -84,7 +84,7 @@ TEST(ClosedForm, EightSeedsDrawEveryWay) {
     EXPECT_GT((orders[{ScaleKind::none, false}]), 0);
     EXPECT_EQ(groups.size(), 3u);
     EXPECT_GT(groups[128], groups[64] + groups[32]);
-    EXPECT_GT(usual_rows, 0);
+    EXPECT_GT(common_rows, 0);
     EXPECT_TRUE(whole_grids >= 4 && whole_grids < 8) << whole_grids;
   }
 }
@@ -216,18 +216,18 @@ TEST_F(Spoiled, EveryArrayIsJudged) {
   ASSERT_EQ(judged_dispatch(), -1);
   ASSERT_EQ(judged_sums(), -1);
   const auto& o = lane().outputs[0];
-  const auto kind = [](What what) { return static_cast<int>(what); };
-  EXPECT_EQ(with(o.rows_of_expert[0], o.rows_of_expert[0] - 1, &Spoiled::judged_dispatch), kind(What::rows_of_expert));
-  EXPECT_EQ(with(o.source_range[2], o.source_range[2] + 1, &Spoiled::judged_dispatch), kind(What::source_range));
-  EXPECT_EQ(with(o.row_source[0], o.row_source[0] + (int64_t{1} << 32), &Spoiled::judged_dispatch), kind(What::row_source));
+  const auto kind = [](Checked what) { return static_cast<int>(what); };
+  EXPECT_EQ(with(o.rows_of_expert[0], o.rows_of_expert[0] - 1, &Spoiled::judged_dispatch), kind(Checked::rows_of_expert));
+  EXPECT_EQ(with(o.source_range[2], o.source_range[2] + 1, &Spoiled::judged_dispatch), kind(Checked::source_range));
+  EXPECT_EQ(with(o.row_source[0], o.row_source[0] + (int64_t{1} << 32), &Spoiled::judged_dispatch), kind(Checked::row_source));
   auto* const codes = static_cast<uint8_t*>(o.x.data);
-  EXPECT_EQ(with(codes[255], static_cast<uint8_t>(codes[255] ^ 1), &Spoiled::judged_dispatch), kind(What::row));
+  EXPECT_EQ(with(codes[255], static_cast<uint8_t>(codes[255] ^ 1), &Spoiled::judged_dispatch), kind(Checked::row));
   auto* const scales = static_cast<float*>(o.x.scales);
-  EXPECT_EQ(with(scales[1], scales[1] * 2, &Spoiled::judged_dispatch), kind(What::scale));
+  EXPECT_EQ(with(scales[1], scales[1] * 2, &Spoiled::judged_dispatch), kind(Checked::scale));
   auto* const out = static_cast<uint16_t*>(lane().a.out);
-  EXPECT_EQ(with(out[256 + 70], static_cast<uint16_t>(out[256 + 70] ^ 0x80), &Spoiled::judged_sums), kind(What::sum));
+  EXPECT_EQ(with(out[256 + 70], static_cast<uint16_t>(out[256 + 70] ^ 0x80), &Spoiled::judged_sums), kind(Checked::sum));
   const auto beyond = static_cast<size_t>(form_.tokens(number_, 0)) * static_cast<size_t>(form_.hidden) + 3;
-  EXPECT_EQ(with(out[beyond], uint16_t{0}, &Spoiled::judged_sums), kind(What::beyond_tokens));
+  EXPECT_EQ(with(out[beyond], uint16_t{0}, &Spoiled::judged_sums), kind(Checked::beyond_tokens));
 }
 
 TEST_F(Spoiled, ACallThatWasNotJudgedIsMissed) {

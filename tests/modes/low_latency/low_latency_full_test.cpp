@@ -13,27 +13,27 @@ namespace {
 
 constexpr Workers kOfEach{1, 1, false};
 
-std::vector<int64_t> random_tokens(int world, int64_t most, uint64_t seed) {
+std::vector<int64_t> random_tokens(int world, int64_t max, uint64_t seed) {
   std::vector<int64_t> t;
   for (int r = 0; r < world; ++r)
-    t.push_back(1 + static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(most)));
+    t.push_back(1 + static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(max)));
   return t;
 }
 
 struct At {
   int world;
-  int64_t most;               ///< tokens
+  int64_t max;                ///< tokens
   bool default_grid = false;  ///< GPUs: the library's choice of multiprocessors instead of two
 };
 std::string name_of(const At& a) {
-  return "W" + std::to_string(a.world) + "M" + std::to_string(a.most) + (a.default_grid ? "_default_grid" : "");
+  return "W" + std::to_string(a.world) + "M" + std::to_string(a.max) + (a.default_grid ? "_default_grid" : "");
 }
 class ReferenceShape : public testing::TestWithParam<At> {};
 
 /// At most M tokens, rows in [0, 1), softmax weights, five dispatches and their combines in both orders, ranks up to 0.3 ms
 /// late: 20 times for M = 8, fewer times where the oracle takes longer.
 TEST_P(ReferenceShape, C01) {
-  const auto [world, most, default_grid] = GetParam();
+  const auto [world, max, default_grid] = GetParam();
   LowLatencyScript s;
   s.name = "C1 " + name_of(GetParam());
   if (default_grid) s.num_sms = 0;
@@ -41,12 +41,12 @@ TEST_P(ReferenceShape, C01) {
   s.config.hidden = 7168;
   s.config.num_experts = 256;
   s.config.topk = 8;
-  s.config.max_tokens = most;
-  s.seed = static_cast<uint64_t>(most);
-  s.repeats = default_grid ? 1 : most > 64 ? 2 : most > 8 ? 4 : 20;
+  s.config.max_tokens = max;
+  s.seed = static_cast<uint64_t>(max);
+  s.repeats = default_grid ? 1 : max > 64 ? 2 : max > 8 ? 4 : 20;
   s.max_delay_us = 300;
   for (uint64_t i = 0; i < 5; ++i) {
-    LowLatencyStep& dispatch = s.dispatch(random_tokens(world, most, i));
+    LowLatencyStep& dispatch = s.dispatch(random_tokens(world, max, i));
     dispatch.x_pattern = Pattern::unit_interval;
     dispatch.softmax = true;
     s.combine(CombineOrder::per_route);
@@ -63,7 +63,7 @@ std::vector<At> all_shapes() {
             {4, 8}, {4, 128}, {1, 128, true}, {2, 128, true}, {4, 128, true}};
   std::vector<At> all;
   for (const int world : {1, 2, 4, 8})
-    for (const int64_t most : {8, 64, 128}) all.push_back({world, most});
+    for (const int64_t max : {8, 64, 128}) all.push_back({world, max});
   return all;
 }
 

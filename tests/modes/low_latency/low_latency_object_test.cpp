@@ -276,8 +276,8 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
 TEST(Memory, OfTheCallerIsChecked) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
-    const switchyard::LowLatencyRows room = rig.exchange.make_rows();
-    const switchyard::Rows good{room.data,          rig.output.x.rows, rig.output.x.cols,
+    const switchyard::LowLatencyRows caller_rows = rig.exchange.make_rows();
+    const switchyard::Rows good{caller_rows.data,   rig.output.x.rows, rig.output.x.cols,
                                 rig.output.x.dtype, nullptr,           rig.output.x.scale_kind};
     using Spoil = void (*)(switchyard::Rows&);
     const std::pair<Spoil, const char*> faults[] = {

@@ -34,7 +34,7 @@ class Rank : LowLatencyRank {
         f_.set_context(c_.script.name + ", step " + std::to_string(i) + (dispatch ? " (dispatch)" : " (combine)"));
         meet();
         if (group_.rank() == c_.script.slow_rank) std::this_thread::sleep_for(std::chrono::microseconds(c_.script.slow_us));
-        come_late(c_.script.max_delay_us, c_.script.seed);
+        arrive_late(c_.script.max_delay_us, c_.script.seed);
         dispatch ? run_dispatch(i) : run_combine(i);
         if (dispatch) invalid += oracle::invalid_ids(c_.steps[i].problem, group_.rank());
       }
@@ -76,8 +76,8 @@ class Rank : LowLatencyRank {
   void run_dispatch(size_t i) {
     const LowLatencyStep& step = c_.script.steps[i];
     const LowLatencyExpectation& e = c_.steps[i];
-    const int64_t counted = e.problem.tokens(group_.rank()), most = c_.script.config.max_tokens;
-    const int64_t tokens = step.tokens_in_memory ? most : counted;
+    const int64_t counted = e.problem.tokens(group_.rank()), max = c_.script.config.max_tokens;
+    const int64_t tokens = step.tokens_in_memory ? max : counted;
     const DType type = step.quantised ? DType::fp8_e4m3 : c_.script.config.row_type;
     std::vector<std::byte> rows = e.x[rank_], scales = e.x_scales[rank_];
     std::vector<int64_t> ids = e.problem.ids[rank_];
@@ -112,8 +112,8 @@ class Rank : LowLatencyRank {
   int32_t stated_tokens(size_t step, int64_t counted) const {
     const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
     if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
-    const int64_t most = c_.script.config.max_tokens;
-    if (counted == most && way > 0) return way == 1 ? static_cast<int32_t>(most + 1) : std::numeric_limits<int32_t>::max();
+    const int64_t max = c_.script.config.max_tokens;
+    if (counted == max && way > 0) return way == 1 ? static_cast<int32_t>(max + 1) : std::numeric_limits<int32_t>::max();
     return static_cast<int32_t>(counted);
   }
 

@@ -28,11 +28,11 @@ class LowLatency : public testing::TestWithParam<Where> {
     s.seed = oracle::mix(std::hash<std::string>{}(name), static_cast<uint64_t>(world()));
     return s;
   }
-  /// Different on every rank, from 0 to `most`.
-  std::vector<int64_t> tokens(int64_t most, uint64_t seed) const {
+  /// Different on every rank, from 0 to `max`.
+  std::vector<int64_t> tokens(int64_t max, uint64_t seed) const {
     std::vector<int64_t> t;
     for (int r = 0; r < world(); ++r)
-      t.push_back(static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(most + 1)));
+      t.push_back(static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(max + 1)));
     return t;
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
@@ -55,11 +55,11 @@ class LowLatency : public testing::TestWithParam<Where> {
 
 TEST_P(LowLatency, C01_RandomTokensAndDelays) {
   std::vector<LowLatencyScript> scripts;
-  for (const int64_t most : {int64_t{5}, int64_t{17}}) {
-    auto s = script("C1 max " + std::to_string(most), 24, 8, most, 256);
+  for (const int64_t max : {int64_t{5}, int64_t{17}}) {
+    auto s = script("C1 max " + std::to_string(max), 24, 8, max, 256);
     s.max_delay_us = 300;
     for (uint64_t i = 0; i < 3; ++i) {
-      s.dispatch(tokens(most, i + 7)).x_pattern = Pattern::random_values;
+      s.dispatch(tokens(max, i + 7)).x_pattern = Pattern::random_values;
       s.combine(i % 2 ? kPerRank : kPerRoute);
     }
     scripts.push_back(s);

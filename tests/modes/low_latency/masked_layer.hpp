@@ -177,17 +177,17 @@ class MaskedLayer {
     output_ = exchange_.make_output();
     y_ = exchange_.make_rows(f_.type);
     const auto choices = static_cast<size_t>(f_.max_tokens * f_.topk);
-    a_.x = rig_.room(out_bytes());
-    a_.out = rig_.room(out_bytes());
-    a_.ids = rig_.room(choices * 4);
-    a_.weights = static_cast<float*>(rig_.room(choices * 4));
-    a_.factors = static_cast<float*>(rig_.room(static_cast<size_t>(f_.experts) * 4));
-    a_.tokens = static_cast<int32_t*>(rig_.room(4));
-    replays_ = static_cast<uint64_t*>(rig_.room(8));
+    a_.x = rig_.allocate(out_bytes());
+    a_.out = rig_.allocate(out_bytes());
+    a_.ids = rig_.allocate(choices * 4);
+    a_.weights = static_cast<float*>(rig_.allocate(choices * 4));
+    a_.factors = static_cast<float*>(rig_.allocate(static_cast<size_t>(f_.experts) * 4));
+    a_.tokens = static_cast<int32_t*>(rig_.allocate(4));
+    replays_ = static_cast<uint64_t*>(rig_.allocate(8));
     const int experts = f_.experts_of(rig_.rank()), blocks = Matrices::blocks(f_.hidden);
     Matrices m;
-    m.codes = static_cast<uint8_t*>(rig_.room(static_cast<size_t>(experts * f_.hidden * f_.hidden)));
-    m.factors = static_cast<float*>(rig_.room(static_cast<size_t>(experts * blocks * blocks) * 4));
+    m.codes = static_cast<uint8_t*>(rig_.allocate(static_cast<size_t>(experts * f_.hidden * f_.hidden)));
+    m.factors = static_cast<float*>(rig_.allocate(static_cast<size_t>(experts * blocks * blocks) * 4));
     product_ = {f_,
                 experts,
                 static_cast<const uint8_t*>(output_.x.data),

@@ -35,7 +35,7 @@ struct StreamPlan {
   bool dispatch_only = false;
   int slow_rank = -1;  ///< late by slow_ns in every 50th call
   uint64_t slow_ns = 0;
-  uint64_t most_pause_ns = 0;  ///< of every rank, in every fourth call
+  uint64_t max_pause_ns = 0;  ///< of every rank, in every fourth call
 };
 
 /// An object, and the calls to make on it.
@@ -73,7 +73,7 @@ struct Travel {
   ScaleKind scales;
   int group;
   bool column_major;
-  bool usual;  ///< bf16 and per rank: there are kernels with constants
+  bool has_constants;  ///< bf16 and per rank: there are kernels with constants
 };
 inline constexpr Travel kTravels[] = {
     {ScaleKind::none, 128, false, true},   {ScaleKind::f32, 128, false, true}, {ScaleKind::none, 128, false, false},
@@ -96,7 +96,7 @@ inline StreamedCase draw_case(uint64_t seed, int world) {
   f.group = way.group;
   f.column_major = way.column_major;
   f.hidden = 128 * static_cast<int>(draw.between(1, 6));
-  if (!way.usual) {
+  if (!way.has_constants) {
     f.type = draw.one_of({DType::bf16, DType::f16, DType::f32});
     f.hidden =
         f.scales == ScaleKind::none ? 2 * static_cast<int>(draw.between(1, 150)) : 16 * static_cast<int>(draw.between(1, 60));
@@ -105,7 +105,7 @@ inline StreamedCase draw_case(uint64_t seed, int world) {
   c.pieces = static_cast<int>(draw.one_in(2) ? 0 : draw.between(1, 16));
   c.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 60)) : 1;
   c.plan.lanes = static_cast<int>(draw.between(1, 2));
-  c.plan.most_pause_ns = draw.one_in(3) ? 0 : static_cast<uint64_t>(draw.between(1, 300'000));
+  c.plan.max_pause_ns = draw.one_in(3) ? 0 : static_cast<uint64_t>(draw.between(1, 300'000));
   if (draw.one_in(4)) {
     c.plan.slow_rank = static_cast<int>(draw.between(0, world - 1));
     c.plan.slow_ns = 2'000'000;
@@ -119,12 +119,12 @@ class StreamedCalls {
  public:
   using Output = switchyard::LowLatencyOutput;
   static constexpr int kOutputs = 2;
-  static constexpr size_t kMostOfRig = size_t{32} << 20;  ///< larger arrays are allocated by the exchange
+  static constexpr size_t kMaxRigBytes = size_t{32} << 20;  ///< larger arrays are allocated by the exchange
 
   /// Local. Allocates.
   StreamedCalls(Rig& rig, switchyard::LowLatencyExchange& exchange, const StreamedCase& c)
       : rig_(rig), exchange_(exchange), f_(c.form), plan_(c.plan), lanes_(static_cast<size_t>(c.plan.lanes)) {
-    verdict_ = reinterpret_cast<Verdict*>(rig.room(sizeof(Verdict)));
+    verdict_ = reinterpret_cast<Verdict*>(rig.allocate(sizeof(Verdict)));
     rig_.enqueue(Spoil{reinterpret_cast<uint32_t*>(verdict_), sizeof(Verdict) / 4, 0}, rig_.stream(0));
     for (size_t i = 0; i < lanes_.size(); ++i) make_lane(lanes_[i], static_cast<int>(i));
   }
@@ -134,7 +134,7 @@ class StreamedCalls {
     for (uint64_t n = first; n < first + count; ++n) {
       const uint64_t bits = f_.draw(100, n), mine = f_.draw(101, n, rig_.rank());
       Lane& lane = lanes_[bits % lanes_.size()];
-      if (plan_.most_pause_ns > 0 && mine % 4 == 0) rig_.pause(mine / 4 % plan_.most_pause_ns, lane.stream);
+      if (plan_.max_pause_ns > 0 && mine % 4 == 0) rig_.pause(mine / 4 % plan_.max_pause_ns, lane.stream);
       if (rig_.rank() == plan_.slow_rank && n % 50 == 25) rig_.pause(plan_.slow_ns, lane.stream);
       const uint64_t kind = bits / 64 % 8, output = bits / 512 % kOutputs;
       const Choices choices{bits / 4096 % 4 == 0, bits / 16384 % 2 == 0, bits / 32768 % 2 == 0, bits / 65536 % 2 == 0,
@@ -294,19 +294,19 @@ class StreamedCalls {
   void make_lane(Lane& lane, int i) {
     lane.stream = rig_.stream(plan_.first_stream + i);
     lane.a.int64_ids = i % 2 == 1;
-    lane.a.x = rig_.room(x_bytes());
+    lane.a.x = rig_.allocate(x_bytes());
     if (f_.scales != switchyard::ScaleKind::none) {
-      lane.a.codes = rig_.room(code_bytes());
-      lane.a.scales = rig_.room(scale_bytes());
+      lane.a.codes = rig_.allocate(code_bytes());
+      lane.a.scales = rig_.allocate(scale_bytes());
     }
-    lane.a.ids = rig_.room(choice_bytes(8));
-    lane.a.weights = static_cast<float*>(rig_.room(choice_bytes(4)));
-    lane.a.factors = static_cast<float*>(rig_.room(static_cast<size_t>(f_.experts) * 4));
-    lane.a.tokens = static_cast<int32_t*>(rig_.room(4));
-    lane.a.out = rig_.room(x_bytes());
-    lane.replaced = static_cast<float*>(rig_.room(choice_bytes(4)));
-    if (y_bytes() <= kMostOfRig) {
-      lane.y = rig_.room(y_bytes());
+    lane.a.ids = rig_.allocate(choice_bytes(8));
+    lane.a.weights = static_cast<float*>(rig_.allocate(choice_bytes(4)));
+    lane.a.factors = static_cast<float*>(rig_.allocate(static_cast<size_t>(f_.experts) * 4));
+    lane.a.tokens = static_cast<int32_t*>(rig_.allocate(4));
+    lane.a.out = rig_.allocate(x_bytes());
+    lane.replaced = static_cast<float*>(rig_.allocate(choice_bytes(4)));
+    if (y_bytes() <= kMaxRigBytes) {
+      lane.y = rig_.allocate(y_bytes());
     } else {
       lane.made = exchange_.make_rows(f_.type);
       lane.y = lane.made.data;

@@ -84,7 +84,7 @@ void compare_receiver(const oracle::Problem& p, const oracle::RankView& view, co
   }
   f.equal_range(view.tokens_per_expert, h.kept_per_expert, "handle.kept_per_expert");
   f.equal_range(view.aligned_per_expert, h.aligned_per_expert, "handle.aligned_per_expert");
-  f.equal_range(view.dropped_per_source, h.dropped_here, "handle.dropped_here");
+  f.equal_range(view.dropped_per_source, h.local_dropped, "handle.dropped_here");
 }
 
 }  // namespace
@@ -180,7 +180,7 @@ void compare_handles(const detail::HandleData& a, const detail::HandleData& b, F
   f.equal_range(a.first_row, b.first_row, "first_row");
   f.equal_range(a.kept_per_expert, b.kept_per_expert, "kept_per_expert");
   f.equal_range(a.aligned_per_expert, b.aligned_per_expert, "aligned_per_expert");
-  f.equal_range(a.dropped_here, b.dropped_here, "dropped_here");
+  f.equal_range(a.local_dropped, b.local_dropped, "dropped_here");
 }
 
 }  // namespace harness

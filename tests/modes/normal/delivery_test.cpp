@@ -116,8 +116,8 @@ void on_two(const std::function<void(Group&, Failures&)>& body) {
 }
 
 /// Memory for `rows` rows of a rig, and the view of it.
-struct Room {
-  Room(const NormalExchange& exchange, int64_t rows)
+struct RowStorage {
+  RowStorage(const NormalExchange& exchange, int64_t rows)
       : data(static_cast<size_t>(rows * exchange.config().hidden) * 4 + 1),
         view{data.data(), rows, exchange.config().hidden, exchange.config().row_type} {}
   std::vector<std::byte> data;
@@ -128,14 +128,14 @@ TEST(DeliveryRules, TooSmallIsAnErrorOfAllRanksIfOnlyCountsTell) {
   on_two([](Group& group, Failures& f) {
     NormalRig rig(group);
     const int64_t needed = rig.dispatch().handle.rows();
-    Room room(rig.exchange, group.rank() == 0 ? needed - 1 : needed);
+    RowStorage own(rig.exchange, group.rank() == 0 ? needed - 1 : needed);
     DispatchOptions o;
-    o.out = &room.view;
+    o.out = &own.view;
     const Outcome full = outcome_of([&] { (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o); });
     f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(full.code), full.text);
     if (group.rank() == 0) f.check(full.text.find("DispatchOptions::out has room for") != std::string::npos, full.text);
     rig.round();  // everything stays usable
-    Room enough(rig.exchange, needed);
+    RowStorage enough(rig.exchange, needed);
     o.out = &enough.view;
     const Dispatched d = rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o);
     f.check(d.x.data == enough.view.data && !d.block, "delivered");
@@ -159,10 +159,10 @@ TEST(DeliveryRules, WhatIsKnownBeforeTheCallIsAnInvalidArgument) {
   for (const Fault& fault : faults) {
     on_two([&](Group& group, Failures& f) {
       NormalRig rig(group);
-      Room room(rig.exchange, 1000);
+      RowStorage own(rig.exchange, 1000);
       DispatchOptions o;
-      o.out = &room.view;
-      fault.spoil(room.view, o);
+      o.out = &own.view;
+      fault.spoil(own.view, o);
       const Outcome wrong = outcome_of([&] { (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o); });
       f.check(wrong.code == ErrorCode::invalid_argument || wrong.code == ErrorCode::peer_failed, wrong.text);
       if (wrong.code == ErrorCode::invalid_argument) f.check(wrong.text.find(fault.text) != std::string::npos, wrong.text);
@@ -174,12 +174,12 @@ TEST(DeliveryRules, WhatIsKnownBeforeTheCallIsAnInvalidArgument) {
 TEST(DeliveryRules, ThePoolHasItsRoomBack) {
   on_two([](Group& group, Failures& f) {
     NormalRig rig(group);
-    std::vector<std::unique_ptr<Room>> rooms;
+    std::vector<std::unique_ptr<RowStorage>> buffers;
     std::vector<Dispatched> kept;
     for (int layer = 0; layer < 50; ++layer) {
-      rooms.push_back(std::make_unique<Room>(rig.exchange, switchyard::most_rows(rig.exchange.config(), 2)));
+      buffers.push_back(std::make_unique<RowStorage>(rig.exchange, switchyard::most_rows(rig.exchange.config(), 2)));
       DispatchOptions o;
-      o.out = &rooms.back()->view;
+      o.out = &buffers.back()->view;
       o.size = layer % 2 ? SizePolicy::exact : SizePolicy::worst_case;
       kept.push_back(rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o));
     }

@@ -244,7 +244,7 @@ void nap(Group& group, Failures& f) {
   heap.release(ballast);
 }
 
-constexpr size_t kBallastRoom = size_t{5} << 20;
+constexpr size_t kBallastBytes = size_t{5} << 20;
 
 /// Two objects, a handle and a row buffer made before; everything works after each of three sleeps. The epoch wraps.
 TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
@@ -254,7 +254,7 @@ TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
       sb.seed = 7;
       sa.staging = sb.staging = staging;
       const auto a = make_case(sa), b = make_case(sb);
-      EXPECT_EQ(run(world, heap_bytes({a}) + heap_bytes({b}) + kBallastRoom,
+      EXPECT_EQ(run(world, heap_bytes({a}) + heap_bytes({b}) + kBallastBytes,
                     [&](Group& group, Failures& f) {
                       switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 3);
                       NormalExchange first(group, make_config(*a)), second(group, make_config(*b));

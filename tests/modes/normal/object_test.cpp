@@ -92,12 +92,12 @@ TEST(Ring, UsualSettings) {
     config.topk = 8;
     config.max_tokens = row.tokens;
     config.layout = row.layout;
-    const switchyard::RingSettings usual = usual_ring(config, row.world);
-    EXPECT_EQ(usual.num_channels, row.channels) << row.world << " ranks, " << row.tokens << " tokens";
-    EXPECT_EQ(usual.slots, row.slots) << row.world << " ranks, " << row.tokens << " tokens";
+    const switchyard::RingSettings defaults = usual_ring(config, row.world);
+    EXPECT_EQ(defaults.num_channels, row.channels) << row.world << " ranks, " << row.tokens << " tokens";
+    EXPECT_EQ(defaults.slots, row.slots) << row.world << " ranks, " << row.tokens << " tokens";
     config.staging = Staging::ring;
     const size_t all = NormalExchange::memory_required(config, row.world).ring_bytes;
-    config.ring = usual;
+    config.ring = defaults;
     EXPECT_EQ(NormalExchange::memory_required(config, row.world).ring_bytes, all);
     config.ring = {};
     config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of a channel or two
@@ -134,9 +134,9 @@ TEST(Ring, UsualSettingsMoveRows) {
     Scenario s = base("usual ring", 3, layout);
     s.staging = Staging::ring;
     s.ring = {};
-    const auto usual = make_case(s);
-    s.ring.max_bytes = NormalExchange::memory_required(make_config(*usual), 3).ring_bytes / 3;
-    EXPECT_EQ(run_cases(Ranks::threads, {2, 2, false}, {usual, make_case(s)}), "");
+    const auto defaults = make_case(s);
+    s.ring.max_bytes = NormalExchange::memory_required(make_config(*defaults), 3).ring_bytes / 3;
+    EXPECT_EQ(run_cases(Ranks::threads, {2, 2, false}, {defaults, make_case(s)}), "");
   }
 }
 

@@ -16,7 +16,7 @@ using switchyard::NormalExchange;
 using switchyard::Staging;
 
 /// A slot: a row of 14336 bytes, 256 for scales, 128 for its record.
-NormalConfig usual_config() {
+NormalConfig default_config() {
   NormalConfig config;
   config.hidden = 7168;
   config.num_experts = 256;
@@ -28,14 +28,14 @@ NormalConfig usual_config() {
 /// Disallowed settings are never returned: the result of usual_ring() means the same if it is passed in, or usual_ring() throws
 /// and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
-  NormalConfig config = usual_config();
+  NormalConfig config = default_config();
   constexpr int kWorld = 8;
   const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // of one channel
-  for (const size_t room : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
-    config.ring.max_bytes = room;
+  for (const size_t ring_budget : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
+    config.ring.max_bytes = ring_budget;
     const Outcome o = outcome_of([&] { (void)usual_ring(config, kWorld); });
-    EXPECT_EQ(o.code, ErrorCode::invalid_argument) << room;
-    EXPECT_EQ(o.text, "RingSettings::max_bytes = " + std::to_string(room) + ": must be 0 or at least " +
+    EXPECT_EQ(o.code, ErrorCode::invalid_argument) << ring_budget;
+    EXPECT_EQ(o.text, "RingSettings::max_bytes = " + std::to_string(ring_budget) + ": must be 0 or at least " +
                           std::to_string(flags + 8 * kWorld * slot) +
                           ", for topk = 8 slots of one channel from each of 8 ranks");
     config.staging = Staging::ring;
@@ -57,18 +57,18 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   config.max_tokens = 3 << 20;  // there may be many chunks longer than slots
   config.topk = 2;
   config.ring = {0, 1 << 20, 0, 0};
-  const switchyard::RingSettings usual = usual_ring(config, kWorld);
-  EXPECT_EQ(usual.slots, 1 << 20);
-  config.ring = usual;
+  const switchyard::RingSettings defaults = usual_ring(config, kWorld);
+  EXPECT_EQ(defaults.slots, 1 << 20);
+  config.ring = defaults;
   const switchyard::RingSettings again = usual_ring(config, kWorld);
-  EXPECT_EQ(again.num_channels, usual.num_channels);
-  EXPECT_EQ(again.slots, usual.slots);
-  EXPECT_EQ(again.send_chunk, usual.send_chunk);
+  EXPECT_EQ(again.num_channels, defaults.num_channels);
+  EXPECT_EQ(again.slots, defaults.slots);
+  EXPECT_EQ(again.send_chunk, defaults.send_chunk);
 }
 
 /// Given slots are kept while unspecified channels make room; then they are lowered.
 TEST(Ring, NamedSlotsAreLoweredLast) {
-  NormalConfig config = usual_config();
+  NormalConfig config = default_config();
   config.ring.slots = 64;
   constexpr int kWorld = 8;
   const auto bytes = [](int channels, int slots) {  // of a rank
@@ -76,11 +76,11 @@ TEST(Ring, NamedSlotsAreLoweredLast) {
   };
   const int channels = usual_ring(config, kWorld).num_channels;
   ASSERT_EQ(channels, 40);
-  const auto expect = [&](size_t room, int expected_channels, int expected_slots) {
-    config.ring.max_bytes = room;
-    const switchyard::RingSettings usual = usual_ring(config, kWorld);
-    EXPECT_EQ(usual.num_channels, expected_channels) << room;
-    EXPECT_EQ(usual.slots, expected_slots) << room;
+  const auto expect = [&](size_t ring_budget, int expected_channels, int expected_slots) {
+    config.ring.max_bytes = ring_budget;
+    const switchyard::RingSettings defaults = usual_ring(config, kWorld);
+    EXPECT_EQ(defaults.num_channels, expected_channels) << ring_budget;
+    EXPECT_EQ(defaults.slots, expected_slots) << ring_budget;
   };
   expect(bytes(40, 64), 40, 64);
   expect(bytes(40, 64) - 1, 20, 64);

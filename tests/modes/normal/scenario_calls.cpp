@@ -63,7 +63,7 @@ switchyard::Handle ScenarioCalls::round(RankData& data, const std::string& of, c
 void ScenarioCalls::at(const std::string& step) {
   f_.set_context(c_.scenario.name + ", " + step);
   meet();
-  come_late(c_.scenario.max_delay_us, c_.scenario.seed);
+  arrive_late(c_.scenario.max_delay_us, c_.scenario.seed);
 }
 
 Dispatched ScenarioCalls::dispatch(RankData& data, const switchyard::Handle* handle) {

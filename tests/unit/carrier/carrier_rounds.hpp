@@ -16,10 +16,10 @@ namespace switchyard::detail::carrier_rounds {
 using Bytes = std::vector<std::byte>;
 
 /// Waits until the round is no longer in flight.
-inline RoundLook finish(Carrier& carrier, uint64_t round) {
-  RoundLook look;
-  for (int64_t polls = 0; (look = carrier.advance(round)).state == RoundState::under_way; ++polls) polite_wait(polls);
-  return look;
+inline RoundStatus finish(Carrier& carrier, uint64_t round) {
+  RoundStatus status;
+  for (int64_t polls = 0; (status = carrier.advance(round)).state == RoundState::in_progress; ++polls) polite_wait(polls);
+  return status;
 }
 
 /// Number of bytes that rank `from` sends to rank `to` in a round: sizes differ by direction, some are zero, some exceed any
@@ -56,9 +56,9 @@ inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& pe
       slot.out.push_back(content(rank, peer, n));
       slot.in.emplace_back(bytes_of(peer, rank, n));
     }
-    std::vector<Leg> legs;
-    for (size_t i = 0; i < peers.size(); ++i) legs.push_back({peers[i], slot.out[i], slot.in[i]});
-    carrier.post(n + 100, legs, nullptr);
+    std::vector<PeerTransfer> transfers;
+    for (size_t i = 0; i < peers.size(); ++i) transfers.push_back({peers[i], slot.out[i], slot.in[i]});
+    carrier.post(n + 100, transfers, nullptr);
   }
   for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
 }

@@ -46,22 +46,22 @@ TEST(Carrier, NeverWaitsAndNamesTheAwaitedPeer) {
   auto ranks = make_ranks(3);
   const Bytes out(size_t{8} << 20);
   Bytes in(16);
-  const Leg legs[] = {{1, out, {}}, {2, {}, in}};
-  ranks[0]->post(1, legs, nullptr);  // more than the socket accepts, and nobody reads
-  const RoundLook look = ranks[0]->advance(1);
-  EXPECT_EQ(look.state, RoundState::under_way);
-  EXPECT_EQ(look.peer, 1);
+  const PeerTransfer transfers[] = {{1, out, {}}, {2, {}, in}};
+  ranks[0]->post(1, transfers, nullptr);  // more than the socket accepts, and nobody reads
+  const RoundStatus status = ranks[0]->advance(1);
+  EXPECT_EQ(status.state, RoundState::in_progress);
+  EXPECT_EQ(status.peer, 1);
   EXPECT_EQ(ranks[0]->advance(0).state, RoundState::done) << "an earlier round has no legs";
   Bytes theirs(out.size());
-  const Leg receiving[] = {{0, {}, theirs}};
+  const PeerTransfer receiving[] = {{0, {}, theirs}};
   ranks[1]->post(7, receiving, nullptr);  // each rank may number its rounds freely
   for (bool here = false, there = false; !here || !there;) {
     here = here || ranks[1]->advance(7).state == RoundState::done;
     there = there || ranks[0]->advance(1).peer == 2;
   }
-  EXPECT_EQ(ranks[0]->advance(1).state, RoundState::under_way) << "rank 2 has sent nothing";
+  EXPECT_EQ(ranks[0]->advance(1).state, RoundState::in_progress) << "rank 2 has sent nothing";
   const Bytes last(16, std::byte{9});
-  const Leg sending[] = {{0, last, {}}};
+  const PeerTransfer sending[] = {{0, last, {}}};
   ranks[2]->post(1, sending, nullptr);
   EXPECT_EQ(finish(*ranks[2], 1).state, RoundState::done);
   EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::done);
@@ -72,13 +72,13 @@ TEST(Carrier, OtherSizesAreUnlike) {
   auto ranks = make_ranks(2);
   const Bytes out(100);
   Bytes in(99);
-  const Leg sending[] = {{1, out, {}}}, receiving[] = {{0, {}, in}};
+  const PeerTransfer sending[] = {{1, out, {}}}, receiving[] = {{0, {}, in}};
   ranks[0]->post(1, sending, nullptr);
   ranks[1]->post(1, receiving, nullptr);
   (void)finish(*ranks[0], 1);
-  const RoundLook look = finish(*ranks[1], 1);
-  EXPECT_EQ(look.state, RoundState::unlike);
-  EXPECT_EQ(look.peer, 0);
+  const RoundStatus status = finish(*ranks[1], 1);
+  EXPECT_EQ(status.state, RoundState::unlike);
+  EXPECT_EQ(status.peer, 0);
   EXPECT_EQ(ranks[1]->advance(0).state, RoundState::unlike) << "what came before cannot be told from what did not";
 }
 
@@ -86,19 +86,19 @@ TEST(Carrier, APeerThatIsGoneIsNamed) {
   auto ranks = make_ranks(3);
   const Bytes out(40, std::byte{5});
   Bytes in(40);
-  const Leg sending[] = {{0, out, {}}};
+  const PeerTransfer sending[] = {{0, out, {}}};
   ranks[1]->post(1, sending, nullptr);
   EXPECT_EQ(finish(*ranks[1], 1).state, RoundState::done);
   ranks[1].reset();
-  const Leg receiving[] = {{1, {}, in}};
+  const PeerTransfer receiving[] = {{1, {}, in}};
   ranks[0]->post(1, receiving, nullptr);
   EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::done) << "what it sent before is there";
   EXPECT_EQ(in, out);
   ranks[0]->post(2, receiving, nullptr);
-  const RoundLook look = finish(*ranks[0], 2);
-  EXPECT_EQ(look.state, RoundState::broken);
-  EXPECT_EQ(look.peer, 1);
-  const Leg nowhere[] = {{7, out, {}}};
+  const RoundStatus status = finish(*ranks[0], 2);
+  EXPECT_EQ(status.state, RoundState::broken);
+  EXPECT_EQ(status.peer, 1);
+  const PeerTransfer nowhere[] = {{7, out, {}}};
   ranks[2]->post(1, nowhere, nullptr);
   EXPECT_EQ(ranks[2]->advance(1).peer, 7) << "no connection leads there";
 }
@@ -106,14 +106,14 @@ TEST(Carrier, APeerThatIsGoneIsNamed) {
 TEST(Carrier, AbortEndsRoundsHereAndThere) {
   auto ranks = make_ranks(2);
   Bytes in(8), theirs(8);
-  const Leg mine[] = {{1, {}, in}}, other[] = {{0, {}, theirs}};
+  const PeerTransfer mine[] = {{1, {}, in}}, other[] = {{0, {}, theirs}};
   ranks[0]->post(1, mine, nullptr);
   ranks[1]->post(1, other, nullptr);
   std::thread aborting([&] { ranks[0]->abort(); });
   EXPECT_EQ(finish(*ranks[0], 1).state, RoundState::broken);
-  const RoundLook look = finish(*ranks[1], 1);
-  EXPECT_EQ(look.state, RoundState::broken);
-  EXPECT_EQ(look.peer, 0);
+  const RoundStatus status = finish(*ranks[1], 1);
+  EXPECT_EQ(status.state, RoundState::broken);
+  EXPECT_EQ(status.peer, 0);
   aborting.join();
 }
 

@@ -44,8 +44,9 @@ int ncclCommInitRankConfig(void** comm, int ranks, Id id, int rank, void* config
   // The config's version and `blocking`, at the offsets that apply to every build with an NCCL header.
   const auto* const words = reinterpret_cast<const int*>(static_cast<const char*>(config) + 8);
   *comm = reinterpret_cast<void*>(static_cast<uintptr_t>(++fake().comms));
-  fake().tell("init " + name(*comm) + ": rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ", id " +
-              std::string(1, id.bytes[0]) + ", version " + std::to_string(words[1]) + ", blocking " + std::to_string(words[2]));
+  fake().record("init " + name(*comm) + ": rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ", id " +
+                std::string(1, id.bytes[0]) + ", version " + std::to_string(words[1]) + ", blocking " +
+                std::to_string(words[2]));
   return fake().init_result;
 }
 int ncclCommGetAsyncError(void*, int* error) {
@@ -55,36 +56,36 @@ int ncclCommGetAsyncError(void*, int* error) {
   return 0;
 }
 int ncclCommFinalize(void* comm) {
-  fake().tell("finalize " + name(comm));
+  fake().record("finalize " + name(comm));
   return 7;
 }
 int ncclCommDestroy(void* comm) {
-  fake().tell("destroy " + name(comm));
+  fake().record("destroy " + name(comm));
   fake().end_one();
   return 0;
 }
 int ncclCommAbort(void* comm) {
   while (fake().holds_aborts) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  fake().tell("abort " + name(comm));
+  fake().record("abort " + name(comm));
   fake().end_one();
   return 0;
 }
 int ncclGroupStart() {
-  fake().tell("group");
+  fake().record("group");
   return 0;
 }
 int ncclGroupEnd() {
-  fake().tell("end");
+  fake().record("end");
   return fake().group_end_result;
 }
 int ncclSend(const void*, size_t count, int type, int peer, void* comm, void* stream) {
-  fake().tell("send " + std::to_string(count) + " of type " + std::to_string(type) + " to " + std::to_string(peer) + " of " +
-              name(comm) + " on " + std::to_string(reinterpret_cast<uintptr_t>(stream)));
+  fake().record("send " + std::to_string(count) + " of type " + std::to_string(type) + " to " + std::to_string(peer) + " of " +
+                name(comm) + " on " + std::to_string(reinterpret_cast<uintptr_t>(stream)));
   return fake().send_result;
 }
 int ncclRecv(void*, size_t count, int type, int peer, void* comm, void* stream) {
-  fake().tell("receive " + std::to_string(count) + " of type " + std::to_string(type) + " from " + std::to_string(peer) +
-              " of " + name(comm) + " on " + std::to_string(reinterpret_cast<uintptr_t>(stream)));
+  fake().record("receive " + std::to_string(count) + " of type " + std::to_string(type) + " from " + std::to_string(peer) +
+                " of " + name(comm) + " on " + std::to_string(reinterpret_cast<uintptr_t>(stream)));
   return 0;
 }
 const char* ncclGetErrorString(int) { return "a fake error"; }
@@ -92,7 +93,7 @@ const char* ncclGetLastError(void*) { return "and its reason"; }
 
 #if FAKE_NCCL_VERSION >= 23007
 int ncclCommQueryProperties(void* comm, switchyard::detail::NcclProperties* to) {
-  fake().tell("properties of " + name(comm) + ", version " + std::to_string(to->version));
+  fake().record("properties of " + name(comm) + ", version " + std::to_string(to->version));
   to->ranks = fake().ranks_of_comm;
   to->device_api = fake().device_api;
   to->gin_type = fake().gin_type;
@@ -101,23 +102,23 @@ int ncclCommQueryProperties(void* comm, switchyard::detail::NcclProperties* to) 
   return 0;
 }
 int ncclDevCommCreate(void* comm, const switchyard::detail::NcclRequirements* wanted, void* made) {
-  fake().tell("device comm of " + name(comm) + ": version " + std::to_string(wanted->version) + ", " +
-              std::to_string(wanted->gin_signals) + " signals, " + std::to_string(wanted->gin_counters) +
-              " counters, connection " + std::to_string(wanted->gin_connection));
+  fake().record("device comm of " + name(comm) + ": version " + std::to_string(wanted->version) + ", " +
+                std::to_string(wanted->gin_signals) + " signals, " + std::to_string(wanted->gin_counters) +
+                " counters, connection " + std::to_string(wanted->gin_connection));
   *static_cast<uint64_t*>(made) = reinterpret_cast<uintptr_t>(comm);
   return fake().device_comm_result;
 }
 int ncclDevCommDestroy(void* comm, const void*) {
-  fake().tell("destroy device comm of " + name(comm));
+  fake().record("destroy device comm of " + name(comm));
   return 0;
 }
 int ncclCommWindowRegister(void* comm, void* memory, size_t bytes, void** window, int flags) {
-  fake().tell("window of " + name(comm) + ": " + std::to_string(bytes) + ", flags " + std::to_string(flags));
+  fake().record("window of " + name(comm) + ": " + std::to_string(bytes) + ", flags " + std::to_string(flags));
   *window = fake().has_window ? memory : nullptr;
   return fake().window_result;
 }
 int ncclCommWindowDeregister(void* comm, void*) {
-  fake().tell("destroy window of " + name(comm));
+  fake().record("destroy window of " + name(comm));
   return 0;
 }
 int ncclMemFree(void* memory) {

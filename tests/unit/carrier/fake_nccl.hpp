@@ -12,9 +12,9 @@ namespace switchyard::test {
 
 struct FakeNccl {
   std::mutex mutex;
-  std::vector<std::string> told;  ///< "send 48 to 1 of c0", in order
-  int comms = 0, ended = 0;       ///< created so far, and destroyed or aborted
-  int in_progress = 0;            ///< number of state queries still answered "in progress"
+  std::vector<std::string> log;  ///< "send 48 to 1 of c0", in order
+  int comms = 0, ended = 0;      ///< created so far, and destroyed or aborted
+  int in_progress = 0;           ///< number of state queries still answered "in progress"
   int init_result = 7, group_end_result = 7, send_result = 0;
   int state = 0;                           ///< of all communicators, once in_progress is 0
   std::atomic<bool> holds_aborts = false;  ///< aborts return only when it is false
@@ -27,7 +27,7 @@ struct FakeNccl {
 
   void reset() {
     const std::lock_guard lock(mutex);
-    told.clear();
+    log.clear();
     comms = ended = in_progress = send_result = state = allocated = 0;
     init_result = group_end_result = window_result = device_comm_result = 7;
     holds_aborts = false;
@@ -35,17 +35,17 @@ struct FakeNccl {
     gin_type = railed_gin_type = 3;
     lsa_teams = ranks_of_comm = 2;
   }
-  void tell(const std::string& what) {
+  void record(const std::string& what) {
     const std::lock_guard lock(mutex);
-    told.push_back(what);
+    log.push_back(what);
   }
   void end_one() {
     const std::lock_guard lock(mutex);
     ++ended;
   }
-  std::vector<std::string> take_told() {
+  std::vector<std::string> take_log() {
     const std::lock_guard lock(mutex);
-    return std::exchange(told, {});
+    return std::exchange(log, {});
   }
 };
 

@@ -77,7 +77,7 @@ struct NetMarks final : StreamMarks {
 class NetDevice final : public GinDevice {
  public:
   NetDevice(Net& net, int rank) : net_(net), rank_(rank) {}
-  int header_version() const override { return kLeastGinVersion; }
+  int header_version() const override { return kMinGinVersion; }
   size_t device_comm_bytes() const override { return 8; }
   void reset(const GinRail& rail) override { windows.push_back(static_cast<std::byte*>(rail.window)); }
   void copy(std::byte* to, const std::byte* from, size_t bytes, void*) override {
@@ -126,7 +126,7 @@ class NetDevice final : public GinDevice {
 /// Every rank exchanges rounds of different sizes with every rank that it shares a rail with.
 class GinBytes : public nccl_tests::FakeNcclTest {
  protected:
-  GinBytes() : FakeNcclTest("FAKE_NCCL_GIN", kLeastGinVersion) {}
+  GinBytes() : FakeNcclTest("FAKE_NCCL_GIN", kMinGinVersion) {}
   void run(const std::vector<std::string>& places, uint64_t rounds, size_t slot) {
     const HostMap map{std::span<const std::string>(places)};
     Net net;

@@ -20,7 +20,7 @@
 namespace switchyard::detail {
 namespace {
 
-using nccl_tests::Told;
+using nccl_tests::Log;
 constexpr size_t kSlot = 4096;
 
 /// Sets SWITCHYARD_NCCL_GIN during its lifetime.
@@ -52,10 +52,10 @@ TEST(GinChoices, AreReadFromTheEnvironment) {
 
 TEST(GinChoices, AllRanksHaveItOrNone) {
   const auto agreed = [](GinChoice choice, std::vector<std::string> why_not) -> std::string {
-    std::vector<GinClaim> claims;
-    for (const std::string& text : why_not) claims.push_back(make_gin_claim(choice, text));
+    std::vector<GinProposal> proposals;
+    for (const std::string& text : why_not) proposals.push_back(make_gin_proposal(choice, text));
     try {
-      return agree_on_gin(claims) ? "kernels" : "rounds of NCCL";
+      return agree_on_gin(proposals) ? "kernels" : "rounds of NCCL";
     } catch (const Error& error) {
       return error.what();
     }
@@ -69,8 +69,8 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
   EXPECT_EQ(agreed(GinChoice::on, {std::string(1000, 'x')}).size(),
             std::string("SWITCHYARD_NCCL_GIN=1, but rank 0 cannot have device-initiated networking: ").size() + 299);
   try {
-    (void)agree_on_gin(std::vector{make_gin_claim(GinChoice::on, ""), make_gin_claim(GinChoice::on, ""),
-                                   make_gin_claim(GinChoice::automatic, "")});
+    (void)agree_on_gin(std::vector{make_gin_proposal(GinChoice::on, ""), make_gin_proposal(GinChoice::on, ""),
+                                   make_gin_proposal(GinChoice::automatic, "")});
     FAIL() << "agreed";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::mismatch);
@@ -79,20 +79,20 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
 }
 
 /// Records its calls among those to NCCL.
-class TellingDevice final : public GinDevice {
+class RecordingDevice final : public GinDevice {
  public:
-  explicit TellingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
+  explicit RecordingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
 
   int header_version() const override { return version; }
   size_t device_comm_bytes() const override { return 8; }
   void reset(const GinRail& rail) override {
     window = static_cast<std::byte*>(rail.window);
     window_bytes = 2 * kSlot * static_cast<size_t>(rail.ranks - 1);
-    to_->tell("reset " + comm_of(rail) + " of " + std::to_string(rail.ranks));
+    to_->record("reset " + comm_of(rail) + " of " + std::to_string(rail.ranks));
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes, void* stream) override {
-    to_->tell("copy " + std::to_string(bytes) + " " + place_of(from) + " -> " + place_of(to) + " on " +
-              std::to_string(reinterpret_cast<uintptr_t>(stream)));
+    to_->record("copy " + std::to_string(bytes) + " " + place_of(from) + " -> " + place_of(to) + " on " +
+                std::to_string(reinterpret_cast<uintptr_t>(stream)));
   }
   void exchange(const GinRail& rail, uint64_t round, std::span<const GinPart> parts, void* stream) override {
     if (refuses) throw Error(ErrorCode::system, "no launch");
@@ -103,11 +103,11 @@ class TellingDevice final : public GinDevice {
               std::to_string(part.send_bytes) + " after " + std::to_string(part.sent) + " from " + std::to_string(part.from) +
               " to " + std::to_string(part.to) + ", gets " + std::to_string(part.receive_bytes) + " after " +
               std::to_string(part.received);
-    to_->tell(text);
+    to_->record(text);
   }
-  void end() noexcept override { to_->tell("end of exchanges"); }
+  void end() noexcept override { to_->record("end of exchanges"); }
 
-  int version = kLeastGinVersion;
+  int version = kMinGinVersion;
   bool refuses = false;
   std::byte* window = nullptr;
   size_t window_bytes = 0;
@@ -128,10 +128,10 @@ class TellingDevice final : public GinDevice {
 
 class GinCarrierTest : public nccl_tests::FakeNcclTest {
  protected:
-  GinCarrierTest() : FakeNcclTest("FAKE_NCCL_GIN", kLeastGinVersion) {}
+  GinCarrierTest() : FakeNcclTest("FAKE_NCCL_GIN", kMinGinVersion) {}
   void SetUp() override {
     FakeNcclTest::SetUp();
-    device_ = std::make_shared<TellingDevice>(fake_);
+    device_ = std::make_shared<RecordingDevice>(fake_);
   }
   void TearDown() override {
     FakeNcclTest::TearDown();
@@ -159,7 +159,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
     return Error(ErrorCode::ok, "made");
   }
 
-  std::shared_ptr<TellingDevice> device_;
+  std::shared_ptr<RecordingDevice> device_;
   int still_allocated_ = 0;  ///< memory blocks that are left unreleased
 };
 
@@ -168,8 +168,8 @@ TEST_F(GinCarrierTest, NothingIsAgainstIt) {
   EXPECT_EQ(why_no_gin(api_, device_.get(), 1), "");
   const auto made = comms(0, {"a", "b"});
   EXPECT_EQ(why_no_gin(*made), "");
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "properties of c0, version 23007"}));
+  EXPECT_EQ(fake_->take_log(),
+            (Log{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "properties of c0, version 23007"}));
 }
 
 TEST_F(GinCarrierTest, WhatABuildOrAMachineLacksIsSaid) {
@@ -211,39 +211,38 @@ TEST_F(GinCarrierTest, WindowsAreMadeOnceAndEndInOrder) {
   fake_->in_progress = 7;
   auto carrier = make(1, {"a", "b", "c"});
   EXPECT_EQ(fake_->in_progress, 0);
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0", "window of c0: 16384, flags 0",
-                  "properties of c0, version 23007", "device comm of c0: version 23007, 6 signals, 3 counters, connection 1",
-                  "reset c0 of 3"}));
+  EXPECT_EQ(fake_->take_log(), (Log{"init c0: rank 1 of 3, id i, version 21900, blocking 0", "window of c0: 16384, flags 0",
+                                    "properties of c0, version 23007",
+                                    "device comm of c0: version 23007, 6 signals, 3 counters, connection 1", "reset c0 of 3"}));
   carrier.reset();
-  EXPECT_EQ(fake_->take_told(), (Told{"destroy device comm of c0", "destroy window of c0", "finalize c0", "destroy c0"}));
+  EXPECT_EQ(fake_->take_log(), (Log{"destroy device comm of c0", "destroy window of c0", "finalize c0", "destroy c0"}));
   EXPECT_EQ(allocated(), 0);
 }
 
 TEST_F(GinCarrierTest, OneNetworkCardIsAskedForWhereNoMoreIsThere) {
   fake_->gin_type = 0;
   const auto carrier = make(0, {"a", "b"});
-  EXPECT_EQ(fake_->take_told()[3], "device comm of c0: version 23007, 4 signals, 2 counters, connection 2");
+  EXPECT_EQ(fake_->take_log()[3], "device comm of c0: version 23007, 4 signals, 2 counters, connection 2");
 }
 
 TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
   const auto carrier = make(1, {"a", "b", "c"});
-  fake_->take_told();
+  fake_->take_log();
   const std::span<const std::byte> out = out_;
   const std::span<std::byte> in = in_;
-  const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
-  carrier->post(7, legs, stream_);
+  const std::array<PeerTransfer, 2> transfers{PeerTransfer{0, out.first(48), in.first(32)}, PeerTransfer{2, {}, in.last(16)}};
+  carrier->post(7, transfers, stream_);
   // Slots of rank 1: to and from rank 0, to and from rank 2. Its data for rank 0 arrives in that rank's second slot.
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"copy 48 leg -> w+0 on 9",
-                  "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "
-                  "8192 to 12288, gets 16 after 0",
-                  "copy 32 w+4096 -> leg on 9", "copy 16 w+12288 -> leg on 9"}));
-  EXPECT_EQ(carrier->advance(7).state, RoundState::under_way);
+  EXPECT_EQ(fake_->take_log(),
+            (Log{"copy 48 leg -> w+0 on 9",
+                 "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "
+                 "8192 to 12288, gets 16 after 0",
+                 "copy 32 w+4096 -> leg on 9", "copy 16 w+12288 -> leg on 9"}));
+  EXPECT_EQ(carrier->advance(7).state, RoundState::in_progress);
   EXPECT_EQ(carrier->advance(7).peer, -1);
-  const std::array<Leg, 1> one{Leg{2, out, in}};
+  const std::array<PeerTransfer, 1> one{PeerTransfer{2, out, in}};
   carrier->post(8, one, stream_);
-  EXPECT_EQ(fake_->take_told()[1], "exchange 2 by c0 on 9; rank 2 = 2: 64 after 0 from 8192 to 12288, gets 64 after 1");
+  EXPECT_EQ(fake_->take_log()[1], "exchange 2 by c0 on 9; rank 2 = 2: 64 after 0 from 8192 to 12288, gets 64 after 1");
   EXPECT_EQ(carrier->advance(8).peer, -1);  // round 7 is the one that waits
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(7).state, RoundState::done);
@@ -254,55 +253,55 @@ TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
 
 TEST_F(GinCarrierTest, ARoundOnAnotherStreamComesBehindTheLastOne) {
   const auto carrier = make(0, {"a", "b"});
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
-  EXPECT_EQ(marks_->ordered, Told{});
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
+  EXPECT_EQ(marks_->ordered, Log{});
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(1).state, RoundState::done);
-  carrier->post(2, legs, reinterpret_cast<void*>(uintptr_t{12}));
-  EXPECT_EQ(marks_->ordered, Told{"12 after 1"});
+  carrier->post(2, transfers, reinterpret_cast<void*>(uintptr_t{12}));
+  EXPECT_EQ(marks_->ordered, Log{"12 after 1"});
   marks_->passed = 2;
 }
 
 TEST_F(GinCarrierTest, LegsLongerThanASlotTravelInPieces) {
   const auto carrier = make(0, {"a", "b", "c"});
-  fake_->take_told();
+  fake_->take_log();
   std::vector<std::byte> out(2 * kSlot + 100), in(10);
-  const std::array<Leg, 2> legs{Leg{1, out, in}, Leg{2, {}, in_}};
-  carrier->post(1, legs, stream_);
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"copy 4096 leg -> w+0 on 9",
-                  "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 0 from 0 to 4096, gets 10 after 0; rank 2 = 2: 0 after 0 from "
-                  "8192 to 4096, gets 64 after 0",
-                  "copy 10 w+4096 -> leg on 9", "copy 64 w+12288 -> leg on 9", "copy 4096 leg -> w+0 on 9",
-                  "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 1 from 0 to 4096, gets 0 after 1", "copy 100 leg -> w+0 on 9",
-                  "exchange 1 by c0 on 9; rank 1 = 1: 100 after 2 from 0 to 4096, gets 0 after 1"}));
+  const std::array<PeerTransfer, 2> transfers{PeerTransfer{1, out, in}, PeerTransfer{2, {}, in_}};
+  carrier->post(1, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(),
+            (Log{"copy 4096 leg -> w+0 on 9",
+                 "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 0 from 0 to 4096, gets 10 after 0; rank 2 = 2: 0 after 0 from "
+                 "8192 to 4096, gets 64 after 0",
+                 "copy 10 w+4096 -> leg on 9", "copy 64 w+12288 -> leg on 9", "copy 4096 leg -> w+0 on 9",
+                 "exchange 1 by c0 on 9; rank 1 = 1: 4096 after 1 from 0 to 4096, gets 0 after 1", "copy 100 leg -> w+0 on 9",
+                 "exchange 1 by c0 on 9; rank 1 = 1: 100 after 2 from 0 to 4096, gets 0 after 1"}));
   marks_->passed = 1;
 }
 
 TEST_F(GinCarrierTest, AnAbortEndsExchangesAndThenCommunicators) {
   const auto carrier = make(0, {"a", "b"});
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
-  fake_->take_told();
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
+  fake_->take_log();
   carrier->abort();
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
-  EXPECT_EQ(fake_->take_told(), Told{"end of exchanges"});  // its kernel may run
+  EXPECT_EQ(fake_->take_log(), Log{"end of exchanges"});  // its kernel may run
   marks_->passed = 1;
-  EXPECT_EQ(told_until("abort c0"), Told{"abort c0"});
+  EXPECT_EQ(wait_for_log("abort c0"), Log{"abort c0"});
   carrier->abort();  // nothing is left
-  carrier->post(2, legs, stream_);
-  EXPECT_EQ(fake_->take_told(), Told{});
+  carrier->post(2, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(), Log{});
 }
 
 TEST_F(GinCarrierTest, CommunicatorsWhoseRoundsDoNotEndAreLeftBehind) {
   auto carrier = make(0, {"a", "b"});
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
-  fake_->take_told();
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
+  fake_->take_log();
   carrier.reset();
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  EXPECT_EQ(fake_->take_told(), Told{"end of exchanges"});
+  EXPECT_EQ(fake_->take_log(), Log{"end of exchanges"});
   const std::lock_guard lock(fake_->mutex);
   fake_->comms = fake_->ended = 0;  // no further calls follow
   still_allocated_ = 1;
@@ -310,23 +309,23 @@ TEST_F(GinCarrierTest, CommunicatorsWhoseRoundsDoNotEndAreLeftBehind) {
 
 TEST_F(GinCarrierTest, AnErrorOfNcclBreaksAllRounds) {
   auto carrier = make(0, {"a", "b"});
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
   fake_->state = 6;
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   fake_->state = 0;
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
-  fake_->take_told();
+  fake_->take_log();
   carrier.reset();
-  EXPECT_EQ(told_until("abort c0"), (Told{"end of exchanges", "abort c0"}));
+  EXPECT_EQ(wait_for_log("abort c0"), (Log{"end of exchanges", "abort c0"}));
 }
 
 TEST_F(GinCarrierTest, ALaunchThatFailsIsAnErrorAndTheEnd) {
   const auto carrier = make(0, {"a", "b"});
   device_->refuses = true;
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  EXPECT_THROW(carrier->post(1, legs, stream_), Error);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  EXPECT_THROW(carrier->post(1, transfers, stream_), Error);
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   EXPECT_EQ(carrier->advance(1).peer, 1);
   const std::lock_guard lock(fake_->mutex);
@@ -339,15 +338,15 @@ TEST_F(GinCarrierTest, WhatNcclRefusesIsToldInItsWords) {
   EXPECT_STREQ(refusal().what(),
                "NCCL: the device communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says "
                "more)");
-  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+  EXPECT_EQ(wait_for_log("abort c0").back(), "abort c0");
   fake_->window_result = 5;
   EXPECT_STREQ(refusal().what(),
                "NCCL: the window of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
-  EXPECT_EQ(told_until("abort c1").back(), "abort c1");
+  EXPECT_EQ(wait_for_log("abort c1").back(), "abort c1");
   fake_->window_result = 7;
   fake_->has_window = false;
   EXPECT_STREQ(refusal().what(), "NCCL: a communicator with the device API registers no memory");
-  EXPECT_EQ(told_until("abort c2").back(), "abort c2");
+  EXPECT_EQ(wait_for_log("abort c2").back(), "abort c2");
 }
 
 TEST_F(GinCarrierTest, AWindowThatIsNotMadeInTimeIsGivenUp) {
@@ -363,7 +362,7 @@ TEST_F(GinCarrierTest, AWindowThatIsNotMadeInTimeIsGivenUp) {
     EXPECT_NE(std::string(error.what()).find("the window of ranks 0, 1 was not made within 20 ms"), std::string::npos)
         << error.what();
   }
-  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+  EXPECT_EQ(wait_for_log("abort c0").back(), "abort c0");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace switchyard::detail {
 namespace {
 
-using nccl_tests::Told;
+using nccl_tests::Log;
 using std::chrono::milliseconds;
 
 std::string refusal_of(const char* file) {
@@ -62,24 +62,24 @@ class NcclCarrierTest : public nccl_tests::FakeNcclTest {
 TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
   fake_->in_progress = 3;  // init waits
   const auto carrier = make(spec_of(1, {"a", "b", "c"}));
-  EXPECT_EQ(fake_->take_told(), Told{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
+  EXPECT_EQ(fake_->take_log(), Log{"init c0: rank 1 of 3, id i, version 21900, blocking 0"});
   EXPECT_EQ(fake_->in_progress, 0);
   fake_->in_progress = 2;  // the end of the group waits, too
   const std::span<const std::byte> out = out_;
   const std::span<std::byte> in = in_;
-  const std::array<Leg, 2> legs{Leg{0, out.first(48), in.first(32)}, Leg{2, {}, in.last(16)}};
-  carrier->post(1, legs, stream_);
-  EXPECT_EQ(fake_->take_told(), (Told{"group", "send 48 of type 1 to 0 of c0 on 9", "receive 32 of type 1 from 0 of c0 on 9",
-                                      "receive 16 of type 1 from 2 of c0 on 9", "end"}));
+  const std::array<PeerTransfer, 2> transfers{PeerTransfer{0, out.first(48), in.first(32)}, PeerTransfer{2, {}, in.last(16)}};
+  carrier->post(1, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(), (Log{"group", "send 48 of type 1 to 0 of c0 on 9", "receive 32 of type 1 from 0 of c0 on 9",
+                                    "receive 16 of type 1 from 2 of c0 on 9", "end"}));
   EXPECT_EQ(fake_->in_progress, 0);
-  EXPECT_EQ(carrier->advance(1).state, RoundState::under_way);
+  EXPECT_EQ(carrier->advance(1).state, RoundState::in_progress);
   EXPECT_EQ(carrier->advance(1).peer, -1);
   EXPECT_EQ(carrier->advance(0).state, RoundState::done);
-  const std::array<Leg, 1> one{Leg{2, out, {}}};
+  const std::array<PeerTransfer, 1> one{PeerTransfer{2, out, {}}};
   carrier->post(2, one, stream_);
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(1).state, RoundState::done);
-  EXPECT_EQ(carrier->advance(2).state, RoundState::under_way);
+  EXPECT_EQ(carrier->advance(2).state, RoundState::in_progress);
   EXPECT_EQ(carrier->advance(2).peer, 2);
   marks_->passed = 2;
   EXPECT_EQ(carrier->advance(2).state, RoundState::done);
@@ -87,22 +87,22 @@ TEST_F(NcclCarrierTest, ARoundIsOneGroupOnTheStream) {
 
 TEST_F(NcclCarrierTest, ARoundOfACaptureIsEnqueuedAndNotWaitedFor) {
   const auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
-  const std::array<Leg, 1> legs{Leg{1, std::span<const std::byte>(out_), {}}};
-  carrier->post(1, legs, stream_);
+  fake_->take_log();
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, std::span<const std::byte>(out_), {}}};
+  carrier->post(1, transfers, stream_);
   marks_->captured = true;
-  carrier->post(2, legs, stream_);
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"group", "send 64 of type 1 to 1 of c0 on 9", "end", "group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
-  EXPECT_EQ(carrier->advance(2).state, RoundState::under_way) << "the first one is";
+  carrier->post(2, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(),
+            (Log{"group", "send 64 of type 1 to 1 of c0 on 9", "end", "group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
+  EXPECT_EQ(carrier->advance(2).state, RoundState::in_progress) << "the first one is";
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(2).state, RoundState::done);
 }
 
 TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
   const auto carrier = make(spec_of(0, {"a", "b"}));
-  const std::array<Leg, 1> legs{Leg{1, {}, {}}};
-  carrier->post(1, legs, stream_);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, {}, {}}};
+  carrier->post(1, transfers, stream_);
   EXPECT_EQ(carrier->advance(1).state, RoundState::done);
   EXPECT_EQ(marks_->made, 0);
 }
@@ -110,13 +110,12 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
   // Host a: 0, 1, 2; host b: 3, 4. Rank 3 is the proxy of 0 and 2.
   const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
-  EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
-                                      "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
-  const std::array<Leg, 2> legs{Leg{0, out_, {}}, Leg{2, out_, {}}};
-  carrier->post(1, legs, stream_);
-  EXPECT_EQ(fake_->take_told(),
-            (Told{"group", "send 64 of type 1 to 0 of c0 on 9", "send 64 of type 1 to 0 of c1 on 9", "end"}));
-  const std::array<Leg, 1> stranger{Leg{1, out_, {}}};
+  EXPECT_EQ(fake_->take_log(), (Log{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
+                                    "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
+  const std::array<PeerTransfer, 2> transfers{PeerTransfer{0, out_, {}}, PeerTransfer{2, out_, {}}};
+  carrier->post(1, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(), (Log{"group", "send 64 of type 1 to 0 of c0 on 9", "send 64 of type 1 to 0 of c1 on 9", "end"}));
+  const std::array<PeerTransfer, 1> stranger{PeerTransfer{1, out_, {}}};
   carrier->post(2, stranger, stream_);
   EXPECT_EQ(carrier->advance(2).state, RoundState::broken);
   EXPECT_EQ(carrier->advance(2).peer, 1);
@@ -124,25 +123,25 @@ TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
 
 TEST_F(NcclCarrierTest, AnErrorOfNcclBreaksAllRounds) {
   const auto carrier = make(spec_of(0, {"a", "b"}));
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
   fake_->state = 6;  // a remote error
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   fake_->state = 0;
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
-  fake_->take_told();
-  carrier->post(2, legs, stream_);
-  EXPECT_EQ(fake_->take_told(), Told{});
+  fake_->take_log();
+  carrier->post(2, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(), Log{});
 }
 
 TEST_F(NcclCarrierTest, ASendThatIsRefusedEndsItsGroup) {
   const auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
+  fake_->take_log();
   fake_->send_result = 5;
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
-  EXPECT_EQ(fake_->take_told(), (Told{"group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
+  EXPECT_EQ(fake_->take_log(), (Log{"group", "send 64 of type 1 to 1 of c0 on 9", "end"}));
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   EXPECT_EQ(carrier->advance(1).peer, 1);
 }
@@ -152,8 +151,8 @@ TEST_F(NcclCarrierTest, AGroupThatDoesNotEndIsGivenUpAtTheDeadline) {
   spec.deadline = milliseconds(20);
   const auto carrier = make(std::move(spec));
   fake_->in_progress = 1 << 30;
-  const std::array<Leg, 1> legs{Leg{1, out_, in_}};
-  carrier->post(1, legs, stream_);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, out_, in_}};
+  carrier->post(1, transfers, stream_);
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   EXPECT_EQ(marks_->made, 0);
 }
@@ -162,7 +161,7 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
   spec.deadline = std::chrono::hours(1);
   const auto carrier = make(std::move(spec));
-  fake_->take_told();
+  fake_->take_log();
   fake_->in_progress = 1 << 30;
   std::thread other([&] {
     const auto asked = [&] {
@@ -172,31 +171,31 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
     while (!asked()) std::this_thread::yield();  // post() waits
     carrier->abort();
   });
-  const std::array<Leg, 1> legs{Leg{1, {}, in_}};
-  carrier->post(1, legs, stream_);
+  const std::array<PeerTransfer, 1> transfers{PeerTransfer{1, {}, in_}};
+  carrier->post(1, transfers, stream_);
   other.join();
-  EXPECT_EQ(told_until("abort c0"), (Told{"group", "receive 64 of type 1 from 1 of c0 on 9", "end", "abort c0"}));
+  EXPECT_EQ(wait_for_log("abort c0"), (Log{"group", "receive 64 of type 1 from 1 of c0 on 9", "end", "abort c0"}));
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   carrier->abort();  // nothing is left
-  EXPECT_EQ(fake_->take_told(), Told{});
+  EXPECT_EQ(fake_->take_log(), Log{});
 }
 
 TEST_F(NcclCarrierTest, ACarrierThatEndsFlushes) {
   make(spec_of(0, {"a", "b"})).reset();
-  EXPECT_EQ(fake_->take_told(), (Told{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "finalize c0", "destroy c0"}));
+  EXPECT_EQ(fake_->take_log(), (Log{"init c0: rank 0 of 2, id i, version 21900, blocking 0", "finalize c0", "destroy c0"}));
 }
 
 TEST_F(NcclCarrierTest, ACommunicatorThatDoesNotFlushIsLeftBehind) {
   auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
+  fake_->take_log();
   fake_->in_progress = 1 << 30;
   carrier.reset();
-  EXPECT_EQ(told_until("abort c0"), (Told{"finalize c0", "abort c0"}));
+  EXPECT_EQ(wait_for_log("abort c0"), (Log{"finalize c0", "abort c0"}));
 }
 
 TEST_F(NcclCarrierTest, ANewOneWaitsForThoseThatEnd) {
   auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
+  fake_->take_log();
   fake_->holds_aborts = true;
   carrier->abort();
   std::thread other([&] {
@@ -207,22 +206,22 @@ TEST_F(NcclCarrierTest, ANewOneWaitsForThoseThatEnd) {
   patient.deadline = std::chrono::hours(1);
   carrier = make(std::move(patient));
   other.join();
-  EXPECT_EQ(fake_->take_told(), (Told{"abort c0", "init c1: rank 0 of 2, id i, version 21900, blocking 0"}));
+  EXPECT_EQ(fake_->take_log(), (Log{"abort c0", "init c1: rank 0 of 2, id i, version 21900, blocking 0"}));
 }
 
 TEST_F(NcclCarrierTest, ANewOneWaitsForAQuarterOfItsDeadline) {
   auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
+  fake_->take_log();
   fake_->holds_aborts = true;
   carrier->abort();
   carrier = make(spec_of(0, {"a", "b"}));
-  EXPECT_EQ(fake_->take_told(), Told{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
+  EXPECT_EQ(fake_->take_log(), Log{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
   fake_->holds_aborts = false;
 }
 
 TEST_F(NcclCarrierTest, ANewOneThatIsInterruptedWaitsForNobody) {
   auto carrier = make(spec_of(0, {"a", "b"}));
-  fake_->take_told();
+  fake_->take_log();
   fake_->holds_aborts = true;
   carrier->abort();
   NcclCarrierSpec spec = spec_of(0, {"a", "b"});
@@ -232,7 +231,7 @@ TEST_F(NcclCarrierTest, ANewOneThatIsInterruptedWaitsForNobody) {
   fake_->init_result = 0;
   carrier = make(std::move(spec));
   EXPECT_EQ(asked, 2);
-  EXPECT_EQ(fake_->take_told(), Told{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
+  EXPECT_EQ(fake_->take_log(), Log{"init c1: rank 0 of 2, id i, version 21900, blocking 0"});
   fake_->holds_aborts = false;
 }
 
@@ -247,7 +246,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeSaysWhy) {
         error.what(),
         "NCCL: the communicator of ranks 0, 1 cannot be made: a fake error; and its reason (NCCL_DEBUG=WARN says more)");
   }
-  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+  EXPECT_EQ(wait_for_log("abort c0").back(), "abort c0");
 }
 
 TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeInTimeIsEnded) {
@@ -261,7 +260,7 @@ TEST_F(NcclCarrierTest, ACommunicatorThatIsNotMadeInTimeIsEnded) {
     EXPECT_EQ(error.code(), ErrorCode::rendezvous);
     EXPECT_NE(std::string(error.what()).find("was not made within 20 ms"), std::string::npos) << error.what();
   }
-  EXPECT_EQ(told_until("abort c0").back(), "abort c0");
+  EXPECT_EQ(wait_for_log("abort c0").back(), "abort c0");
 }
 
 TEST(Rails, HaveOneRankOfEachHost) {

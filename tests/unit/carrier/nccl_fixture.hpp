@@ -28,7 +28,7 @@
 namespace switchyard::detail::nccl_tests {
 
 using test::FakeNccl;
-using Told = std::vector<std::string>;
+using Log = std::vector<std::string>;
 
 /// Marks that are reached when the test says so.
 struct HandMarks final : StreamMarks {
@@ -41,7 +41,7 @@ struct HandMarks final : StreamMarks {
   int made = 0;
   std::atomic<int> passed = 0;  ///< also queried by the threads that end communicators
   bool captured = false;        ///< whether streams are being captured
-  Told ordered;
+  Log ordered;
 };
 
 /// The library that the environment variable `variable` names, as NCCL `version`.
@@ -90,10 +90,10 @@ class FakeNcclTest : public testing::Test {
   }
 
   /// Waits until the fake has recorded `last`.
-  Told told_until(const std::string& last) {
-    Told all;
+  Log wait_for_log(const std::string& last) {
+    Log all;
     for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {
-      for (std::string& text : fake_->take_told()) all.push_back(std::move(text));
+      for (std::string& text : fake_->take_log()) all.push_back(std::move(text));
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return all;

@@ -32,7 +32,7 @@ struct LayerCase {
   int idle = -1;                ///< the expert that no token chooses
   int only = -1;                ///< the expert that all tokens choose with all their routes; -1: they choose among all
   int world() const { return static_cast<int>(tokens.size()); }
-  int64_t most_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
+  int64_t max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
   /// Bound of |out - reference| / |reference|, Euclidean norms of a rank's whole output. Each of four roundings is at most half
   /// a unit in the last of 8 digits (f16: 11).
@@ -43,7 +43,7 @@ struct LayerCase {
     config.hidden = hidden;
     config.num_experts = experts;
     config.topk = topk;
-    config.max_tokens = most_tokens();
+    config.max_tokens = max_tokens();
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
     config.row_type = type;
@@ -56,7 +56,7 @@ struct LayerCase {
     config.hidden = hidden;
     config.num_experts = experts;
     config.topk = topk;
-    config.max_tokens = most_tokens();
+    config.max_tokens = max_tokens();
     config.row_type = type;
     config.scales = ScaleKind::none;
     return config;
@@ -165,11 +165,11 @@ template <class Rig>
 class ExpertLayer {
  public:
   ExpertLayer(Rig& rig, Group& group, const LayerCase& c) : rig_(rig), c_(c), rank_(group.rank()) {
-    const auto tokens = static_cast<size_t>(c.most_tokens()), routes = tokens * static_cast<size_t>(c.topk);
-    x_ = rig.room(tokens * c.row_bytes());
-    out_ = rig.room(tokens * c.row_bytes());
-    ids_ = static_cast<int32_t*>(rig.room(routes * 4));
-    weights_ = static_cast<float*>(rig.room(routes * 4));
+    const auto tokens = static_cast<size_t>(c.max_tokens()), routes = tokens * static_cast<size_t>(c.topk);
+    x_ = rig.allocate(tokens * c.row_bytes());
+    out_ = rig.allocate(tokens * c.row_bytes());
+    ids_ = static_cast<int32_t*>(rig.allocate(routes * 4));
+    weights_ = static_cast<float*>(rig.allocate(routes * 4));
     if (c.masked) {
       low_latency_.emplace(group, c.low_latency());
       received_ = low_latency_->make_output();
@@ -238,8 +238,8 @@ class ExpertLayer {
     options.max_rows = c_.masked ? received_.x.rows : most_rows(c_.normal(), c_.world());
     const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate), bytes = elements * dtype_bytes(c_.type);
     const auto here = static_cast<size_t>(end - first);
-    auto* const w13 = static_cast<std::byte*>(rig_.room(2 * here * bytes));
-    auto* const w2 = static_cast<std::byte*>(rig_.room(here * bytes));
+    auto* const w13 = static_cast<std::byte*>(rig_.allocate(2 * here * bytes));
+    auto* const w2 = static_cast<std::byte*>(rig_.allocate(here * bytes));
     for (int e = first; e < end; ++e) {
       const LayerWeights weights(c_, e);
       const auto at = static_cast<size_t>(e - first) * bytes;

@@ -81,9 +81,9 @@ TEST(GradientTiles, BandsShareX) {
 TEST(GradientTiles, StagesThatFit) {
   constexpr uint32_t kSharedBytes = 232448;  // of a block on sm_90
   EXPECT_EQ(gradient_stage_bytes(), 28672u);
-  EXPECT_EQ(stages_that_fit(kSharedBytes, 64), 6u);
-  EXPECT_EQ(stages_that_fit(kSharedBytes, 2048), 6u);
-  EXPECT_EQ(stages_that_fit(1 << 30, 1), 15u);
+  EXPECT_EQ(fitting_stages(kSharedBytes, 64), 6u);
+  EXPECT_EQ(fitting_stages(kSharedBytes, 2048), 6u);
+  EXPECT_EQ(fitting_stages(1 << 30, 1), 15u);
 }
 
 }  // namespace

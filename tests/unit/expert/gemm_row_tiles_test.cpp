@@ -29,13 +29,13 @@ TEST(RowTiles, ByHand) {
 }
 
 TEST(RowTiles, CoverEveryRowOnce) {
-  for (const int most : {16, 128, 192}) {
+  for (const int max : {16, 128, 192}) {
     for (int64_t rows = 1; rows <= 3000; rows += rows < 500 ? 1 : 37) {
-      const int tiles = count_row_tiles(rows, most);
+      const int tiles = count_row_tiles(rows, max);
       int64_t at = 0;
-      int narrowest = most, widest = 0;
+      int narrowest = max, widest = 0;
       for (int i = 0; i < tiles; ++i) {
-        const RowTile t = row_tile(rows, i, most);
+        const RowTile t = row_tile(rows, i, max);
         ASSERT_EQ(t.first, at) << rows << " rows, tile " << i;
         ASSERT_EQ(t.width % kRowStep, 0);
         ASSERT_GT(t.rows, t.width - kRowStep) << rows << " rows, tile " << i << ": no step without a row";
@@ -45,9 +45,9 @@ TEST(RowTiles, CoverEveryRowOnce) {
         widest = t.width > widest ? t.width : widest;
       }
       ASSERT_EQ(at, rows);
-      ASSERT_LE(widest, most);
+      ASSERT_LE(widest, max);
       ASSERT_LE(widest - narrowest, kRowStep);
-      ASSERT_EQ(widest, widest_row_tile(rows, most));
+      ASSERT_EQ(widest, widest_row_tile(rows, max));
     }
   }
 }
@@ -65,15 +65,15 @@ TEST(RowTiles, UnitsByHand) {
 }
 
 TEST(RowTiles, UnitsCoverEveryRowOnce) {
-  for (const int most : {2, 3, 4}) {
+  for (const int max : {2, 3, 4}) {
     for (int64_t rows = 65; rows <= 3000; rows += rows < 600 ? 1 : 37) {
-      const int tiles = count_row_tiles(rows, 64 * most);
+      const int tiles = count_row_tiles(rows, 64 * max);
       int64_t at = 0;
       for (int i = 0; i < tiles; ++i) {
-        const RowTile t = unit_tile(rows, i, 64, most);
+        const RowTile t = unit_tile(rows, i, 64, max);
         ASSERT_EQ(t.first, at) << rows << " rows, tile " << i;
         ASSERT_EQ(t.width % 64, 0);
-        ASSERT_TRUE(t.width <= 64 * most && t.width >= (most == 2 && tiles > 1 ? 64 : 128)) << rows << " rows, tile " << i;
+        ASSERT_TRUE(t.width <= 64 * max && t.width >= (max == 2 && tiles > 1 ? 64 : 128)) << rows << " rows, tile " << i;
         ASSERT_TRUE(t.rows <= t.width && t.rows > t.width - 64) << rows << " rows, tile " << i;
         at += t.rows;
       }

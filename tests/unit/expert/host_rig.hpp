@@ -15,7 +15,7 @@ namespace switchyard::testing {
 class HostRig {
  public:
   static constexpr Backend kBackend = Backend::cpu;
-  void* room(size_t bytes) {
+  void* allocate(size_t bytes) {
     memory_.push_back(std::make_unique<std::byte[]>(bytes));
     return memory_.back().get();
   }

@@ -59,9 +59,9 @@ Comparison comparison(std::vector<int64_t> tokens, int workers) {
 }
 
 /// Different T per rank, one of them 0 if there are several ranks.
-std::vector<int64_t> some_tokens(int world, int64_t most = 40) {
+std::vector<int64_t> some_tokens(int world, int64_t max = 40) {
   std::vector<int64_t> tokens;
-  for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : most - 7 * r % 5);
+  for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : max - 7 * r % 5);
   return tokens;
 }
 
@@ -88,10 +88,10 @@ std::string difference(const std::vector<uint16_t>& expected, const std::vector<
 std::string compare(Group& group, const Comparison& c) {
   const MoeLayerConfig& m = c.config;
   Draw draw(static_cast<uint64_t>(group.rank()) + 100);
-  const int here =
+  const int local_experts =
       first_expert(m.num_experts, c.world(), group.rank() + 1) - first_expert(m.num_experts, c.world(), group.rank());
-  const std::vector<uint16_t> w13 = some_rows(draw, here * 2 * m.intermediate * m.hidden);
-  const std::vector<uint16_t> w2 = some_rows(draw, here * m.intermediate * m.hidden);
+  const std::vector<uint16_t> w13 = some_rows(draw, local_experts * 2 * m.intermediate * m.hidden);
+  const std::vector<uint16_t> w2 = some_rows(draw, local_experts * m.intermediate * m.hidden);
   MoeLayerConfig separate = m, fused = m;
   separate.form = MoeForm::separate;
   fused.form = MoeForm::fused;

@@ -80,7 +80,7 @@ TEST(MoeLayerSetup, SaysWhatWasChosen) {
   options.heap_bytes = MoeLayer::heap_bytes_for(config, 1);
   std::vector<Group> groups = Group::in_process(1, options);
   HostRig rig;
-  void* const weights = rig.room(4 * 2 * 16 * 32 * 2);
+  void* const weights = rig.allocate(4 * 2 * 16 * 32 * 2);
   MoeLayer layer(groups[0], config, weights, weights);
   EXPECT_EQ(layer.config().exchange, MoeExchange::low_latency);
   EXPECT_EQ(layer.config().form, MoeForm::separate);
@@ -102,21 +102,21 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   normal.topk = c.topk;
   normal.max_tokens = c.max_tokens;
   normal.layout = Layout::expert_major;
-  const MemoryRequirement usual = NormalExchange::memory_required(normal, kWorld, Backend::cuda);
+  const MemoryRequirement defaults = NormalExchange::memory_required(normal, kWorld, Backend::cuda);
   const int64_t rows = most_rows(normal, kWorld);
   EXPECT_EQ(rows, kWorld * 8 * 2);
   c.captured = false;
   MoeLayerMemory m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
-  EXPECT_EQ(m.heap_bytes, usual.total());
+  EXPECT_EQ(m.heap_bytes, defaults.total());
   EXPECT_EQ(m.scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
   EXPECT_EQ(m.private_bytes + m.weight_bytes, 0u);
   c.captured = true;
-  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).heap_bytes, usual.total() + usual.pool_bytes);
+  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).heap_bytes, defaults.total() + defaults.pool_bytes);
   c.capacity = 10;
   m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
   const auto round = [](size_t bytes) { return (bytes + 4095) / 4096 * 4096; };
-  const size_t pool = usual.pool_bytes - 2 * static_cast<size_t>(rows - 10) * 32 * 2;
-  EXPECT_EQ(m.heap_bytes, usual.control_bytes + round(2 * pool));
+  const size_t pool = defaults.pool_bytes - 2 * static_cast<size_t>(rows - 10) * 32 * 2;
+  EXPECT_EQ(m.heap_bytes, defaults.control_bytes + round(2 * pool));
   EXPECT_EQ(m.scratch_bytes, 10u * 16 * 2);
   c.capacity = 1000;
   EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
@@ -222,7 +222,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   group_options.heap_bytes = MoeLayer::heap_bytes_for(c, 1);
   std::vector<Group> groups = Group::in_process(1, group_options);
   HostRig rig;
-  void* const weights = rig.room(4 * 2 * 16 * 32 * 2);
+  void* const weights = rig.allocate(4 * 2 * 16 * 32 * 2);
   MoeLayer layer(groups[0], c, weights, weights);
   EXPECT_EQ(layer.config().exchange, MoeExchange::normal);
   EXPECT_EQ(layer.config().form, MoeForm::fused);
@@ -341,7 +341,7 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
     HostRig rig;
     MoeLayerConfig config = small();
     change(group.rank(), config);
-    void* const weights = rig.room(std::max(weight_bytes(small()), weight_bytes(config)));
+    void* const weights = rig.allocate(std::max(weight_bytes(small()), weight_bytes(config)));
     const Outcome end = outcome_of([&] { MoeLayer layer(group, config, without_weights ? nullptr : weights, weights); });
     group.barrier();  // the group is still usable
     if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
@@ -361,7 +361,7 @@ TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
             MoeLayerConfig config = small();
             config.form = form;
             config.exchange = exchange;
-            void* const weights = rig.room(weight_bytes(config));
+            void* const weights = rig.allocate(weight_bytes(config));
             if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
             MoeLayer layer(group, config, weights, weights);
           });
@@ -419,9 +419,9 @@ std::vector<Outcome> calls(MoeExchange exchange, MoeForm form,
   const size_t bytes = MoeLayer::heap_bytes_for(config, 2);
   return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), bytes), [&](Group& group) {
     HostRig rig;
-    void* const weights = rig.room(2 * 2 * 16 * 32 * 2);
-    const void* const x = rig.room(8 * 32 * 2);
-    void* const out = rig.room(8 * 32 * 2);
+    void* const weights = rig.allocate(2 * 2 * 16 * 32 * 2);
+    const void* const x = rig.allocate(8 * 32 * 2);
+    void* const out = rig.allocate(8 * 32 * 2);
     const std::vector<int32_t> ids(16, 3);
     MoeLayer layer(group, config, weights, weights);
     group.barrier();

@@ -36,7 +36,7 @@ struct MoeCase {
     m.intermediate = c.intermediate;
     m.num_experts = c.experts;
     m.topk = c.topk;
-    m.max_tokens = c.most_tokens();
+    m.max_tokens = c.max_tokens();
     m.type = type();
     m.row_scales = row_scales;
     m.order = order;
@@ -126,10 +126,10 @@ RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const auto here = static_cast<size_t>(end - first);
   const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
   const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
-  RankWeights w{static_cast<std::byte*>(rig.room(2 * here * bytes)), static_cast<std::byte*>(rig.room(here * bytes))};
+  RankWeights w{static_cast<std::byte*>(rig.allocate(2 * here * bytes)), static_cast<std::byte*>(rig.allocate(here * bytes))};
   if (m.fp8) {
-    w.w13_scales = static_cast<float*>(rig.room(2 * here * scales * 4));
-    w.w2_scales = static_cast<float*>(rig.room(here * scales * 4));
+    w.w13_scales = static_cast<float*>(rig.allocate(2 * here * scales * 4));
+    w.w2_scales = static_cast<float*>(rig.allocate(here * scales * 4));
   }
   for (int e = first; e < end; ++e) {
     LayerWeights of(c, e);
@@ -217,11 +217,11 @@ template <class Rig>
 class MoeRank {
  public:
   MoeRank(Rig& rig, Group& group, const MoeCase& m) : rig_(rig), m_(m), rank_(group.rank()) {
-    const auto tokens = static_cast<size_t>(m.c.most_tokens()), routes = tokens * static_cast<size_t>(m.c.topk);
-    for (void** rows : {&x_, &out_, &base_, &expected_}) *rows = rig.room(tokens * m.c.row_bytes());
-    ids_ = static_cast<int32_t*>(rig.room(routes * 4));
-    weights_ = static_cast<float*>(rig.room(routes * 4));
-    tokens_ = static_cast<int32_t*>(rig.room(4));
+    const auto tokens = static_cast<size_t>(m.c.max_tokens()), routes = tokens * static_cast<size_t>(m.c.topk);
+    for (void** rows : {&x_, &out_, &base_, &expected_}) *rows = rig.allocate(tokens * m.c.row_bytes());
+    ids_ = static_cast<int32_t*>(rig.allocate(routes * 4));
+    weights_ = static_cast<float*>(rig.allocate(routes * 4));
+    tokens_ = static_cast<int32_t*>(rig.allocate(4));
     const RankWeights w =
         make_weights(rig, m, first_expert(m.c.experts, m.c.world(), rank_), first_expert(m.c.experts, m.c.world(), rank_ + 1));
     layer_.emplace(made(group, w));

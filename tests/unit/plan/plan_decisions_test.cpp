@@ -43,7 +43,7 @@ struct Counts {
 struct Tables {
   std::vector<int32_t> ids, route_row, send_rank, send_row, send_record;
   std::vector<uint8_t> dropped;
-  std::vector<int64_t> first_row, kept, aligned, padding, dropped_here, record_begin;
+  std::vector<int64_t> first_row, kept, aligned, padding, local_dropped, record_begin;
   int64_t rows = 0, records = 0;
   bool operator==(const Tables&) const = default;
 };
@@ -80,13 +80,13 @@ class DevicePlan {
           total += c_.routes[idx(s)][idx(e)];
         }
         start_[idx(e)] = row + before;
-        if (d == rank_ && expert_major()) place_expert_here(e, row, total);
+        if (d == rank_ && expert_major()) place_local_expert(e, row, total);
         row += round_up(total, p_.alignment);
       }
       if (d == rank_) needed_ = row;
     }
   }
-  void place_expert_here(int e, int64_t row, int64_t total) {
+  void place_local_expert(int e, int64_t row, int64_t total) {
     const int64_t capacity = capacity_[idx(rank_)];
     int64_t kept = 0, at = row;
     for (int s = 0; s < p_.world; ++s) {
@@ -115,7 +115,7 @@ class DevicePlan {
       if (s < p_.world) at += c_.touching[idx(s)][idx(rank_)];
     }
     for (const auto& of_source : dropped_)
-      out_.dropped_here.insert(out_.dropped_here.end(), of_source.begin(), of_source.end());
+      out_.local_dropped.insert(out_.local_dropped.end(), of_source.begin(), of_source.end());
   }
   /// Ids, dropped and, expert-major, rows of the routes of token t.
   void place_routes(int64_t t) {
@@ -178,8 +178,8 @@ Tables host_plan(const HandleData& h) {
   t.kept = h.kept_per_expert;
   t.aligned = h.aligned_per_expert;
   t.padding = padding_ranges(h);
-  t.dropped_here = h.dropped_here;
-  if (!h.reports_drops) t.dropped_here.assign(idx(h.counts.world) * idx(h.map.count(h.rank)), 0);
+  t.local_dropped = h.local_dropped;
+  if (!h.reports_drops) t.local_dropped.assign(idx(h.counts.world) * idx(h.map.count(h.rank)), 0);
   return t;
 }
 

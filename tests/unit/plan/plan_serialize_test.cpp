@@ -71,7 +71,7 @@ std::string first_bad_index(const HandleData& h) {
     return std::any_of(v.begin(), v.end(), [&](int64_t x) { return x < low || x >= high; });
   };
   const auto routes = static_cast<size_t>(h.tokens * h.topk);
-  const int here = h.map.count(h.rank);
+  const int local_experts = h.map.count(h.rank);
   if (h.ids.size() != routes || h.route_row.size() != routes || h.route_record.size() != routes) return "size of a route array";
   if (outside(h.ids, -1, h.counts.experts)) return "ids";
   if (h.send_begin.size() != static_cast<size_t>(h.tokens) + 1 || h.send_begin.front() != 0) return "send_begin";
@@ -98,7 +98,7 @@ std::string first_bad_index(const HandleData& h) {
   if (h.record_token.size() != static_cast<size_t>(h.records_allocated)) return "record_token size";
   if (h.record_route.size() != h.record_token.size() * static_cast<size_t>(h.topk)) return "record_route size";
   if (!h.record_weight.empty() && h.record_weight.size() != h.record_route.size()) return "record_weight size";
-  if (outside(h.record_route, -1, h.layout == Layout::expert_major ? h.rows : here)) return "record_route";
+  if (outside(h.record_route, -1, h.layout == Layout::expert_major ? h.rows : local_experts)) return "record_route";
   if (h.layout == Layout::expert_major && h.row_source.size() != static_cast<size_t>(h.rows_allocated))
     return "row_source size";
   if (h.layout == Layout::expert_major && outside(h.first_row, 0, h.rows + 1)) return "first_row";

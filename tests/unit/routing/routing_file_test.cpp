@@ -411,16 +411,16 @@ TEST(RecordedLayer, HasTheDocumentedStatistics) {
   EXPECT_NEAR(static_cast<double>(*std::min_element(load.begin(), load.end())) / mean, 0.059, 0.001);
   EXPECT_NEAR(ranks8, 3.945, 0.001);
   EXPECT_NEAR(ranks4, 3.137, 0.001);
-  int64_t least = 1 << 30, most = 0;
+  int64_t min = 1 << 30, max = 0;
   for (size_t r = 0; r < 8; ++r) {
     for (size_t d = 0; d < 8; ++d) {
       if (d == r) continue;
-      least = std::min(least, traffic[r][d]);
-      most = std::max(most, traffic[r][d]);
+      min = std::min(min, traffic[r][d]);
+      max = std::max(max, traffic[r][d]);
     }
   }
-  EXPECT_EQ(least, 1172);
-  EXPECT_EQ(most, 6747);
+  EXPECT_EQ(min, 1172);
+  EXPECT_EQ(max, 6747);
 }
 
 }  // namespace

@@ -69,8 +69,8 @@ TEST(BenchHtml, OnePointPerMeasurementAndNothingIsFetched) {
 TEST(TuneHtml, APlotForEachKeyOfEachShape) {
   json d = document(false);
   d["what"] = "switchyard tune --backend <cpu>";
-  const auto trial = [](const char* name, int value, double us, bool chosen, bool usual) {
-    return json{{"name", name}, {"value", value}, {"us", us}, {"chosen", chosen}, {"usual", usual}, {"problem", ""}};
+  const auto trial = [](const char* name, int value, double us, bool chosen, bool is_default) {
+    return json{{"name", name}, {"value", value}, {"us", us}, {"chosen", chosen}, {"usual", is_default}, {"problem", ""}};
   };
   json shape = {{"entry", "device=cpu"},
                 {"shape", "flat, 2 ranks, 128 tokens, hidden 7168"},

@@ -289,7 +289,7 @@ class TraceVerb(unittest.TestCase):
         self.assertTrue(all(us > 0 for us in cost["plain_us"] + cost["traced_us"]))
 
     def test_busiest_link_counts_rows_as_they_are_sent(self):
-        most = {}
+        busiest = {}
         for sending in ("per_rank", "per_route"):
             with tempfile.TemporaryDirectory() as folder:
                 code, out, err = run("trace", "--ranks", "2", "--tokens", "4", "--hidden", "64", "--mode", "low_latency", "--sending", sending,
@@ -297,10 +297,10 @@ class TraceVerb(unittest.TestCase):
             self.assertEqual(code, 0, err)
             summary = json.loads(out)
             self.assertEqual(summary["config"]["sending"], sending)
-            most[sending] = summary["busiest_link"]["out"]["bytes"]
+            busiest[sending] = summary["busiest_link"]["out"]["bytes"]
             self.assertLessEqual(summary["busiest_link"]["back"]["bytes"], 4 * 64 * 2)  # one sum per token and rank
-        self.assertLessEqual(most["per_rank"], 4 * 64 * 2)
-        self.assertGreater(most["per_route"], 4 * 64 * 2)  # 8 experts of a token on 2 ranks
+        self.assertLessEqual(busiest["per_rank"], 4 * 64 * 2)
+        self.assertGreater(busiest["per_route"], 4 * 64 * 2)  # 8 experts of a token on 2 ranks
 
     def test_forgotten_events_are_said(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@
 #include "switchyard/normal.hpp"
 #include "tools/cli/style.hpp"
 #include "tools/doctor/doctor.hpp"
-#include "tools/run/apart.hpp"
+#include "tools/run/in_child.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -20,11 +20,11 @@ namespace {
 using nlohmann::json;
 
 TEST(Apart, AnswersErrorsAndDeathsComeBack) {
-  EXPECT_EQ(run_apart([] { return json{{"pid", getpid()}}; }).at("pid").get<pid_t>() == getpid(), false);
-  EXPECT_EQ(run_apart([] { return json(std::string(100000, 'x')); }).get<std::string>().size(), 100000u);
+  EXPECT_EQ(run_in_child([] { return json{{"pid", getpid()}}; }).at("pid").get<pid_t>() == getpid(), false);
+  EXPECT_EQ(run_in_child([] { return json(std::string(100000, 'x')); }).get<std::string>().size(), 100000u);
   const auto text_of = [](const std::function<json()>& body) -> std::string {
     try {
-      run_apart(body);
+      run_in_child(body);
       return "";
     } catch (const std::runtime_error& e) {
       return e.what();

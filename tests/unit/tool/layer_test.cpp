@@ -202,7 +202,7 @@ LayerSpec spec_of(bool masked) {
 
 /// Check results of each rank: its layer, the same with one wrong element in its last token, and outputs that were never
 /// written.
-std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t most_tokens) {
+std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
   RankJob job;
   job.world = spec.scenario.world;
   job.group.heap_bytes = layer_heap_bytes(spec);
@@ -210,14 +210,14 @@ std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t most_tokens) 
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), 0, 0);
     LayerRank rank(spec, group, *device);
     rank.prepare(1);
-    const CheckResult unwritten = rank.check("unwritten", rank.outputs(), most_tokens, 1);
+    const CheckResult unwritten = rank.check("unwritten", rank.outputs(), max_tokens, 1);
     group.barrier();
     rank.layer(CombineOrder::per_rank);
     std::vector<std::byte> out = rank.outputs();
-    const CheckResult right = rank.check("right", out, most_tokens, 2);
+    const CheckResult right = rank.check("right", out, max_tokens, 2);
     const uint16_t large = 0x4120;  // 10
     std::memcpy(out.data() + out.size() - 2, &large, 2);
-    const CheckResult wrong = rank.check("wrong", out, most_tokens, 1);
+    const CheckResult wrong = rank.check("wrong", out, max_tokens, 1);
     group.barrier();
     return nlohmann::json{unwritten.passed, right.passed, right.compared, wrong.passed, wrong.detail};
   });

@@ -128,13 +128,13 @@ TEST(LayerTimes, NothingIsMadeOfOtherCalls) {
 
 TEST(LayerTimes, AreToldAsTextAndAsJson) {
   const std::vector<LayerTimes> all = layer_times(one_call());
-  const nlohmann::json told = layer_times_json(all);
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_EQ(told[0].at("workers"), 2);
-  EXPECT_DOUBLE_EQ(told[0].at("hidden_share").get<double>(), 0.5);
-  EXPECT_DOUBLE_EQ(told[0].at("up_share").get<double>(), 0.2);
-  const LayerTimes read = layer_times_from(told[0]);
-  EXPECT_EQ(layer_times_json({read}), told);
+  const nlohmann::json encoded = layer_times_json(all);
+  ASSERT_EQ(encoded.size(), 1u);
+  EXPECT_EQ(encoded[0].at("workers"), 2);
+  EXPECT_DOUBLE_EQ(encoded[0].at("hidden_share").get<double>(), 0.5);
+  EXPECT_DOUBLE_EQ(encoded[0].at("up_share").get<double>(), 0.2);
+  const LayerTimes read = layer_times_from(encoded[0]);
+  EXPECT_EQ(layer_times_json({read}), encoded);
   const std::string text = layer_times_text(all);
   EXPECT_NE(text.find("50.0 %"), std::string::npos) << text;
   EXPECT_NE(text.find("17.5 %"), std::string::npos) << text;

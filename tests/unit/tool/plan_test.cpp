@@ -79,7 +79,7 @@ TEST(PlanHosts, RailsAndProxies) {
   const HostsOfRanks where({2, 3, 1});
   EXPECT_EQ(where.world(), 6);
   EXPECT_EQ(where.hosts(), 3);
-  EXPECT_EQ(where.most_here(), 3);
+  EXPECT_EQ(where.max_host_size(), 3);
   EXPECT_EQ(where.host_of(4), 1);
   EXPECT_EQ(where.rail(4), 2);
   EXPECT_EQ(where.proxy(4, 0), 0) << "rail 2 of two ranks is rail 0";
@@ -104,7 +104,7 @@ TEST(PlanTraffic, CountsPairsRoutesAndHosts) {
   EXPECT_EQ(traffic.tokens_to(0, 0), 1);
   EXPECT_EQ(traffic.tokens_to(0, 1), 2);
   EXPECT_EQ(traffic.tokens(0), 2);
-  EXPECT_EQ(traffic.most_tokens(), 3);
+  EXPECT_EQ(traffic.max_tokens(), 3);
   traffic.scale(3, 30);
   EXPECT_EQ(traffic.routes(0, 3), 30);
 }
@@ -380,7 +380,7 @@ TEST(PlanTopology, IsWrittenAsItIsRead) {
   d["host"]["copy"]["host_read_gbs"] = d["host"]["copy"]["host_write_gbs"] = 5;
   d["network"]["host_gbs"] = 11;
   const Topology t = topology_from(d);
-  EXPECT_EQ(t.most_ranks(), 5);
+  EXPECT_EQ(t.max_ranks(), 5);
   EXPECT_EQ(t.host.link_read_gbs, t.host.link_gbs);
   const json again = to_json(topology_from(to_json(t)));
   EXPECT_EQ(again, to_json(t));

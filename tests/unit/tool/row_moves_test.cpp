@@ -60,10 +60,10 @@ TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
     const Scenario s = small(Layout::expert_major, alignment);
     const PlannedRoutes p = plan_routes(s);
     std::map<std::pair<int, int64_t>, std::multiset<Place>> want;
-    size_t most = 0, routes = 0;
+    size_t max = 0, routes = 0;
     for (int d = 0; d < s.world; ++d) {
       const std::vector<oracle::Origin> rows = oracle::rows_to(s.problem(), d);
-      most = std::max(most, rows.size());
+      max = std::max(max, rows.size());
       for (size_t row = 0; row < rows.size(); ++row) {
         if (rows[row].source < 0) continue;
         want[{rows[row].source, rows[row].token}].emplace(d, static_cast<int32_t>(row));
@@ -71,7 +71,7 @@ TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
       }
     }
     EXPECT_EQ(routes, 11u);
-    EXPECT_EQ(p.most_rows, static_cast<int64_t>(most));
+    EXPECT_EQ(p.most_rows, static_cast<int64_t>(max));
     for (int r = 0; r < s.world; ++r) {
       for (int64_t t = 0; t < s.tokens(r); ++t) {
         const std::vector<Place> got = places_of(p.moves[static_cast<size_t>(r)], static_cast<size_t>(t));

@@ -166,12 +166,13 @@ TEST(CheckResults, AreSkippedUntilARankFails) {
   const std::vector<CheckResult> there = {{"a", true, "", 3}}, absent = {skipped("a", "no such form")},
                                  wrong = {{"a", false, "differs", 3}};
   for (const auto merge : {merged_by_name, merged_by_place}) {
-    const CheckResult both = merge({told(absent), told(absent)})[0];
+    const CheckResult both = merge({encode_checks(absent), encode_checks(absent)})[0];
     EXPECT_TRUE(both.passed && both.skipped);
     EXPECT_EQ(both.detail, "no such form");
-    EXPECT_TRUE(merge({told(there), told(absent)})[0].skipped);
-    EXPECT_FALSE(merge({told(there), told(there)})[0].skipped);
-    for (const auto& ranks : {std::vector{told(absent), told(wrong)}, std::vector{told(wrong), told(absent)}}) {
+    EXPECT_TRUE(merge({encode_checks(there), encode_checks(absent)})[0].skipped);
+    EXPECT_FALSE(merge({encode_checks(there), encode_checks(there)})[0].skipped);
+    for (const auto& ranks :
+         {std::vector{encode_checks(absent), encode_checks(wrong)}, std::vector{encode_checks(wrong), encode_checks(absent)}}) {
       const CheckResult failed = merge(ranks)[0];
       EXPECT_FALSE(failed.passed || failed.skipped);
       EXPECT_NE(failed.detail.find("differs"), std::string::npos);

@@ -59,14 +59,14 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
 
 /// They are searched in the same measurements as those of the other calls. The library's own choice is 64.
 TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
-  size_t most_measured = 0;
+  size_t max_measured = 0;
   const auto found = [&](const std::function<double(int sms)>& us) {
     Machine m{[](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.dispatch_sms) - 16); },
               [](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.combine_sms) - 48); },
               {},
               [&](const TuningValues& v) { return us(v.quantized_dispatch_sms > 0 ? v.quantized_dispatch_sms : 64); }};
     const TuningValues values = m.normal(0).values;
-    most_measured = std::max(most_measured, m.measured.size());
+    max_measured = std::max(max_measured, m.measured.size());
     EXPECT_EQ(values.dispatch_sms, 16);
     EXPECT_EQ(values.combine_sms, 48);
     return values.quantized_dispatch_sms;
@@ -78,11 +78,11 @@ TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
   const std::vector<TuneStage> stages = tune_stages(TuningMode::normal, 7168, 8, 132);
   size_t candidates = 0;
   for (const TuneStage& stage : stages) {
-    size_t most = 0;
-    for (const TuneDimension& d : stage) most = std::max(most, d.candidates.size());
-    candidates += most;
+    size_t max = 0;
+    for (const TuneDimension& d : stage) max = std::max(max, d.candidates.size());
+    candidates += max;
   }
-  EXPECT_EQ(most_measured, candidates);
+  EXPECT_EQ(max_measured, candidates);
 }
 
 TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
@@ -110,7 +110,7 @@ TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
   EXPECT_EQ(calls, 2);
   for (const TuneTrial& t : found.trials) {
     if (t.chosen) {
-      EXPECT_EQ(t.usual, t.name != "dispatch_sms" && t.name != "combine_sms") << t.name;
+      EXPECT_EQ(t.is_default, t.name != "dispatch_sms" && t.name != "combine_sms") << t.name;
     }
   }
   Machine sure{[](const TuningValues& v) { return v.dispatch_warps == 12 ? 90.0 : 100.0; },
@@ -151,7 +151,7 @@ TEST(TuneSearch, WhatThereIsToTune) {
   ASSERT_EQ(cpu.size(), 1u);
   ASSERT_EQ(cpu[0].size(), 1u);
   EXPECT_STREQ(cpu[0][0].name, "pieces");
-  EXPECT_EQ(cpu[0][0].usual, 8);
+  EXPECT_EQ(cpu[0][0].default_value, 8);
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 1, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 1, 0)[0][0].candidates, (std::vector<int>{1}));
   const auto names = [](TuningMode mode) {
@@ -173,9 +173,9 @@ TEST(TuneSearch, WhatThereIsToTune) {
     for (const int sms : {1, 5, 66, 114, 132})
       for (const TuneStage& stage : tune_stages(mode, 7168, 8, sms))
         for (const TuneDimension& d : stage) {
-          EXPECT_EQ(std::count(d.candidates.begin(), d.candidates.end(), d.usual), 1) << d.name;
+          EXPECT_EQ(std::count(d.candidates.begin(), d.candidates.end(), d.default_value), 1) << d.name;
           for (const int value : d.candidates) {
-            EXPECT_LE(value, d.fewest ? sms : std::string(d.name) == "chunk_kib" ? 128 : 20) << d.name;
+            EXPECT_LE(value, d.smallest ? sms : std::string(d.name) == "chunk_kib" ? 128 : 20) << d.name;
             TuningEntry entry{{"gpu", mode, 1, 1, 1}, {}};
             entry.values.*d.target = value;
             const auto file = TuningFile::parse(std::string(TuningFile::first_line()) + "\n" + entry.text(), "f");
@@ -188,10 +188,10 @@ TEST(TuneSearch, WhatThereIsToTune) {
 /// repeat the last one.
 struct Compared {
   TuningMode mode;
-  int most_sms = 132;
+  int max_sms = 132;
   std::vector<std::string> measured;
   TuneVerdict operator()(const TuningValues& values, const std::vector<std::pair<json, json>>& rounds, double slack = 0.03) {
-    const auto stages = tune_stages(mode, 7168, 4, most_sms);
+    const auto stages = tune_stages(mode, 7168, 4, max_sms);
     return tune_compare(mode, stages, values, slack, rounds.front().first, [&](bool with) {
       const size_t round = std::min(measured.size() / 2, rounds.size() - 1);
       measured.emplace_back(with ? "with" : "without");
@@ -263,8 +263,8 @@ TEST(TuneCompare, FiguresOfAMode) {
   for (const TuningMode mode :
        {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger}) {
     const Figures all = tune_figures(mode);
-    for (const int most : {0, 132})
-      for (const TuneStage& stage : tune_stages(mode, 7168, 4, most))
+    for (const int max : {0, 132})
+      for (const TuneStage& stage : tune_stages(mode, 7168, 4, max))
         for (const TuneDimension& d : stage)
           for (const char* const metric : d.metrics) EXPECT_EQ(std::count(all.begin(), all.end(), metric), 1) << metric;
   }

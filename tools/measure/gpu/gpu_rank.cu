@@ -110,7 +110,7 @@ __global__ void compute_kernel(int64_t rounds, float* sink) {
 }
 
 /// A warp sums one token's rows: kUnroll vectors of each row are in flight per lane.
-template <int kUnroll, int kMost, int kThreads>
+template <int kUnroll, int kMax, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     pull_kernel(const __grid_constant__ HeapView heap, DeviceMoves moves, std::byte* out, uint64_t floor_at, int64_t tokens,
                 uint32_t row_bytes) {
@@ -118,19 +118,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
   const int64_t vectors = row_bytes / 16;
   for (int64_t t = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32; t < tokens; t += warps) {
-    const uint4* from[kMost];
+    const uint4* from[kMax];
     const int32_t begin = moves.begin[t], n = moves.begin[t + 1] - begin;
 #pragma unroll
-    for (int d = 0; d < kMost; ++d) {
+    for (int d = 0; d < kMax; ++d) {
       const int32_t m = begin + (d < n ? d : 0);
       from[d] = n == 0 ? nullptr
                        : reinterpret_cast<const uint4*>(heap.base[moves.rank[m]] + floor_at +
                                                         static_cast<int64_t>(moves.row[m]) * row_bytes);
     }
     for (int64_t j = lane; j < vectors; j += 32 * kUnroll) {
-      uint4 v[kUnroll][kMost];
+      uint4 v[kUnroll][kMax];
 #pragma unroll
-      for (int d = 0; d < kMost; ++d)
+      for (int d = 0; d < kMax; ++d)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u)
           if (d < n && j + u * 32 < vectors) v[u][d] = __ldcs(from[d] + j + u * 32);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (j + u * 32 >= vectors) continue;
         float sum[8] = {};
 #pragma unroll
-        for (int d = 0; d < kMost; ++d) {
+        for (int d = 0; d < kMax; ++d) {
           if (d >= n) continue;
           const uint32_t words[4] = {v[u][d].x, v[u][d].y, v[u][d].z, v[u][d].w};
 #pragma unroll
@@ -163,10 +163,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 /// f.operator()<unroll, most rows of a token, threads>() of the kernel for so many rows of a token.
 template <class F>
-void pull_shaped(int most, int shape, F&& f) {
-  if (most > 16) return f.template operator()<1, 32, 256>();
-  if (most > 8) return f.template operator()<1, 16, 512>();
-  if (most > 4) return shape == 0 ? f.template operator()<1, 8, 768>() : f.template operator()<2, 8, 512>();
+void pull_shaped(int max, int shape, F&& f) {
+  if (max > 16) return f.template operator()<1, 32, 256>();
+  if (max > 8) return f.template operator()<1, 16, 512>();
+  if (max > 4) return shape == 0 ? f.template operator()<1, 8, 768>() : f.template operator()<2, 8, 512>();
   if (shape == 0) return f.template operator()<1, 4, 1024>();
   if (shape == 1) return f.template operator()<2, 4, 768>();
   f.template operator()<4, 4, 512>();
@@ -192,7 +192,7 @@ struct GpuRank::Impl {
   std::vector<cudaEvent_t> events;
   size_t used = 0;
   DeviceMoves moves{}, pulled{};
-  int most_pulled = 0;  ///< rows of a token
+  int max_pulled = 0;  ///< rows of a token
   DeviceMoves upload(GpuRank& rank, const RowMoves& given) const;
 };
 
@@ -215,10 +215,10 @@ GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl
   }
   check(cudaFuncSetAttribute(push_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 * 1024), "push kernel");
   push_kernel<<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16, 1);  // loads the kernels before any rank waits
-  for (const int most : {4, 8, 16, 32})
+  for (const int max : {4, 8, 16, 32})
     for (int shape = 0; shape < kFloorShapes; ++shape)
-      pull_shaped(most, shape, [&]<int kUnroll, int kMost, int kThreads>() {
-        pull_kernel<kUnroll, kMost, kThreads><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+      pull_shaped(max, shape, [&]<int kUnroll, int kMax, int kThreads>() {
+        pull_kernel<kUnroll, kMax, kThreads><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
       });
   check(cudaStreamSynchronize(i.stream), "first launch");
   calibrate();
@@ -425,11 +425,11 @@ std::vector<double> GpuRank::replay(int n) {
 
 namespace {
 
-int most_of_a_token(const RowMoves& moves) {
-  int most = 0;
-  for (size_t t = 0; t + 1 < moves.begin.size(); ++t) most = std::max(most, moves.begin[t + 1] - moves.begin[t]);
-  if (most > 32) throw std::runtime_error("a token has " + std::to_string(most) + " rows; the limits take 32");
-  return most;
+int max_rows_per_token(const RowMoves& moves) {
+  int max = 0;
+  for (size_t t = 0; t + 1 < moves.begin.size(); ++t) max = std::max(max, moves.begin[t + 1] - moves.begin[t]);
+  if (max > 32) throw std::runtime_error("a token has " + std::to_string(max) + " rows; the limits take 32");
+  return max;
 }
 
 }  // namespace
@@ -452,11 +452,11 @@ DeviceMoves GpuRank::Impl::upload(GpuRank& rank, const RowMoves& given) const {
 
 void GpuRank::set_moves(const RowMoves& given) {
   impl_->moves = impl_->pulled = impl_->upload(*this, given);
-  impl_->most_pulled = most_of_a_token(given);
+  impl_->max_pulled = max_rows_per_token(given);
 }
 void GpuRank::set_pulled(const RowMoves& given) {
   impl_->pulled = impl_->upload(*this, given);
-  impl_->most_pulled = most_of_a_token(given);
+  impl_->max_pulled = max_rows_per_token(given);
 }
 
 namespace {
@@ -488,11 +488,11 @@ void GpuRank::pull(int64_t tokens, size_t row_bytes, int sms, int shape) {
     i.rows_bytes = static_cast<size_t>(tokens) * row_bytes;
     i.rows = static_cast<std::byte*>(allocate(i.rows_bytes));
   }
-  const auto launch = [&]<int kUnroll, int kMost, int kThreads>() {
-    pull_kernel<kUnroll, kMost, kThreads>
+  const auto launch = [&]<int kUnroll, int kMax, int kThreads>() {
+    pull_kernel<kUnroll, kMax, kThreads>
         <<<sms, kThreads, 0, i.stream>>>(i.heap, i.pulled, i.rows, i.floor_at, tokens, static_cast<uint32_t>(row_bytes));
   };
-  pull_shaped(i.most_pulled, shape, launch);
+  pull_shaped(i.max_pulled, shape, launch);
   check(cudaGetLastError(), "pull limit");
 }
 

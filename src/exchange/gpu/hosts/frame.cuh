@@ -16,16 +16,16 @@ __device__ inline uint64_t load_abort_words(const CallContext& call) {
 }
 
 /// load_call_words() for a kernel after a round.
-__device__ inline CallWords load_hosts_call_words(const CallContext& given, const EpochState* state) {
+__device__ inline CallWords load_hosts_call_words(const CallContext& args, const EpochState* state) {
   CallWords words;
   if (threadIdx.x != 0) return words;
-  words.abort = load_abort_words(given);
+  words.abort = load_abort_words(args);
   words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
   return words;
 }
 
 /// Writes a word of RoundWatch. Called by one warp.
-__device__ inline void tell_round(uint64_t* word, const CallContext& call) {
+__device__ inline void publish_round(uint64_t* word, const CallContext& call) {
   if (word == nullptr || threadIdx.x % kLanes != 0) return;
   ptx::store_release<Scope::system>(word, call.epoch << kRoundOperationBits | static_cast<uint64_t>(call.operation));
 }

@@ -19,7 +19,7 @@ namespace switchyard::detail {
 
 namespace {
 
-static_assert(NCCL_VERSION_CODE >= kLeastGinVersion,
+static_assert(NCCL_VERSION_CODE >= kMinGinVersion,
               "CMake looks for a header of this version, and the compiler finds another one");
 
 // The host describes these structs itself, because builds without the header share the host code.
@@ -116,18 +116,18 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
   int awaited = -1;
   while (true) {
     Missing missing;
-    int whom = -1;
+    int missing_peer = -1;
 #pragma unroll
     for (int k = 0; k < kPartsOfLane; ++k) {
       const int i = lane + k * kLanes;
       if (i >= p.num_parts) continue;
       const Missing of = move_part(p, gin, p.parts[i], put[k]);
-      if (of.waits && whom < 0) missing = of, whom = p.parts[i].peer;
+      if (of.waits && missing_peer < 0) missing = of, missing_peer = p.parts[i].peer;
     }
-    const unsigned waiting = __ballot_sync(kAllLanes, whom >= 0);
+    const unsigned waiting = __ballot_sync(kAllLanes, missing_peer >= 0);
     if (waiting == 0) break;
     const int first = __ffs(static_cast<int>(waiting)) - 1;
-    const int now = __shfl_sync(kAllLanes, whom, first);
+    const int now = __shfl_sync(kAllLanes, missing_peer, first);
     const uint64_t expected = __shfl_sync(kAllLanes, missing.expected, first);
     if (lane == first) p.words->seen = missing.seen;
     __syncwarp();
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
       clock.charge(w, call, now);
     awaited = now;
     if (!clock.keep_waiting(w, call, Site::network, &p.words->seen, expected)) return;
-    if (clock.looks_around() && has_ended(p)) return;
+    if (clock.is_check_due() && has_ended(p)) return;
   }
   if (awaited >= 0) clock.charge(w, call, awaited);
 }

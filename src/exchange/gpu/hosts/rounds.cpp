@@ -18,7 +18,7 @@ namespace switchyard::detail {
 namespace {
 
 constexpr const char* kSubject = "connecting the hosts";
-constexpr std::chrono::milliseconds kLook{1}, kIdleLook{5};
+constexpr std::chrono::milliseconds kPollInterval{1}, kIdlePollInterval{5};
 /// Extra time for the round of a replay: a kernel before it that waits for a rank reports that rank at its own deadline.
 constexpr std::chrono::milliseconds kReplayGrace{200};
 /// The first round: bytes per transfer.
@@ -48,29 +48,29 @@ class Marks final : public StreamMarks {
 };
 
 /// A rank's announcement about its NCCL.
-struct Claim {
+struct Proposal {
   StepReport report;
   int version = 0;
-  GinClaim gin;
+  GinProposal gin;
 };
 
-std::vector<Claim> share(Bootstrap& link, const Deadline& deadline, const Claim& mine) {
-  std::vector<Claim> all(static_cast<size_t>(link.world()));
+std::vector<Proposal> share(Bootstrap& link, const Deadline& deadline, const Proposal& mine) {
+  std::vector<Proposal> all(static_cast<size_t>(link.world()));
   link.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
   for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
   return all;
 }
 
 /// agree_on_gin() for the claims: all ranks throw alike.
-bool agree(const std::vector<Claim>& all) try {
-  std::vector<GinClaim> claims;
-  for (const Claim& claim : all) claims.push_back(claim.gin);
-  return agree_on_gin(claims);
+bool agree(const std::vector<Proposal>& all) try {
+  std::vector<GinProposal> proposals;
+  for (const Proposal& proposal : all) proposals.push_back(proposal.gin);
+  return agree_on_gin(proposals);
 } catch (const Error& error) {
   throw AgreedError(error.code(), error.what());
 }
 
-void check_versions(const std::vector<Claim>& all) {
+void check_versions(const std::vector<Proposal>& all) {
   for (size_t r = 0; r < all.size(); ++r)
     if (all[r].version != all[0].version)
       throw AgreedError(ErrorCode::mismatch, "NCCL is version " + nccl_version_text(all[0].version) + " on rank 0 and " +
@@ -129,21 +129,21 @@ GpuRounds::~GpuRounds() {
 std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
   const Deadline deadline(budget);
   Bootstrap& link = *group_.bootstrap;
-  Claim mine;
+  Proposal mine;
   mine.report = attempt([&] {
     mine.version = nccl().version;
     const GinChoice choice = gin_choice();
     if (choice != GinChoice::off) gin_ = make_gpu_gin(gpu_);
-    mine.gin = make_gin_claim(choice, why_no_gin(nccl(), gin_.get(), gpu_.ranks_here()));
+    mine.gin = make_gin_proposal(choice, why_no_gin(nccl(), gin_.get(), gpu_.ranks_on_gpu()));
   });
-  const std::vector<Claim> all = share(link, deadline, mine);
+  const std::vector<Proposal> all = share(link, deadline, mine);
   check_versions(all);
   bool by_kernels = agree(all);
   const std::vector<NcclId> ids = share_ids(link, deadline);
   std::unique_ptr<NcclComms> comms;
   run_step(link, deadline, kSubject, [&] { comms = std::make_unique<NcclComms>(nccl(), spec_of(ids, budget)); });
   if (by_kernels) {
-    mine.report = attempt([&] { mine.gin = make_gin_claim(mine.gin.choice, why_no_gin(*comms)); });
+    mine.report = attempt([&] { mine.gin = make_gin_proposal(mine.gin.choice, why_no_gin(*comms)); });
     by_kernels = agree(share(link, deadline, mine));
   }
   if (!by_kernels) {
@@ -183,32 +183,33 @@ void GpuRounds::send_first_round(Milliseconds budget) {
   const std::vector<int> peers = group_.host_map().rail_peers(group_.bootstrap->rank());
   check_cuda(gpu::make_stream(&first_stream_), "cudaStreamCreate");
   DeviceMemory memory(2 * kFirstBytes * (peers.size() + 1), gpu_.copy_stream());
-  std::vector<Leg> legs;
+  std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < peers.size(); ++i) {
     auto* const at = memory.as<std::byte>(2 * kFirstBytes * i);
-    legs.push_back({peers[i], {at, kFirstBytes}, {at + kFirstBytes, kFirstBytes}});
+    transfers.push_back({peers[i], {at, kFirstBytes}, {at + kFirstBytes, kFirstBytes}});
   }
   const uint64_t round = next_round_++;
   if (gin_) gin_->set_call(Operation::none, budget * 2);  // this thread ends it before
-  carrier_->post(round, legs, first_stream_);
-  RoundLook look = carrier_->advance(round);
-  while (look.state == RoundState::under_way && !deadline.passed() && group_.abort_word() == 0) {
-    std::this_thread::sleep_for(kLook);
-    look = carrier_->advance(round);
+  carrier_->post(round, transfers, first_stream_);
+  RoundStatus status = carrier_->advance(round);
+  while (status.state == RoundState::in_progress && !deadline.passed() && group_.abort_word() == 0) {
+    std::this_thread::sleep_for(kPollInterval);
+    status = carrier_->advance(round);
   }
-  if (look.state == RoundState::done) return;
+  if (status.state == RoundState::done) return;
   carrier_->abort();
   memory.end_after(gpu_.until_end());
-  throw Error(look.state == RoundState::under_way ? ErrorCode::rendezvous : ErrorCode::system,
+  throw Error(status.state == RoundState::in_progress ? ErrorCode::rendezvous : ErrorCode::system,
               "NCCL: the first round with the ranks of other hosts did not come to an end (NCCL_DEBUG=WARN says more)");
 }
 
 namespace {
 
 /// One of the peers that have a leg in a round.
-int a_peer_of(std::span<const Leg> legs) {
-  const auto leg = std::find_if(legs.begin(), legs.end(), [](const Leg& l) { return !l.receive.empty(); });
-  return leg == legs.end() ? legs.front().peer : leg->peer;
+int a_peer_of(std::span<const PeerTransfer> transfers) {
+  const auto transfer =
+      std::find_if(transfers.begin(), transfers.end(), [](const PeerTransfer& l) { return !l.receive.empty(); });
+  return transfer == transfers.end() ? transfers.front().peer : transfer->peer;
 }
 
 }  // namespace
@@ -217,7 +218,7 @@ class GpuRounds::Replays {
  public:
   explicit Replays(CudaRank& gpu) : gpu_(gpu), token_(gpu.token()), words_(gpu.take_host_words()) {}
   ~Replays() {
-    if (!token_.expired()) gpu_.give_host_words(words_);
+    if (!token_.expired()) gpu_.release_host_words(words_);
   }
   Replays(const Replays&) = delete;
   Replays& operator=(const Replays&) = delete;
@@ -244,7 +245,7 @@ std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
   auto replays = std::make_shared<Replays>(gpu_);
   if (replays->words().host == nullptr)
     throw Error(ErrorCode::unsupported, "too many exchanges of this rank have captured calls between hosts (" +
-                                            std::to_string(HostWords::kMost) + "): nobody could end the rounds of another");
+                                            std::to_string(HostWords::kMax) + "): nobody could end the rounds of another");
   const std::lock_guard lock(mutex_);
   replays_.push_back(replays);
   return replays;
@@ -252,25 +253,27 @@ std::shared_ptr<GpuRounds::Replays> GpuRounds::watch_replays() {
 
 RoundWatch GpuRounds::words_of(const Replays& replays) { return {replays.words().device, replays.words().device + 1}; }
 
-void GpuRounds::post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
-                              std::chrono::nanoseconds timeout) {
+void GpuRounds::post_captured(Replays& replays, std::span<const PeerTransfer> transfers, gpu::Stream stream,
+                              Operation operation, std::chrono::nanoseconds timeout) {
   if (over_) return;
-  Pending pending{next_round_++, operation, timeout + kReplayGrace, a_peer_of(legs), nullptr};
-  carrier_->post(pending.round, legs, stream);
+  Pending pending{next_round_++, operation, timeout + kReplayGrace, a_peer_of(transfers), nullptr};
+  carrier_->post(pending.round, transfers, stream);
   if (carrier_->advance(pending.round).state == RoundState::broken) return give_up(pending);
   const std::lock_guard lock(mutex_);
   replays.captured = std::move(pending);
 }
 
-void GpuRounds::post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout) {
+void GpuRounds::post(std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation,
+                     std::chrono::nanoseconds timeout) {
   if (over_) return;
-  const bool any = std::any_of(legs.begin(), legs.end(), [](const Leg& l) { return !l.send.empty() || !l.receive.empty(); });
+  const bool any = std::any_of(transfers.begin(), transfers.end(),
+                               [](const PeerTransfer& l) { return !l.send.empty() || !l.receive.empty(); });
   if (!any) return;
   const uint64_t round = next_round_++;
-  const int peer = a_peer_of(legs);
+  const int peer = a_peer_of(transfers);
   Pending pending{round, operation, timeout, peer, marks_->mark(stream)};
   if (gin_) gin_->set_call(operation, timeout);
-  carrier_->post(round, legs, stream);
+  carrier_->post(round, transfers, stream);
   if (carrier_->advance(round).state == RoundState::broken) return give_up(pending);
   {
     const std::lock_guard lock(mutex_);
@@ -280,8 +283,8 @@ void GpuRounds::post(std::span<const Leg> legs, gpu::Stream stream, Operation op
 }
 
 void GpuRounds::give_up(const Pending& round) {
-  const Clock::time_point until = Clock::now() + std::chrono::nanoseconds(kUnderWayNs);
-  while (group_.abort_word() == 0 && Clock::now() < until) std::this_thread::sleep_for(kLook);
+  const Clock::time_point until = Clock::now() + std::chrono::nanoseconds(kInFlightNs);
+  while (group_.abort_word() == 0 && Clock::now() < until) std::this_thread::sleep_for(kPollInterval);
   if (group_.abort_word() == 0) {
     record(round, round.peer, true, 0);
     group_.post_abort(static_cast<int>(ErrorCode::system), 255);
@@ -293,9 +296,9 @@ void GpuRounds::watch() try {
   const DeviceGuard guard(gpu_.device());  // events are queried
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    wake_.wait_for(lock, pending_.empty() && replays_.empty() ? kIdleLook : kLook);
+    wake_.wait_for(lock, pending_.empty() && replays_.empty() ? kIdlePollInterval : kPollInterval);
     lock.unlock();
-    if (!over_) look();
+    if (!over_) poll_front();
     lock.lock();
   }
 } catch (const std::exception&) {  // without memory or a context nothing could end a round
@@ -303,7 +306,7 @@ void GpuRounds::watch() try {
   end();
 }
 
-void GpuRounds::look() {
+void GpuRounds::poll_front() {
   if (group_.abort_word() != 0) return end();
   if (const FaultRecord* const fault = gpu_.fault()) {
     // A kernel found it. Other hosts are informed now, rather than when this rank's thread checks.
@@ -321,8 +324,8 @@ void GpuRounds::look() {
       if (!first.since && marks_->reached(first.before.get())) first.since = Clock::now();
       front = first;
     }
-    const RoundLook now = carrier_->advance(front->round);
-    if (now.state != RoundState::done) return look_at(*front, now);
+    const RoundStatus now = carrier_->advance(front->round);
+    if (now.state != RoundState::done) return handle_status(*front, now);
     const std::lock_guard lock(mutex_);
     pending_.pop_front();
   }
@@ -349,7 +352,7 @@ void GpuRounds::look_at_replay(Replays& replays) {
   const uint64_t ended = replays.word(1), begun = replays.word(0);
   if (begun == ended || begun != replays.seen) replays.since.reset();
   replays.seen = begun;
-  const RoundLook now = carrier_->advance(0);
+  const RoundStatus now = carrier_->advance(0);
   if (begun == ended && now.state != RoundState::broken) return;
   if (!replays.since) replays.since = Clock::now();
   round->since = replays.since;
@@ -357,18 +360,18 @@ void GpuRounds::look_at_replay(Replays& replays) {
     round->round = begun >> kRoundOperationBits;
     round->operation = static_cast<Operation>(begun & ((uint64_t{1} << kRoundOperationBits) - 1));
   }
-  look_at(*round, now.state == RoundState::broken ? now : RoundLook{RoundState::under_way, -1});
+  handle_status(*round, now.state == RoundState::broken ? now : RoundStatus{RoundState::in_progress, -1});
 }
 
-void GpuRounds::look_at(const Pending& front, const RoundLook& look) {
-  const int peer = look.peer >= 0 ? look.peer : front.peer;
+void GpuRounds::handle_status(const Pending& front, const RoundStatus& status) {
+  const int peer = status.peer >= 0 ? status.peer : front.peer;
   const auto since = front.since.value_or(Clock::now());
   const auto waited = Clock::now() - since;
   const auto waited_ns = static_cast<uint64_t>(std::chrono::nanoseconds(waited).count());
-  if (look.state != RoundState::under_way) {
+  if (status.state != RoundState::in_progress) {
     // The end of a connection does not prove a death. The monitor of the peer reports the cause shortly.
     if (!broken_since_) broken_since_ = Clock::now();
-    if (Clock::now() - *broken_since_ < std::chrono::nanoseconds(kUnderWayNs)) return;
+    if (Clock::now() - *broken_since_ < std::chrono::nanoseconds(kInFlightNs)) return;
     record(front, peer, true, waited_ns);
     group_.post_abort(static_cast<int>(ErrorCode::system), 255);
     return end();

@@ -44,7 +44,7 @@ class GpuRounds {
   /// Enqueues a round, like Carrier::post; what is enqueued next follows it. If it takes longer than `timeout` from when the
   /// stream has reached it, or the group fails meanwhile, the communicators are ended, and kernels after it find the abort
   /// word.
-  void post(std::span<const Leg> legs, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
+  void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
   /// For an object whose calls are captured. Rounds are watched while a reference exists; it may outlive this object. \throws
   /// Error(unsupported) where rounds cannot be captured.
   class Replays;
@@ -52,7 +52,7 @@ class GpuRounds {
   static RoundWatch words_of(const Replays& replays);
   /// post() on a stream that is captured. Kernels of the call before and after the round write the words of `replays`, which is
   /// all that the host learns of replays. They are ended as in post(), within slightly more time.
-  void post_captured(Replays& replays, std::span<const Leg> legs, gpu::Stream stream, Operation operation,
+  void post_captured(Replays& replays, std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation,
                      std::chrono::nanoseconds timeout);
   /// A stream for rounds beside the caller's. Nothing else is enqueued on it, and it is never captured.
   gpu::Stream stream() const { return first_stream_; }
@@ -74,8 +74,8 @@ class GpuRounds {
   void give_up(const Pending& round);
   void watch();
   /// One check of the watching thread.
-  void look();
-  void look_at(const Pending& front, const RoundLook& look);
+  void poll_front();
+  void handle_status(const Pending& front, const RoundStatus& status);
   void look_at_replays();
   void look_at_replay(Replays& replays);
   void record(const Pending& round, int peer, bool aborted, uint64_t waited_ns);

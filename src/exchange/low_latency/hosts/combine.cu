@@ -13,14 +13,14 @@ namespace switchyard::detail {
 namespace {
 
 /// Copies the parameters to shared memory. Called by all threads; false: the group has failed.
-__device__ bool begin_combine(const CudaHostsCombine& given, const CudaWarp& w, bool ends_call, PhasedCombineParams& p) {
-  const CallWords words = load_hosts_call_words(given.c.call, given.state);
-  const uint64_t combined = load_combined(given.c);
-  copy_to_shared(given.c, p);
+__device__ bool begin_combine(const CudaHostsCombine& args, const CudaWarp& w, bool ends_call, PhasedCombineParams& p) {
+  const CallWords words = load_hosts_call_words(args.c.call, args.state);
+  const uint64_t combined = load_combined(args.c);
+  copy_to_shared(args.c, p);
   __syncthreads();
   fence_entry(w);
   if (threadIdx.x == 0) p.combined = combined;
-  return begin_block(given.c.call, words, given.state, ends_call, p.call);
+  return begin_block(args.c.call, words, args.state, ends_call, p.call);
 }
 
 }  // namespace
@@ -29,33 +29,33 @@ namespace low_latency {
 
 template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    give_hosts_kernel(const __grid_constant__ CudaHostsCombine given, const __grid_constant__ CudaShape shape,
+    give_hosts_kernel(const __grid_constant__ CudaHostsCombine args, const __grid_constant__ CudaShape shape,
                       const LaunchedPhases phases) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(PhasedCombineParams)];
   auto& p = *reinterpret_cast<PhasedCombineParams*>(params);
   CudaWarp w(dynamic_shared, shape);
-  if (!begin_combine(given, w, false, p)) return;
+  if (!begin_combine(args, w, false, p)) return;
   if (phases.first) {
     low_latency_return<A>(w, p);
     if (is_announcer(w)) write_combine_heads<A>(w, p);
   }
-  if (phases.second && collect_given<A>(w, p) && is_announcer(w)) tell_round(given.watch.begun, p.call);
+  if (phases.second && collect_returned<A>(w, p) && is_announcer(w)) publish_round(args.watch.begun, p.call);
   A::settle(w);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    sum_hosts_kernel(const __grid_constant__ CudaHostsCombine given, const __grid_constant__ CudaShape shape,
+    sum_hosts_kernel(const __grid_constant__ CudaHostsCombine args, const __grid_constant__ CudaShape shape,
                      const LaunchedPhases phases) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(PhasedCombineParams)];
   auto& p = *reinterpret_cast<PhasedCombineParams*>(params);
   CudaWarp w(dynamic_shared, shape);
-  if (!begin_combine(given, w, phases.second, p)) return;
+  if (!begin_combine(args, w, phases.second, p)) return;
   if (phases.first && is_announcer(w)) {
-    tell_round(given.watch.ended, p.call);
-    if (!tell_entered<A>(w, p)) return A::settle(w);
+    publish_round(args.watch.ended, p.call);
+    if (!announce_entered<A>(w, p)) return A::settle(w);
   }
   if (!phases.second) return;
   if (low_latency_sum<A>(w, p)) {

@@ -14,41 +14,41 @@ namespace low_latency {
 
 template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    send_hosts_kernel(const __grid_constant__ CudaHostsDispatch given, const __grid_constant__ CudaShape shape) {
+    send_hosts_kernel(const __grid_constant__ CudaHostsDispatch args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
   auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
-  const CallWords words = load_hosts_call_words(given.d.call, given.state);
-  const EarlyIds ids = load_ids(given.d.ids, static_cast<int>(threadIdx.x), given.d.tokens * given.d.layout.topk);
+  const CallWords words = load_hosts_call_words(args.d.call, args.state);
+  const EarlyIds ids = load_ids(args.d.ids, static_cast<int>(threadIdx.x), args.d.tokens * args.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  const int tokens = tokens_now(given.d.tokens, given.device_tokens);
-  copy_to_shared(given.d, p);
-  clear_sets(given.d, dynamic_shared, shape);
+  const int tokens = tokens_now(args.d.tokens, args.device_tokens);
+  copy_to_shared(args.d, p);
+  clear_sets(args.d, dynamic_shared, shape);
   __syncthreads();
   fence_entry(w);
-  stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
-  if (!begin_block(given.d.call, words, given.state, false, p.call)) return;
+  stage_sending(args.d, ids, tokens, dynamic_shared, shape, p);
+  if (!begin_block(args.d.call, words, args.state, false, p.call)) return;
   low_latency_send<A>(w, p);
-  const uint64_t crossed = pack_crossing<A>(w, p, given.far);
+  const uint64_t crossed = pack_crossing<A>(w, p, args.remote);
   A::for_lanes(w, 1, [&](int) { p.call.moved[w.index()].network_bytes += crossed; });
   A::settle(w);
-  if (is_announcer(w)) tell_round(given.watch.begun, p.call);
+  if (is_announcer(w)) publish_round(args.watch.begun, p.call);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
-    deliver_hosts_kernel(const __grid_constant__ CudaHostsDispatch given, const __grid_constant__ CudaShape shape,
+    deliver_hosts_kernel(const __grid_constant__ CudaHostsDispatch args, const __grid_constant__ CudaShape shape,
                          const LaunchedPhases phases) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
   auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
-  const CallWords words = load_hosts_call_words(given.d.call, given.state);
+  const CallWords words = load_hosts_call_words(args.d.call, args.state);
   CudaWarp w(dynamic_shared, shape);
-  copy_to_shared(given.d, p);
+  copy_to_shared(args.d, p);
   __syncthreads();
-  if (!begin_block(given.d.call, words, given.state, phases.second, p.call)) return;
-  if (phases.first && is_announcer(w)) tell_round(given.watch.ended, p.call);
-  if (phases.first && !forward_crossing_tokens<A>(w, p, given.far, given.crossed)) return A::settle(w);
+  if (!begin_block(args.d.call, words, args.state, phases.second, p.call)) return;
+  if (phases.first && is_announcer(w)) publish_round(args.watch.ended, p.call);
+  if (phases.first && !forward_crossing_tokens<A>(w, p, args.remote, args.crossed)) return A::settle(w);
   if (phases.second) (void)low_latency_receive<A>(w, p);
   A::settle(w);
 }
@@ -59,10 +59,10 @@ namespace {
 
 const Kernel<const CudaHostsDispatch, const CudaShape> send("low-latency send kernel",
                                                             low_latency::send_hosts_kernel<CudaLanesHosts>,
-                                                            kLowLatencyWarps* kLanes, most_low_latency_shared);
+                                                            kLowLatencyWarps* kLanes, max_low_latency_shared);
 const Kernel<const CudaHostsDispatch, const CudaShape, const LaunchedPhases> deliver(
     "low-latency deliver kernel", low_latency::deliver_hosts_kernel<CudaLanesHosts>, kLowLatencyWarps* kLanes,
-    most_low_latency_shared);
+    max_low_latency_shared);
 
 }  // namespace
 

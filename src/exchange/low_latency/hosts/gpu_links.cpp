@@ -16,34 +16,34 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
     : group_(group), gpu_(gpu), layout_(layout), plan_(group.host_map(), group.bootstrap->rank()) {
   run_step(*group_.bootstrap, Deadline(group_.deadline_of(Operation::construction)), "LowLatencyExchange",
            [&] { take_memory(); });
-  take_far_rows();
+  take_remote_rows();
   rounds_ = GpuRounds::of(group, gpu);
-  check_cuda(gpu::make_stream(&beside_), "cudaStreamCreate");
+  check_cuda(gpu::make_stream(&side_stream_), "cudaStreamCreate");
 }
 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
-  if (beside_ != nullptr) gpu::destroy_stream(beside_);
+  if (side_stream_ != nullptr) gpu::destroy_stream(side_stream_);
   if (group_.abort_word() != 0) uses_ = gpu_.until_end();  // a kernel may still run, or a round be in flight
   memory_.end_after(std::move(uses_));
 }
 
 void GpuLowLatencyLinks::take_memory() {
-  far_.num_rails = static_cast<int>(plan_.rails.size());
-  far_.own_host = plan_.own_host;
-  far_.own_ranks = plan_.own_ranks;
-  far_.stride = rail_bytes(layout_);
-  FarRail* rails = nullptr;
+  remote_.num_rails = static_cast<int>(plan_.rails.size());
+  remote_.own_host = plan_.own_host;
+  remote_.own_ranks = plan_.own_ranks;
+  remote_.stride = rail_bytes(layout_);
+  RemoteRail* rails = nullptr;
   int *host_of = nullptr, *rail_of_host = nullptr, *proxy = nullptr, *number = nullptr;
   const auto lay_out = [&](std::byte* base) {
     Carver carver(base, 256);
-    carver.take(rails, far_.num_rails);
+    carver.take(rails, remote_.num_rails);
     carver.take(host_of, static_cast<int64_t>(plan_.host_of.size()));
     carver.take(rail_of_host, static_cast<int64_t>(plan_.rail_of_host.size()));
     carver.take(proxy, static_cast<int64_t>(plan_.proxy.size()));
     carver.take(number, static_cast<int64_t>(plan_.number.size()));
-    carver.take(far_.sent, far_.num_rails * far_.stride);
-    carver.take(far_.received, far_.num_rails * far_.stride);
+    carver.take(remote_.sent, remote_.num_rails * remote_.stride);
+    carver.take(remote_.received, remote_.num_rails * remote_.stride);
     return carver.bytes();
   };
   memory_ = DeviceMemory(idx(lay_out(nullptr)), gpu_.copy_stream());
@@ -57,17 +57,17 @@ void GpuLowLatencyLinks::take_memory() {
   upload(proxy, plan_.proxy);
   upload(number, plan_.number);
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "tables of the hosts");
-  far_.rails = rails;
-  far_.host_of = host_of;
-  far_.rail_of_host = rail_of_host;
-  returns_ = FarReturns(layout_, plan_.most_sources);
+  remote_.rails = rails;
+  remote_.host_of = host_of;
+  remote_.rail_of_host = rail_of_host;
+  returns_ = RemoteReturns(layout_, plan_.max_sources);
   returns_.proxy = proxy;
   returns_.number = number;
 }
 
-void GpuLowLatencyLinks::take_far_rows() {
+void GpuLowLatencyLinks::take_remote_rows() {
   try {
-    far_rows_ =
+    remote_rows_ =
         CudaHeap::create(*group_.bootstrap, idx(returns_.bytes()), gpu_.device(), group_.deadline_of(Operation::construction));
   } catch (const AgreedError& error) {
     throw AgreedError(error.code(),
@@ -75,7 +75,7 @@ void GpuLowLatencyLinks::take_far_rows() {
                                   "heap, which LowLatencyConfig::max_tokens sizes: ") +
                           error.what());
   }
-  returns_.heap = far_rows_->view();
+  returns_.heap = remote_rows_->view();
 }
 
 int64_t GpuLowLatencyLinks::crossed_bytes() const {
@@ -90,19 +90,20 @@ RoundWatch GpuLowLatencyLinks::watch(const Launch& launch) {
   return GpuRounds::words_of(*replays_);
 }
 
-void GpuLowLatencyLinks::post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream) {
+void GpuLowLatencyLinks::post(std::span<const PeerTransfer> transfers, const CallContext& call, const Launch& launch,
+                              gpu::Stream stream) {
   const std::chrono::nanoseconds timeout(call.timeout_ns);
   if (launch.captured)
-    rounds_->post_captured(*replays_, legs, stream, call.operation, timeout);
+    rounds_->post_captured(*replays_, transfers, stream, call.operation, timeout);
   else
-    rounds_->post(legs, stream, call.operation, timeout);
+    rounds_->post(transfers, stream, call.operation, timeout);
 }
 
 template <class Between>
 void GpuLowLatencyLinks::fork(gpu::Stream stream, const Between& between) {
-  check_cuda(gpu::order_after(beside_, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
-  between(beside_);
-  split_ = gpu_.points().mark(beside_, 0);
+  check_cuda(gpu::order_after(side_stream_, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
+  between(side_stream_);
+  split_ = gpu_.points().mark(side_stream_, 0);
 }
 
 void GpuLowLatencyLinks::join(gpu::Stream stream) {
@@ -114,19 +115,19 @@ void GpuLowLatencyLinks::join(gpu::Stream stream) {
 
 void GpuLowLatencyLinks::dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
                                   CrossedIds crossed, const Launch& launch) {
-  const CudaHostsDispatch call{params, far_, crossed, watch(launch), state, device_tokens, launch.warps};
+  const CudaHostsDispatch call{params, remote_, crossed, watch(launch), state, device_tokens, launch.warps};
   if (!launch.halves.send) {
     join(launch.stream);
     return launch_deliver(call, {false, true}, launch.blocks, launch.stream);
   }
   launch_send(call, launch.blocks, gpu_.limits(), launch.stream);
-  const std::vector<Leg> legs = dispatch_legs(plan_, far_, layout_);
+  const std::vector<PeerTransfer> transfers = dispatch_transfers(plan_, remote_, layout_);
   if (launch.halves.receive) {
-    post(legs, params.call, launch, launch.stream);
+    post(transfers, params.call, launch, launch.stream);
     return launch_deliver(call, {true, true}, launch.blocks, launch.stream);
   }
   fork(launch.stream, [&](gpu::Stream own) {
-    post(legs, params.call, launch, own);
+    post(transfers, params.call, launch, own);
     launch_deliver(call, {true, false}, launch.blocks, own);
   });
 }
@@ -135,23 +136,23 @@ void GpuLowLatencyLinks::combine(const LowLatencyCombineParams& params, LowLaten
                                  const Launch& launch) {
   CudaHostsCombine call{{}, watch(launch), state, launch.warps};
   static_cast<LowLatencyCombineParams&>(call.c) = params;
-  call.c.far = returns_;
-  call.c.rails = far_;
+  call.c.remote = returns_;
+  call.c.rails = remote_;
   call.c.crossed = crossed;
   if (!launch.halves.send) {
     join(launch.stream);
     return launch_sum(call, {false, true}, launch.blocks, launch.stream);
   }
-  const std::vector<Leg> legs = combine_legs(plan_, far_, params);
+  const std::vector<PeerTransfer> transfers = combine_transfers(plan_, remote_, params);
   if (launch.halves.receive) {
     launch_give(call, {true, true}, launch.blocks, launch.stream);
-    post(legs, params.call, launch, launch.stream);
+    post(transfers, params.call, launch, launch.stream);
     return launch_sum(call, {true, true}, launch.blocks, launch.stream);
   }
   launch_give(call, {true, false}, launch.blocks, launch.stream);
   fork(launch.stream, [&](gpu::Stream own) {
     launch_give(call, {false, true}, launch.blocks, own);
-    post(legs, params.call, launch, own);
+    post(transfers, params.call, launch, own);
     launch_sum(call, {true, false}, launch.blocks, own);
   });
 }

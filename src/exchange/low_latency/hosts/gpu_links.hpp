@@ -13,7 +13,7 @@
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "arch/gpu_order.hpp"
-#include "exchange/low_latency/hosts/far_plan.hpp"
+#include "exchange/low_latency/hosts/remote_plan.hpp"
 #include "exchange/low_latency/hosts/launch.hpp"
 
 namespace switchyard::detail {
@@ -47,9 +47,9 @@ class GpuLowLatencyLinks {
 
  private:
   void take_memory();
-  void take_far_rows();
+  void take_remote_rows();
   RoundWatch watch(const Launch& launch);
-  void post(std::span<const Leg> legs, const CallContext& call, const Launch& launch, gpu::Stream stream);
+  void post(std::span<const PeerTransfer> transfers, const CallContext& call, const Launch& launch, gpu::Stream stream);
   /// Calls between(stream) with this object's own stream, ordered after `stream`; what follows join() is ordered after that.
   template <class Between>
   void fork(gpu::Stream stream, const Between& between);
@@ -58,16 +58,16 @@ class GpuLowLatencyLinks {
   Group::Impl& group_;
   CudaRank& gpu_;
   const LowLatencyLayout layout_;
-  const FarPlan plan_;
-  FarRails far_;
-  FarReturns returns_;
+  const RemotePlan plan_;
+  RemoteRails remote_;
+  RemoteReturns returns_;
   DeviceMemory memory_;  ///< tables, then what rounds send and receive
   MemoryUses uses_;
-  std::unique_ptr<CudaHeap> far_rows_;
+  std::unique_ptr<CudaHeap> remote_rows_;
   std::shared_ptr<GpuRounds> rounds_;
   std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
   /// For split calls: the work between their halves. A separate stream, because a capture may include it.
-  gpu::Stream beside_ = nullptr;
+  gpu::Stream side_stream_ = nullptr;
   Point split_;  ///< the end of what a split call enqueued there
 };
 

@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 struct CudaHostsDispatch {
   LowLatencyDispatchParams d;  ///< without the epoch
-  FarRails far;
+  RemoteRails remote;
   CrossedIds crossed;
   RoundWatch watch;
   LowLatencyState* state = nullptr;

@@ -23,14 +23,14 @@ LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<C
       rows_in_(peers_.size()) {
   for (int32_t e = 0; e < layout.map.experts; ++e) experts_[idx(map.host_of(layout.owner(e)))].push_back(e);
   for (const RailPeer& peer : peers_) host_of_rail_.push_back(peer.host);
-  far_ = FarReturns(layout, plan_.most_sources);
+  remote_ = RemoteReturns(layout, plan_.max_sources);
 }
 
 void LowLatencyLinks::set_returned(std::unique_ptr<SymmetricHeap> memory) {
   returned_ = std::move(memory);
-  far_.heap = returned_->view();
-  far_.proxy = plan_.proxy.data();
-  far_.number = plan_.number.data();
+  remote_.heap = returned_->view();
+  remote_.proxy = plan_.proxy.data();
+  remote_.number = plan_.number.data();
 }
 
 CrossedTokens& LowLatencyLinks::crossed_of(CrossedOutput& output, int source) const {
@@ -60,18 +60,18 @@ ItemsInRounds LowLatencyLinks::in_rounds(int64_t count, Ring& ring) const {
   items.count = count;
   items.stride = CrossingMessage(layout_).bytes;
   items.per_round = std::max({int64_t{1}, round_bytes_ / items.stride, (count + kRoundSlots - 1) / kRoundSlots});
-  make_room(ring, std::min(count, items.per_round) * items.stride, items.slots);
+  make_slots(ring, std::min(count, items.per_round) * items.stride, items.slots);
   return items;
 }
 
 const MessageRails& LowLatencyLinks::begin(const LowLatencyDispatchParams& p) {
   list_leaving(p);
-  const auto told = [](size_t experts) { return sizeof(uint64_t) + 4 * experts; };
+  const auto relayed_bytes = [](size_t experts) { return sizeof(uint64_t) + 4 * experts; };
   const uint64_t header = dispatch_header(p.tokens);
   relay_ = take_round();
   post_relay(
-      p.call, carrier(), relay_, peers_, [&](const RailPeer& peer) { return told(experts_[idx(peer.host)].size()); },
-      [&](const RailPeer&) { return told(experts_[idx(own_host_)].size()); },
+      p.call, carrier(), relay_, peers_, [&](const RailPeer& peer) { return relayed_bytes(experts_[idx(peer.host)].size()); },
+      [&](const RailPeer&) { return relayed_bytes(experts_[idx(own_host_)].size()); },
       [&](const RailPeer& peer) { return static_cast<int64_t>(leaving_[idx(peer.host)].size()); },
       [&](const RailPeer& peer, std::byte* to) {
         std::memcpy(to, &header, sizeof header);
@@ -83,14 +83,14 @@ const MessageRails& LowLatencyLinks::begin(const LowLatencyDispatchParams& p) {
     MessageRail& rail = message_rails_[i];
     rail = {};
     rail.peer = peers_[i].rank;
-    rail.i_stand = peers_[i].i_stand;
-    if (!peers_[i].stands_for_me) continue;
+    rail.is_proxy_of_peer = peers_[i].is_proxy_of_peer;
+    if (!peers_[i].peer_is_my_proxy) continue;
     const std::vector<int32_t>& leaving = leaving_[idx(peers_[i].host)];
     rail.leaving = leaving.data();
     rail.out = in_rounds(static_cast<int64_t>(leaving.size()), sent_[i]);
     rounds = std::max(rounds, rail.out.rounds());
   }
-  messages_ = {take_rounds(rounds), {}, message_rails_.data(), legs_.data(), static_cast<int>(peers_.size())};
+  messages_ = {take_rounds(rounds), {}, message_rails_.data(), transfers_.data(), static_cast<int>(peers_.size())};
   return messages_;
 }
 
@@ -99,7 +99,7 @@ const MessageRails& LowLatencyLinks::receive(const LowLatencyDispatchParams& p, 
   output.crossed.resize(plan_.sources.size());
   int64_t rounds = 0;
   for (size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].i_stand) continue;
+    if (!peers_[i].is_proxy_of_peer) continue;
     MessageRail& rail = message_rails_[i];
     CrossedTokens& crossed = crossed_of(output, rail.peer);
     crossed.source = rail.peer;
@@ -115,9 +115,9 @@ const MessageRails& LowLatencyLinks::receive(const LowLatencyDispatchParams& p, 
   for (int64_t k = 0; k < rounds; ++k) {
     for (size_t i = 0; i < peers_.size(); ++i) {
       const ItemsInRounds& in = message_rails_[i].in;
-      legs_[i] = {peers_[i].rank, {}, {in.slot(k), idx(in.bytes(k))}};
+      transfers_[i] = {peers_[i].rank, {}, {in.slot(k), idx(in.bytes(k))}};
     }
-    carrier().post(messages_.in.first + static_cast<uint64_t>(k), legs_, nullptr);
+    carrier().post(messages_.in.first + static_cast<uint64_t>(k), transfers_, nullptr);
   }
   return messages_;
 }
@@ -133,15 +133,15 @@ void LowLatencyLinks::begin(const LowLatencyCombineParams& p) {
 
 ReturnedRows LowLatencyLinks::rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const {
   const int topk = p.layout.topk;
-  const int64_t most = p.order == CombineOrder::per_route ? topk : std::min(topk, map_.world());
+  const int64_t max = p.order == CombineOrder::per_route ? topk : std::min(topk, map_.world());
   ReturnedRows r;
   r.tokens = tokens;
   r.stride = round_up(p.row_bytes, 16);
-  r.tokens_per_round = std::max<int64_t>(1, round_bytes_ / (most * r.stride));
+  r.tokens_per_round = std::max<int64_t>(1, round_bytes_ / (max * r.stride));
   return r;
 }
 
-void LowLatencyLinks::prepare_rail(const FarCombineParams& p, const CrossedOutput& output, size_t i) {
+void LowLatencyLinks::prepare_rail(const RemoteCombineParams& p, const CrossedOutput& output, size_t i) {
   const RailPeer& peer = peers_[i];
   const LowLatencyLayout& l = p.layout;
   ReturnRail& rail = return_rails_[i];
@@ -154,32 +154,32 @@ void LowLatencyLinks::prepare_rail(const FarCombineParams& p, const CrossedOutpu
                                            l, p.order, [ids](int k) { return ids[k]; }, host_of_.data(), host)));
     return before.data();
   };
-  if (peer.stands_for_me) {
-    rail.stands_for_me = true;
+  if (peer.peer_is_my_proxy) {
+    rail.peer_is_my_proxy = true;
     rail.in = returns_.own;
     rail.in.rows_before = count(rows_in_[i], p.own_ids, rail.in.tokens, peer.host);
-    make_room(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
+    make_slots(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
   }
-  if (!peer.i_stand) return;
+  if (!peer.is_proxy_of_peer) return;
   const CrossedTokens& crossed = output.crossed[idx(plan_.number[idx(peer.rank)])];
-  rail.i_stand = true;
+  rail.is_proxy_of_peer = true;
   rail.crossed = &crossed;
   rail.out = rounds_of(p, p.source_tokens[peer.rank]);
   rail.out.rows_before = count(rows_out_[i], crossed.ids.data(), crossed.count, own_host_);
-  make_room(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
+  make_slots(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
 }
 
-const ReturnRails& LowLatencyLinks::receive(const FarCombineParams& p, const CrossedOutput& output) {
+const ReturnRails& LowLatencyLinks::receive(const RemoteCombineParams& p, const CrossedOutput& output) {
   returns_.own = rounds_of(p, p.own->tokens);
   int64_t rounds = returns_.own.rounds();
   for (size_t i = 0; i < peers_.size(); ++i) {
     prepare_rail(p, output, i);
-    if (peers_[i].i_stand) rounds = std::max(rounds, return_rails_[i].out.rounds());
+    if (peers_[i].is_proxy_of_peer) rounds = std::max(rounds, return_rails_[i].out.rounds());
   }
   returns_.rounds = take_rounds(rounds);
   returns_.rails = return_rails_.data();
   returns_.host_of_rail = host_of_rail_.data();
-  returns_.legs = legs_.data();
+  returns_.transfers = transfers_.data();
   returns_.num_rails = static_cast<int>(peers_.size());
   returns_.host_of = host_of_.data();
   returns_.own_host = own_host_;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "exchange/group/host_rails.hpp"
-#include "exchange/low_latency/hosts/far_plan.hpp"
+#include "exchange/low_latency/hosts/remote_plan.hpp"
 #include "heap/heap.hpp"
 #include "protocol/hosts/low_latency_forward.hpp"
 #include "protocol/hosts/low_latency_returns.hpp"
@@ -25,7 +25,7 @@ class LowLatencyLinks : public HostRails {
   LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags,
                   const LowLatencyLayout& layout);
   /// Bytes of a rank's memory for rows that are returned to ranks of other hosts; equal on all ranks.
-  int64_t returned_bytes() const { return far_.bytes(); }
+  int64_t returned_bytes() const { return remote_.bytes(); }
   void set_returned(std::unique_ptr<SymmetricHeap> memory);
 
   /// Sending half of a dispatch: determines which tokens cross, announces the call to other hosts, and makes room for its
@@ -36,9 +36,9 @@ class LowLatencyLinks : public HostRails {
   /// Announces a combine to other hosts.
   void begin(const LowLatencyCombineParams& p);
   /// `p` with the slots of other hosts' ranks.
-  FarCombineParams far(const LowLatencyCombineParams& p) const { return {p, far_}; }
+  RemoteCombineParams remote(const LowLatencyCombineParams& p) const { return {p, remote_}; }
   /// Receiving half of a combine, after headers have arrived.
-  const ReturnRails& receive(const FarCombineParams& p, const CrossedOutput& output);
+  const ReturnRails& receive(const RemoteCombineParams& p, const CrossedOutput& output);
 
   /// Waits for the headers of the ranks that this one is the proxy of, and announces them to this host. One warp. False after a
   /// fault (recorded).
@@ -61,13 +61,13 @@ class LowLatencyLinks : public HostRails {
   ItemsInRounds in_rounds(int64_t count, Ring& ring) const;
   ReturnedRows rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const;
   CrossedTokens& crossed_of(CrossedOutput& output, int source) const;
-  void prepare_rail(const FarCombineParams& p, const CrossedOutput& output, size_t i);
+  void prepare_rail(const RemoteCombineParams& p, const CrossedOutput& output, size_t i);
 
   const LowLatencyLayout layout_;
-  const FarPlan plan_;
+  const RemotePlan plan_;
   std::vector<std::vector<int32_t>> experts_;  ///< [hosts] experts of its ranks, ascending
   std::vector<int> host_of_rail_;
-  FarReturns far_;
+  RemoteReturns remote_;
   std::unique_ptr<SymmetricHeap> returned_;
   // State of the current call.
   uint64_t relay_ = 0;

@@ -20,11 +20,11 @@ namespace {
 
 /// Copies the parameters to shared memory and adds what the host does not know. Called by all threads; false: the group has
 /// failed.
-__device__ bool begin_sum(const CudaCombineParams& given, CombineParams& c) {
-  copy_to_shared(given.c, c);
+__device__ bool begin_sum(const CudaCombineParams& args, CombineParams& c) {
+  copy_to_shared(args.c, c);
   __syncthreads();
-  if (!begin_hosts_block(given.c.call, given.state, c.call)) return false;
-  if (threadIdx.x == 0) complete(c, given, *given.header);
+  if (!begin_hosts_block(args.c.call, args.state, c.call)) return false;
+  if (threadIdx.x == 0) complete(c, args, *args.header);
   __syncthreads();
   return true;
 }
@@ -33,17 +33,17 @@ __device__ bool begin_sum(const CudaCombineParams& given, CombineParams& c) {
 template <class A>
 __device__ void give_back(CudaWarp& w, const CombineParams& p, const RailRound& r, int64_t n, std::byte* to) {
   const auto row_bytes = static_cast<size_t>(p.shape.row_bytes), weight_bytes = 4 * static_cast<size_t>(p.shape.topk);
-  if (r.rows_back == RowsBack::per_host) {
-    sum_here<A>(w, p, n, to, r.weights ? to + row_bytes : nullptr);
+  if (r.return_kind == ReturnKind::per_host) {
+    sum_local<A>(w, p, n, to, r.weights ? to + row_bytes : nullptr);
     return;
   }
   const TokenRows rows = rows_of(p, n);
 #pragma unroll 1
   for (int i = 0; i < rows.places; ++i) {
     if (rows.rank(i) < 0 || !is_mapped<A>(p.call.heap, rows.rank(i))) continue;
-    A::copy(w, to, row_here(p, rows, i), row_bytes);
+    A::copy(w, to, local_row(p, rows, i), row_bytes);
     if (r.weights) {
-      const std::byte* const weights = weights_here(p, rows, i);
+      const std::byte* const weights = local_weights(p, rows, i);
       if (weights)
         A::copy(w, to + row_bytes, weights, weight_bytes);
       else
@@ -73,9 +73,9 @@ __device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, i
   int64_t end = tokens;
   for (int host = 0; host < in.num_hosts; ++host) {
     const ReturnedHost& from = in.hosts[host];
-    const int64_t come = rounds * from.per_round;
-    if (host == in.own_host || come >= from.count) continue;
-    const int64_t missing = from.leaving[come];
+    const int64_t arrived = rounds * from.per_round;
+    if (host == in.own_host || arrived >= from.count) continue;
+    const int64_t missing = from.leaving[arrived];
     end = missing < end ? missing : end;
   }
   return end;
@@ -86,7 +86,7 @@ template <class A>
 __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, MoveCounter& moved) {
   const TokenRows rows = rows_of(p, t);
   const auto here = [&](int i) { return is_mapped<A>(p.call.heap, rows.rank(i)); };
-  const auto came = [&](int i) -> const std::byte* {  // its position among the rows of its host
+  const auto arrived = [&](int i) -> const std::byte* {  // its position among the rows of its host
     const int host = in.host_of[rows.rank(i)];
     int before = 0;
     for (int j = 0; j < i; ++j) before += rows.rank(j) >= 0 && in.host_of[rows.rank(j)] == host ? 1 : 0;
@@ -95,11 +95,11 @@ __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRows
   };
   const auto row_of = [&](int i) -> const void* {
     if (rows.rank(i) < 0) return nullptr;
-    return here(i) ? row_here(p, rows, i) : came(i);
+    return here(i) ? local_row(p, rows, i) : arrived(i);
   };
   const auto weights_of = [&](int i) -> const void* {
     if (rows.rank(i) < 0) return nullptr;
-    return here(i) ? weights_here(p, rows, i) : came(i) + p.shape.row_bytes;
+    return here(i) ? local_weights(p, rows, i) : arrived(i) + p.shape.row_bytes;
   };
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, {0, p.shape.row_bytes});
   const uint64_t crossed = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0 && !here(i); });
@@ -120,7 +120,7 @@ __device__ void add_hosts(CudaWarp& w, const CombineParams& p, const ReturnedRow
                           MoveCounter& moved) {
   const int64_t row_bytes = p.shape.row_bytes, at = t * row_bytes;
   const uint64_t kept = hosts_with_rows<A>(w, p, in, t);
-  sum_here<A>(w, p, t, mine, p.shape.out_weights ? mine + row_bytes : nullptr);
+  sum_local<A>(w, p, t, mine, p.shape.out_weights ? mine + row_bytes : nullptr);
   A::settle(w);
   const auto sum_of = [&](int host) -> const std::byte* {
     if ((kept >> host & 1u) == 0) return nullptr;
@@ -162,14 +162,14 @@ namespace normal {
 
 template <class A>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
-    make_hosts_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
+    make_hosts_kernel(const __grid_constant__ CudaCombineParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
   auto& c = *reinterpret_cast<CombineParams*>(params);
-  if (!begin_sum(given, c)) return;
+  if (!begin_sum(args, c)) return;
   CudaWarp w(dynamic_shared, shape);
   MoveCounter moved;
-  if (c.staging.reduce_here)
+  if (c.staging.reduce_locally)
     make_sums<A>(w, c, w.total(), moved);
   else if (c.staging.place.pull.ready == 0)
     make_copies<A>(w, c, w.total(), moved);
@@ -179,15 +179,15 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
 
 template <class A>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
-    give_hosts_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ RailRound r,
+    give_hosts_kernel(const __grid_constant__ CudaCombineParams args, const __grid_constant__ RailRound r,
                       const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
   auto& c = *reinterpret_cast<CombineParams*>(params);
-  if (!begin_sum(given, c)) return;
+  if (!begin_sum(args, c)) return;
   if (threadIdx.x == 0) {
     c.tokens = r.count;
-    c.weights = r.weighted && given.header->any_weights ? r.crossed.weights : nullptr;
+    c.weights = r.weighted && args.header->any_weights ? r.crossed.weights : nullptr;
     c.tables.sends = SendTable{r.crossed.sends, nullptr, r.crossed.stride};
     c.tables.ids = r.crossed.ids;
     c.tables.route_row = r.crossed.route_row;
@@ -199,17 +199,17 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   for (int64_t n = r.first + w.index(); n < r.end; n += w.total())
     give_back<A>(w, c, r, n, r.slot + (n - r.first) * r.token_bytes);
   A::settle(w);
-  if (r.last && arrive_is_last<A>(w, &given.state->exits)) publish_for<A>(w, c.call, c.shape.control, Site::pulled, r.source);
+  if (r.last && arrive_is_last<A>(w, &args.state->exits)) publish_for<A>(w, c.call, c.shape.control, Site::pulled, r.source);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
-    sum_hosts_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ ReturnedRowsOfHosts in,
+    sum_hosts_kernel(const __grid_constant__ CudaCombineParams args, const __grid_constant__ ReturnedRowsOfHosts in,
                      const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
   auto& c = *reinterpret_cast<CombineParams*>(params);
-  if (!begin_sum(given, c)) return;
+  if (!begin_sum(args, c)) return;
   CudaWarp w(dynamic_shared, shape);
   if (!wait_outputs<A>(w, c, kSumChunks - 1)) return A::settle(w);
   MoveCounter moved;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
                 end = in.last ? c.tokens : tokens_after(in, in.round + 1, c.tokens);
 #pragma unroll 1
   for (int64_t t = (in.round == 0 ? 0 : begin) + w.index(); t < end; t += w.total()) {
-    if (in.rows_back == RowsBack::per_host)
+    if (in.return_kind == ReturnKind::per_host)
       add_hosts<A>(w, c, in, t, in.scratch + w.index() * in.row_stride, moved);
     else
       add_rows<A>(w, c, in, t, moved);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   A::settle(w);
   add_moved(w, c.call, moved);
   if (!in.last || !end_pulls<A>(w, c)) return;
-  if (arrive_is_last<A>(w, &given.state->exits)) end_hosts_call(given.state, c.call.epoch);
+  if (arrive_is_last<A>(w, &args.state->exits)) end_hosts_call(args.state, c.call.epoch);
 }
 
 }  // namespace normal
@@ -235,18 +235,16 @@ namespace {
 constexpr CudaShape shape_of(int warps, int world) {
   return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
 }
-constexpr auto kMostShared = [](const DeviceLimits&) {
-  return static_cast<int>(shape_of(kSumWarps, kMaxRanks).shared_bytes());
-};
+constexpr auto kMaxShared = [](const DeviceLimits&) { return static_cast<int>(shape_of(kSumWarps, kMaxRanks).shared_bytes()); };
 
 const Kernel<const CudaCombineParams, const CudaShape> make("make kernel", normal::make_hosts_kernel<CudaHosts>,
-                                                            kSumWarps* kLanes, kMostShared);
+                                                            kSumWarps* kLanes, kMaxShared);
 const Kernel<const CudaCombineParams, const RailRound, const CudaShape> give("give back kernel",
                                                                              normal::give_hosts_kernel<CudaHosts>,
-                                                                             kSumWarps* kLanes, kMostShared);
+                                                                             kSumWarps* kLanes, kMaxShared);
 const Kernel<const CudaCombineParams, const ReturnedRowsOfHosts, const CudaShape> sum("sum kernel",
                                                                                       normal::sum_hosts_kernel<CudaHosts>,
-                                                                                      kSumWarps* kLanes, kMostShared);
+                                                                                      kSumWarps* kLanes, kMaxShared);
 
 }  // namespace
 

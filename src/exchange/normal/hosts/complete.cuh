@@ -35,12 +35,12 @@ __device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& res
 }
 
 /// Adds what the host does not know to `c`, a copy of given.c. Called by one thread.
-__device__ inline void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
+__device__ inline void complete(CombineParams& c, const CudaCombineParams& args, const TablesHeader& header) {
   c.tokens = header.tokens;
   c.num_records = header.num_records;
-  c.staging.place.signature = mix_hash(given.c.staging.place.signature, header.identity);
-  c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
-  c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
+  c.staging.place.signature = mix_hash(args.c.staging.place.signature, header.identity);
+  c.record_weight = header.any_weights ? args.weights_of_records : nullptr;
+  c.weights = header.any_weights && args.caller_weights == nullptr ? args.weights_of_routes : args.caller_weights;
 }
 
 }  // namespace switchyard::detail

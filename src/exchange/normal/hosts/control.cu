@@ -166,7 +166,7 @@ namespace {
 
 const Kernel<const AnnounceParams> announce("announce kernel", normal::announce_hosts_kernel<CudaHosts>, kAnnounceThreads,
                                             [](const DeviceLimits&) {
-                                              return 4 * (kMaxRanks + most_cuda_experts(Layout::rank_major));
+                                              return 4 * (kMaxRanks + max_cuda_experts(Layout::rank_major));
                                             });
 constexpr auto kNoShared = [](const DeviceLimits&) { return 0; };
 const Kernel<const DeliverParams> deliver("deliver kernel", normal::deliver_hosts_kernel<CudaHosts>, kLanes, kNoShared);

@@ -16,11 +16,11 @@ namespace {
 
 /// Copies the parameters to shared memory and adds what the host does not know. Called by all threads; false: the group has
 /// failed.
-__device__ bool begin_move(const CudaDispatchParams& given, CudaDispatchParams& p) {
-  copy_to_shared(given, p);
+__device__ bool begin_move(const CudaDispatchParams& args, CudaDispatchParams& p) {
+  copy_to_shared(args, p);
   __syncthreads();
-  if (!begin_hosts_block(given.d.call, given.state, p.d.call)) return false;
-  if (threadIdx.x == 0) p.d.tokens = given.header->tokens;
+  if (!begin_hosts_block(args.d.call, args.state, p.d.call)) return false;
+  if (threadIdx.x == 0) p.d.tokens = args.header->tokens;
   __syncthreads();
   return true;
 }
@@ -31,11 +31,11 @@ __device__ void pack_head(const DispatchParams& p, const RailRound& r, int64_t t
   const int lane = threadIdx.x % kLanes;
   const SendEntry none{-1, -1, -1};
   const SendEntry mine = lane < p.tables.sends.places(t) ? p.tables.sends.of(t)[lane] : none;
-  const bool goes = mine.rank >= 0 && (r.host_ranks >> mine.rank & 1u) != 0;
-  const unsigned lanes = __ballot_sync(kAllLanes, goes);
+  const bool is_sent = mine.rank >= 0 && (r.host_ranks >> mine.rank & 1u) != 0;
+  const unsigned lanes = __ballot_sync(kAllLanes, is_sent);
   auto* const places = reinterpret_cast<SendEntry*>(slot + at.places_at());
-  if (goes) places[__popc(lanes & ((1u << lane) - 1u))] = mine;
-  if (lane >= __popc(lanes) && lane < at.most_places) places[lane] = none;
+  if (is_sent) places[__popc(lanes & ((1u << lane) - 1u))] = mine;
+  if (lane >= __popc(lanes) && lane < at.max_places) places[lane] = none;
   if (lane == 0) *reinterpret_cast<CrossingHead*>(slot) = {t, __popc(lanes)};
   if (lane >= at.topk) return;
   const int64_t f = t * at.topk + lane;
@@ -72,7 +72,7 @@ __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
 /// Proxy side: sets the source's flags when all its rows have been sent on. Receivers treat them as the source's first chunk,
 /// and find nothing in the other chunks. Called by one warp.
 template <class A>
-__device__ void tell_rows(CudaWarp& w, const DispatchParams& p, const RailRound& r) {
+__device__ void announce_rows(CudaWarp& w, const DispatchParams& p, const RailRound& r) {
   const CallContext& call = p.call;
   const auto* const touching = reinterpret_cast<const int32_t*>(r.counts + sizeof(CountsHead));
   const bool in_chunks = p.shape.layout == Layout::expert_major;
@@ -93,11 +93,11 @@ namespace normal {
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    send_hosts_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
+    send_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
-  if (!begin_move(given, p)) return;
+  if (!begin_move(args, p)) return;
   CudaWarp w(dynamic_shared, shape);
   MoveCounter moved;
   send_own_rows<A>(w, p.d, p.d.shape.layout == Layout::expert_major ? kRowChunks - 1 : 0, moved);
@@ -108,12 +108,12 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    pack_hosts_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RailRound r,
+    pack_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ RailRound r,
                       const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
-  if (!begin_move(given, p)) return;
+  if (!begin_move(args, p)) return;
   CudaWarp w(dynamic_shared, shape);
   const CrossingLayout& at = r.layout;
   const MoveShape& s = p.d.shape;
@@ -140,12 +140,12 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    forward_hosts_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RailRound r,
+    forward_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ RailRound r,
                          const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
-  if (!begin_move(given, p)) return;
+  if (!begin_move(args, p)) return;
   if (threadIdx.x == 0) make_forwarding(p.d, r);
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
@@ -163,18 +163,18 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     send_row<A>(w, p.d, entries, places, slot + at.row_at(), at.scale_bytes > 0 ? slot + at.scale_at() : nullptr);
   }
   A::settle(w);
-  if (r.last && arrive_is_last<A>(w, &given.state->exits)) tell_rows<A>(w, p.d, r);
+  if (r.last && arrive_is_last<A>(w, &args.state->exits)) announce_rows<A>(w, p.d, r);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    finish_hosts_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
+    finish_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
-  if (!begin_move(given, p)) return;
+  if (!begin_move(args, p)) return;
   CudaWarp w(dynamic_shared, shape);
-  const TablesHeader& header = *given.header;
+  const TablesHeader& header = *args.header;
   fill_rest(w, p.d.shape.layout, p.rest, header.rows, header.num_records);
   MoveCounter moved;
   if (p.d.shape.layout == Layout::expert_major) {
@@ -187,28 +187,28 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   }
   A::settle(w);
   add_moved(w, p.d.call, moved);
-  if (!arrive_is_last<A>(w, &given.state->exits)) return;
-  if (p.d.shape.with_records && threadIdx.x % kLanes == 0) given.header->moved = 1;
-  end_hosts_call(given.state, p.d.call.epoch);
+  if (!arrive_is_last<A>(w, &args.state->exits)) return;
+  if (p.d.shape.with_records && threadIdx.x % kLanes == 0) args.header->moved = 1;
+  end_hosts_call(args.state, p.d.call.epoch);
 }
 
 }  // namespace normal
 
 namespace {
 
-int most_shared(const DeviceLimits& limits) {
+int max_shared(const DeviceLimits& limits) {
   return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024;
 }
 const Kernel<const CudaDispatchParams, const CudaShape> send_own("send kernel", normal::send_hosts_kernel<CudaHosts>,
-                                                                 kMoveWarps* kLanes, most_shared);
+                                                                 kMoveWarps* kLanes, max_shared);
 const Kernel<const CudaDispatchParams, const RailRound, const CudaShape> pack_rows("pack kernel",
                                                                                    normal::pack_hosts_kernel<CudaHosts>,
-                                                                                   kMoveWarps* kLanes, most_shared);
+                                                                                   kMoveWarps* kLanes, max_shared);
 const Kernel<const CudaDispatchParams, const RailRound, const CudaShape> forward_rows("forward kernel",
                                                                                       normal::forward_hosts_kernel<CudaHosts>,
-                                                                                      kMoveWarps* kLanes, most_shared);
+                                                                                      kMoveWarps* kLanes, max_shared);
 const Kernel<const CudaDispatchParams, const CudaShape> finish_rows("finish kernel", normal::finish_hosts_kernel<CudaHosts>,
-                                                                    kMoveWarps* kLanes, most_shared);
+                                                                    kMoveWarps* kLanes, max_shared);
 
 CudaShape shape_of(const CudaDispatchParams& p, const LaunchShape& launch, const DeviceLimits& limits) {
   const MoveShape& s = p.d.shape;

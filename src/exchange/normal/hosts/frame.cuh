@@ -12,15 +12,15 @@ namespace switchyard::detail {
 
 /// Completes `call`, in shared memory, with the epoch. Called first, by all threads of a block. False if the group has failed,
 /// according to load_abort_words().
-__device__ inline bool begin_hosts_block(const CallContext& given, const ObjectState* state, CallContext& call) {
+__device__ inline bool begin_hosts_block(const CallContext& args, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
-    abort = load_abort_words(given);
+    abort = load_abort_words(args);
     epoch = epoch_after(state->epoch);
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) call.epoch = epoch;
-  if (abort != 0) report_abort(given, abort, epoch);
+  if (abort != 0) report_abort(args, abort, epoch);
   __syncthreads();
   return !failed;
 }

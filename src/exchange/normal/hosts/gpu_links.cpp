@@ -48,8 +48,8 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
     Peer& peer = peers_.emplace_back();
     peer.rank = r;
     peer.host = map_.host_of(r);
-    peer.stands_for_me = map_.proxy(rank_, peer.host) == r;
-    peer.i_stand = map_.proxy(r, own_host_) == rank_;
+    peer.peer_is_my_proxy = map_.proxy(rank_, peer.host) == r;
+    peer.is_proxy_of_peer = map_.proxy(r, own_host_) == rank_;
     for (const int there : map_.ranks_of(peer.host)) peer.host_ranks |= uint64_t{1} << there;
   }
   message_bytes_ = round_up(
@@ -79,7 +79,7 @@ GpuHostLinks::~GpuHostLinks() {
   scratch_.end_after(gpu_.until_end());
 }
 
-int64_t GpuHostLinks::MovedRail::Way::begin(int64_t k) {
+int64_t GpuHostLinks::MovedRail::Direction::begin(int64_t k) {
   const Part part = part_of(round.count, per_round, k);
   round.first = part.begin;
   round.end = part.end;
@@ -100,8 +100,8 @@ void GpuHostLinks::carve(GpuHostTables& tables) const {
     Carver carver(base);
     for (size_t i = 0; i < peers_.size(); ++i) {
       GpuHostTables::OfPeer& of = tables.peers[i];
-      if (peers_[i].stands_for_me) carver.take(of.leaving, max_tokens_);
-      if (!peers_[i].i_stand) continue;
+      if (peers_[i].peer_is_my_proxy) carver.take(of.leaving, max_tokens_);
+      if (!peers_[i].is_proxy_of_peer) continue;
       of.crossed.stride = places_on(own_host_);
       carver.take(of.crossed.token, max_tokens_);
       carver.take(of.crossed.ids, max_tokens_ * topk_);
@@ -146,25 +146,25 @@ std::shared_ptr<GpuHostTables> GpuHostLinks::take_tables() {
 
 // ---- counts and placements ----
 
-std::vector<Leg> GpuHostLinks::message_legs(int64_t bytes) const {
-  std::vector<Leg> legs;
+std::vector<PeerTransfer> GpuHostLinks::message_transfers(int64_t bytes) const {
+  std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_[i];
-    legs.push_back({peer.rank,
-                    {message(i, true), peer.stands_for_me ? idx(bytes) : 0},
-                    {message(i, false), peer.i_stand ? idx(bytes) : 0}});
+    transfers.push_back({peer.rank,
+                         {message(i, true), peer.peer_is_my_proxy ? idx(bytes) : 0},
+                         {message(i, false), peer.is_proxy_of_peer ? idx(bytes) : 0}});
   }
-  return legs;
+  return transfers;
 }
 
-void GpuHostLinks::post(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call) {
-  rounds_->post(legs, stream, call.operation, std::chrono::nanoseconds(call.timeout_ns));
+void GpuHostLinks::post(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call) {
+  rounds_->post(transfers, stream, call.operation, std::chrono::nanoseconds(call.timeout_ns));
 }
 
 void GpuHostLinks::exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream) {
   auto* const counts = memory_.as<int64_t>(counts_at_);
   for (size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].stands_for_me) continue;
+    if (!peers_[i].peer_is_my_proxy) continue;
     AnnounceParams p;
     p.plan = plan;
     p.call = plan.call;
@@ -175,9 +175,9 @@ void GpuHostLinks::exchange_counts(const PlanParams& plan, const GpuHostTables& 
     p.message = message(i, true);
     launch_announce(p, stream);
   }
-  post(message_legs(static_cast<int64_t>(sizeof(RelayHead)) + control_.counts_row_bytes()), stream, plan.call);
+  post(message_transfers(static_cast<int64_t>(sizeof(RelayHead)) + control_.counts_row_bytes()), stream, plan.call);
   for (size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].i_stand) continue;
+    if (!peers_[i].is_proxy_of_peer) continue;
     launch_deliver({plan.call, plan.state, control_, Site::counts, peers_[i].rank, message(i, false), counts + 2 * i + 1},
                    stream);
   }
@@ -190,8 +190,8 @@ void GpuHostLinks::read_counts(GpuHostTables& tables) const {
       "copy of the counts");
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the counts");
   for (size_t i = 0; i < peers_.size(); ++i) {
-    tables.peers[i].leaving_count = peers_[i].stands_for_me ? counts[2 * i] : 0;
-    tables.peers[i].crossed_count = peers_[i].i_stand ? counts[2 * i + 1] : 0;
+    tables.peers[i].leaving_count = peers_[i].peer_is_my_proxy ? counts[2 * i] : 0;
+    tables.peers[i].crossed_count = peers_[i].is_proxy_of_peer ? counts[2 * i + 1] : 0;
   }
 }
 
@@ -202,9 +202,9 @@ PlacementVerdict GpuHostLinks::exchange_placements(OfferParams offer, gpu::Strea
   offer.message_stride = 2 * message_bytes_;
   offer.num_messages = static_cast<int>(peers_.size());
   launch_offer(offer, stream);
-  post(message_legs(static_cast<int64_t>(sizeof(RelayHead) + sizeof(Placement))), stream, offer.call);
+  post(message_transfers(static_cast<int64_t>(sizeof(RelayHead) + sizeof(Placement))), stream, offer.call);
   for (size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].i_stand) continue;
+    if (!peers_[i].is_proxy_of_peer) continue;
     launch_deliver({offer.call, offer.state, control_, Site::placement, peers_[i].rank, message(i, false), nullptr}, stream);
   }
   launch_judge(offer, stream);
@@ -245,11 +245,11 @@ void GpuHostLinks::clear_moved(const CallContext& call, const LaunchShape& launc
   check_cuda(gpu::fill(call.moved, 0, warps * sizeof(MoveCounter), stream), "clearing of counters");
 }
 
-Point GpuHostLinks::post_beside(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call) {
-  const gpu::Stream beside = rounds_->stream();
-  check_cuda(gpu::order_after(beside, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
-  post(legs, beside, call);
-  return gpu_.points().mark(beside, 0);
+Point GpuHostLinks::post_on_side_stream(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call) {
+  const gpu::Stream side_stream = rounds_->stream();
+  check_cuda(gpu::order_after(side_stream, gpu_.points().mark(stream, 0)->event), "cudaStreamWaitEvent");
+  post(transfers, side_stream, call);
+  return gpu_.points().mark(side_stream, 0);
 }
 
 void GpuHostLinks::await(const Point& round, gpu::Stream stream) {
@@ -260,20 +260,21 @@ GpuHostLinks::MovedRail GpuHostLinks::prepare_move(size_t i, const CudaDispatchP
                                                    bool weights, const std::byte* counts) {
   Peer& peer = peers_[i];
   MovedRail rail;
-  const auto prepare = [&](MovedRail::Way& way, int64_t count, int host, DeviceMemory& slot, size_t& has) {
-    way.round.layout = crossing(params, host, weights);
-    way.round.count = count;
-    way.per_round = std::max<int64_t>(1, group_.round_bytes / way.round.layout.bytes());
-    way.slot_bytes = std::min(count, way.per_round) * way.round.layout.bytes();
-    way.slots = grow(slot, has, std::min(kSlots, rounds_of(count, way.per_round)) * way.slot_bytes, gpu_.copy_stream());
-    rail.rounds = std::max(rail.rounds, rounds_of(count, way.per_round));
+  const auto prepare = [&](MovedRail::Direction& direction, int64_t count, int host, DeviceMemory& slot, size_t& has) {
+    direction.round.layout = crossing(params, host, weights);
+    direction.round.count = count;
+    direction.per_round = std::max<int64_t>(1, group_.round_bytes / direction.round.layout.bytes());
+    direction.slot_bytes = std::min(count, direction.per_round) * direction.round.layout.bytes();
+    direction.slots =
+        grow(slot, has, std::min(kSlots, rounds_of(count, direction.per_round)) * direction.slot_bytes, gpu_.copy_stream());
+    rail.rounds = std::max(rail.rounds, rounds_of(count, direction.per_round));
   };
-  if (peer.stands_for_me) {
+  if (peer.peer_is_my_proxy) {
     rail.out.round.host_ranks = peer.host_ranks;
     rail.out.round.leaving = of.leaving;
     prepare(rail.out, of.leaving_count, peer.host, peer.slot_out, peer.out_bytes);
   }
-  if (peer.i_stand) {
+  if (peer.is_proxy_of_peer) {
     rail.in.round.source = peer.rank;
     rail.in.round.crossed = of.crossed;
     rail.in.round.counts = counts + peer.rank * control_.counts_row_bytes();
@@ -291,28 +292,28 @@ void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& t
     const MovedRail& rail = rails.emplace_back(prepare_move(i, params, tables.peers[i], weights, counts));
     rounds = std::max(rounds, rail.rounds);
   }
-  Point come[kSlots];
+  Point incoming[kSlots];
   const auto send_on = [&](int64_t k) {
-    std::vector<Leg> legs;
+    std::vector<PeerTransfer> transfers;
     for (size_t i = 0; i < peers_.size(); ++i) {
-      MovedRail::Way &out = rails[i].out, &in = rails[i].in;
+      MovedRail::Direction &out = rails[i].out, &in = rails[i].in;
       const int64_t leaving = out.begin(k), arriving = in.begin(k);
       if (leaving > 0) launch_pack(params, out.round, launch, limits, stream);
-      legs.push_back({peers_[i].rank,
-                      {out.round.slot, idx(leaving * out.round.layout.bytes())},
-                      {in.round.slot, idx(arriving * in.round.layout.bytes())}});
+      transfers.push_back({peers_[i].rank,
+                           {out.round.slot, idx(leaving * out.round.layout.bytes())},
+                           {in.round.slot, idx(arriving * in.round.layout.bytes())}});
     }
-    come[k % kSlots] = post_beside(legs, stream, params.d.call);
+    incoming[k % kSlots] = post_on_side_stream(transfers, stream, params.d.call);
   };
   clear_moved(params.d.call, launch, stream);
   for (int64_t k = 0; k < std::min(rounds, kSlots); ++k) send_on(k);
   launch_send(params, launch, limits, stream);
   for (int64_t k = 0; k < rounds; ++k) {
-    await(come[k % kSlots], stream);
+    await(incoming[k % kSlots], stream);
     for (size_t i = 0; i < peers_.size(); ++i) {
-      MovedRail::Way& in = rails[i].in;
+      MovedRail::Direction& in = rails[i].in;
       const int64_t arrived = in.begin(k);
-      in.round.last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(in.round.count, in.per_round));
+      in.round.last = peers_[i].is_proxy_of_peer && k + 1 == std::max<int64_t>(1, rounds_of(in.round.count, in.per_round));
       if (arrived > 0 || in.round.last) launch_forward(params, in.round, launch, limits, stream);
     }
     if (k + kSlots < rounds) send_on(k + kSlots);
@@ -322,22 +323,22 @@ void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& t
 
 // ---- sums ----
 
-RowsBack GpuHostLinks::rows_back_of(const SumShape& shape) const {
-  if (shape.order == CombineOrder::per_host) return RowsBack::per_host;
-  return shape.order == CombineOrder::per_route ? RowsBack::per_route : RowsBack::per_rank;
+ReturnKind GpuHostLinks::return_kind_of(const SumShape& shape) const {
+  if (shape.order == CombineOrder::per_host) return ReturnKind::per_host;
+  return shape.order == CombineOrder::per_route ? ReturnKind::per_route : ReturnKind::per_rank;
 }
 
-int GpuHostLinks::most_back(RowsBack rows, int host) const {
-  return rows == RowsBack::per_host ? 1 : rows == RowsBack::per_route ? topk_ : places_on(host);
+int GpuHostLinks::max_returned_rows(ReturnKind rows, int host) const {
+  return rows == ReturnKind::per_host ? 1 : rows == ReturnKind::per_route ? topk_ : places_on(host);
 }
 
 GpuHostLinks::BackRail GpuHostLinks::prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape) {
   Peer& peer = peers_[i];
   BackRail rail;
   const auto per_round = [&](int64_t token_bytes) { return std::max<int64_t>(1, group_.round_bytes / token_bytes); };
-  if (peer.i_stand) {
+  if (peer.is_proxy_of_peer) {
     RailRound& r = rail.out = shape;
-    r.token_bytes = most_back(r.rows_back, own_host_) * r.row_stride;
+    r.token_bytes = max_returned_rows(r.return_kind, own_host_) * r.row_stride;
     r.source = peer.rank;
     r.count = of.crossed_count;
     r.crossed = of.crossed;
@@ -346,11 +347,11 @@ GpuHostLinks::BackRail GpuHostLinks::prepare_back(size_t i, const GpuHostTables:
     rail.slots = grow(peer.slot_out, peer.out_bytes, std::min(kSlots, rounds_of(r.count, rail.per_out)) * rail.slot_bytes,
                       gpu_.copy_stream());
   }
-  if (peer.stands_for_me) {
+  if (peer.peer_is_my_proxy) {
     ReturnedHost& in = rail.in;
     in.leaving = of.leaving;
     in.count = of.leaving_count;
-    in.token_bytes = most_back(shape.rows_back, peer.host) * shape.row_stride;
+    in.token_bytes = max_returned_rows(shape.return_kind, peer.host) * shape.row_stride;
     in.per_round = per_round(in.token_bytes);
     rail.returned = grow(peer.slot_in, peer.in_bytes, in.count * in.token_bytes, gpu_.copy_stream());
     in.rows = rail.returned;
@@ -363,15 +364,15 @@ ReturnedRowsOfHosts GpuHostLinks::prepare_sum(const std::vector<BackRail>& rails
                                               const LaunchShape& launch) {
   std::vector<ReturnedHost> hosts(idx(map_.hosts()));
   for (size_t i = 0; i < peers_.size(); ++i)
-    if (peers_[i].stands_for_me) hosts[idx(peers_[i].host)] = rails[i].in;
+    if (peers_[i].peer_is_my_proxy) hosts[idx(peers_[i].host)] = rails[i].in;
   ReturnedRowsOfHosts in;
   in.hosts = memory_.as<ReturnedHost>(returned_at_);
   in.host_of = memory_.as<int>(host_of_at_);
   in.num_hosts = map_.hosts();
   in.own_host = own_host_;
   in.row_stride = back.row_stride;
-  in.rows_back = back.rows_back;
-  if (back.rows_back == RowsBack::per_host)
+  in.return_kind = back.return_kind;
+  if (back.return_kind == ReturnKind::per_host)
     in.scratch = grow(scratch_, scratch_bytes_, int64_t{launch.blocks} * launch.warps * back.row_stride, gpu_.copy_stream());
   check_cuda(gpu::copy_to_device(memory_.as<ReturnedHost>(returned_at_), hosts.data(), hosts.size() * sizeof(ReturnedHost),
                                  gpu_.copy_stream()),
@@ -382,27 +383,28 @@ ReturnedRowsOfHosts GpuHostLinks::prepare_sum(const std::vector<BackRail>& rails
 
 Point GpuHostLinks::send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k,
                               const LaunchShape& launch, gpu::Stream stream) {
-  std::vector<Leg> legs;
+  std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < peers_.size(); ++i) {
     BackRail& rail = rails[i];
-    const Part given = part_of(rail.out.count, rail.per_out, k), come = part_of(rail.in.count, rail.in.per_round, k);
-    rail.out.first = given.begin;
-    rail.out.end = given.end;
+    const Part outgoing = part_of(rail.out.count, rail.per_out, k), incoming = part_of(rail.in.count, rail.in.per_round, k);
+    rail.out.first = outgoing.begin;
+    rail.out.end = outgoing.end;
     rail.out.slot = rail.slots + k % kSlots * rail.slot_bytes;
-    rail.out.last = peers_[i].i_stand && k + 1 == std::max<int64_t>(1, rounds_of(rail.out.count, rail.per_out));
-    if (given.end > given.begin || rail.out.last) launch_give_back(params, rail.out, launch, stream);
-    legs.push_back({peers_[i].rank,
-                    {rail.out.slot, idx((given.end - given.begin) * rail.out.token_bytes)},
-                    {rail.returned + come.begin * rail.in.token_bytes, idx((come.end - come.begin) * rail.in.token_bytes)}});
+    rail.out.last = peers_[i].is_proxy_of_peer && k + 1 == std::max<int64_t>(1, rounds_of(rail.out.count, rail.per_out));
+    if (outgoing.end > outgoing.begin || rail.out.last) launch_give_back(params, rail.out, launch, stream);
+    transfers.push_back(
+        {peers_[i].rank,
+         {rail.out.slot, idx((outgoing.end - outgoing.begin) * rail.out.token_bytes)},
+         {rail.returned + incoming.begin * rail.in.token_bytes, idx((incoming.end - incoming.begin) * rail.in.token_bytes)}});
   }
-  return post_beside(legs, stream, params.c.call);
+  return post_on_side_stream(transfers, stream, params.c.call);
 }
 
 void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
                        gpu::Stream stream) {
   const SumShape& shape = params.c.shape;
   RailRound back;
-  back.rows_back = rows_back_of(shape);
+  back.return_kind = return_kind_of(shape);
   back.weighted = weighted;
   // All ranks pass weights, or none does (the signature ensures it).
   back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
@@ -412,9 +414,9 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   for (size_t i = 0; i < peers_.size(); ++i)
     rounds = std::max(rounds, rails.emplace_back(prepare_back(i, tables.peers[i], back)).rounds);
   ReturnedRowsOfHosts in = prepare_sum(rails, back, launch);
-  Point come[kSlots];
+  Point incoming[kSlots];
   const auto sum_round = [&](int64_t k) {
-    await(come[k % kSlots], stream);
+    await(incoming[k % kSlots], stream);
     in.round = k;
     in.last = k + 1 == rounds;
     launch_sum(params, in, launch, stream);
@@ -423,7 +425,7 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   launch_make(params, launch, stream);
   for (int64_t k = 0; k < rounds; ++k) {
     if (k >= kSlots) sum_round(k - kSlots);  // and its slot is free
-    come[k % kSlots] = send_back(params, rails, k, launch, stream);
+    incoming[k % kSlots] = send_back(params, rails, k, launch, stream);
   }
   for (int64_t k = std::max<int64_t>(0, rounds - kSlots); k < rounds; ++k) sum_round(k);
 }

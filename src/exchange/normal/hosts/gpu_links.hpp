@@ -61,7 +61,7 @@ class GpuHostLinks {
  private:
   struct Peer {
     int rank = -1, host = -1;
-    bool stands_for_me = false, i_stand = false;
+    bool peer_is_my_proxy = false, is_proxy_of_peer = false;
     uint64_t host_ranks = 0;  ///< of its host, as bits
     DeviceMemory slot_out, slot_in;
     size_t out_bytes = 0, in_bytes = 0;
@@ -70,30 +70,30 @@ class GpuHostLinks {
   void carve(GpuHostTables& tables) const;
   static std::byte* grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies);
   std::byte* message(size_t peer, bool out) const;
-  std::vector<Leg> message_legs(int64_t bytes) const;
-  void post(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call);
+  std::vector<PeerTransfer> message_transfers(int64_t bytes) const;
+  void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
   /// Enqueues a round beside `stream`, after what is enqueued there. \returns its end, for await()
-  Point post_beside(std::span<const Leg> legs, gpu::Stream stream, const CallContext& call);
+  Point post_on_side_stream(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
   static void await(const Point& round, gpu::Stream stream);
   static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
   CrossingLayout crossing(const CudaDispatchParams& p, int host, bool weights) const;
   /// Both directions of one rail in a dispatch.
   struct MovedRail {
-    struct Way {
+    struct Direction {
       RailRound round;
       int64_t per_round = 1, slot_bytes = 0;
       std::byte* slots = nullptr;
       /// Makes `round` round k. \returns its number of tokens
       int64_t begin(int64_t k);
     };
-    Way out, in;
+    Direction out, in;
     int64_t rounds = 0;
   };
   MovedRail prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
                          const std::byte* counts);
-  RowsBack rows_back_of(const SumShape& shape) const;
+  ReturnKind return_kind_of(const SumShape& shape) const;
   /// Maximum rows that come back for a token from `host`.
-  int most_back(RowsBack rows, int host) const;
+  int max_returned_rows(ReturnKind rows, int host) const;
   /// Both directions of one rail in a combine.
   struct BackRail {
     RailRound out;

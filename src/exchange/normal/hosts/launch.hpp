@@ -87,7 +87,7 @@ struct RailRound {
   int64_t count = 0;                  ///< proxy: number of all crossing tokens
   CrossedTables crossed;              ///< proxy
   const std::byte* counts = nullptr;  ///< proxy, dispatch: counts row of the source
-  RowsBack rows_back = RowsBack::per_rank;
+  ReturnKind return_kind = ReturnKind::per_rank;
   bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
   bool weights = false;   ///< rows come back with weights
 };
@@ -121,7 +121,7 @@ struct ReturnedRowsOfHosts {
   const int32_t* host_of = nullptr;  ///< [W]
   int num_hosts = 1, own_host = 0;
   int64_t row_stride = 0;
-  RowsBack rows_back = RowsBack::per_rank;
+  ReturnKind return_kind = ReturnKind::per_rank;
   std::byte* scratch = nullptr;  ///< row_stride bytes per warp: per_host
   int64_t round = 0;
   bool last = false;  ///< all rounds have arrived: sums the rest, and ends the call

@@ -8,9 +8,9 @@ namespace switchyard::detail {
 
 namespace {
 
-RowsBack rows_back_of(const SumShape& shape) {
-  if (shape.order == CombineOrder::per_host) return RowsBack::per_host;
-  return shape.order == CombineOrder::per_route ? RowsBack::per_route : RowsBack::per_rank;
+ReturnKind return_kind_of(const SumShape& shape) {
+  if (shape.order == CombineOrder::per_host) return ReturnKind::per_host;
+  return shape.order == CombineOrder::per_route ? ReturnKind::per_route : ReturnKind::per_rank;
 }
 
 }  // namespace
@@ -31,9 +31,10 @@ void HostLinks::list_leaving(const LocalPlan& local, HandleData& h) const {
   tables.host_of = host_of_;
   detail::list_leaving(local, host_of_, own_host_, map_.hosts(), tables.leaving);
   size_t n = 0;
-  tables.crossed.resize(idx(std::count_if(peers_.begin(), peers_.end(), [](const RailPeer& peer) { return peer.i_stand; })));
+  tables.crossed.resize(
+      idx(std::count_if(peers_.begin(), peers_.end(), [](const RailPeer& peer) { return peer.is_proxy_of_peer; })));
   for (const RailPeer& peer : peers_) {
-    if (!peer.i_stand) continue;
+    if (!peer.is_proxy_of_peer) continue;
     CrossedTokens& crossed = tables.crossed[n++];
     crossed.source = peer.rank;
     crossed.count = 0;
@@ -59,18 +60,18 @@ void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_
                    p.shape.scale_bytes};
     rows.stride = rows.layout.bytes();
     rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.stride);
-    make_room(ring, std::min(count, rows.per_round) * rows.stride, rows.slots);
+    make_slots(ring, std::min(count, rows.per_round) * rows.stride, rows.slots);
   };
-  if (peer.stands_for_me) {
+  if (peer.peer_is_my_proxy) {
     const std::vector<int32_t>& leaving = h.hosts->leaving[idx(peer.host)];
     rail.leaving = leaving.data();
     lay_out(rail.out, sent_[i], static_cast<int64_t>(leaving.size()), peer.host, p.shape.weights != nullptr);
   }
-  if (!peer.i_stand) return;
+  if (!peer.is_proxy_of_peer) return;
   const Placement& theirs = *p.call.heap.local(p.shape.control.placement(p.call.epoch, peer.rank));
   const bool weights = fresh && theirs.dispatch.sends_weights != 0;
   CrossedTokens& crossed = crossed_of(h, peer.rank);
-  rail.i_stand = true;
+  rail.is_proxy_of_peer = true;
   rail.crossed = &crossed;
   rail.source_tokens = h.counts.tokens[idx(peer.rank)];
   lay_out(rail.in, received_[i], crossed.count, own_host_, weights);
@@ -96,43 +97,44 @@ const HostDispatchParams& HostLinks::prepare(const DispatchParams& p, const Hand
     prepare_rail(p, h, i);
     rounds = std::max({rounds, dispatch_rails_[i].out.rounds(), dispatch_rails_[i].in.rounds()});
   }
-  dispatch_ = {p, take_rounds(rounds), dispatch_rails_.data(), legs_.data(), static_cast<int>(peers_.size()), host_of_.data()};
+  dispatch_ = {
+      p, take_rounds(rounds), dispatch_rails_.data(), transfers_.data(), static_cast<int>(peers_.size()), host_of_.data()};
   return dispatch_;
 }
 
 ReturnedRows HostLinks::rounds_of(const CombineParams& p, int64_t tokens, bool weights) const {
-  const RowsBack rows = rows_back_of(p.shape);
+  const ReturnKind rows = return_kind_of(p.shape);
   const int topk = p.shape.topk;
-  const int64_t most = rows == RowsBack::per_host ? 1 : rows == RowsBack::per_route ? topk : std::min(topk, map_.world());
+  const int64_t max = rows == ReturnKind::per_host ? 1 : rows == ReturnKind::per_route ? topk : std::min(topk, map_.world());
   ReturnedRows r;
   r.tokens = tokens;
   r.weights = weights;
   r.stride = p.shape.row_bytes + (weights ? round_up(int64_t{4} * topk, 16) : 0);
-  r.tokens_per_round = std::max<int64_t>(1, round_bytes_ / (most * r.stride));
+  r.tokens_per_round = std::max<int64_t>(1, round_bytes_ / (max * r.stride));
   return r;
 }
 
 void HostLinks::prepare_rail(const CombineParams& p, const HandleData& h, bool weighted, size_t i) {
   const RailPeer& peer = peers_[i];
-  const RowsBack rows = rows_back_of(p.shape);
+  const ReturnKind rows = return_kind_of(p.shape);
   const int topk = p.shape.topk;
   CombineRail& rail = combine_rails_[i];
   rail = {};
   rail.peer = peer.rank;
-  if (peer.stands_for_me) {
+  if (peer.peer_is_my_proxy) {
     std::vector<int64_t>& before = rows_in_[i];
     before.assign(1, 0);
     for (int64_t t = 0; t < h.tokens; ++t) {
       const BackTables token{p.tables.sends.of(t), p.tables.sends.places(t), h.ids.data() + t * topk,
                              h.route_row.data() + t * topk};
-      before.push_back(before.back() + rows_back(token, rows, topk, h.map, host_of_, peer.host));
+      before.push_back(before.back() + count_returned_rows(token, rows, topk, h.map, host_of_, peer.host));
     }
-    rail.stands_for_me = true;
+    rail.peer_is_my_proxy = true;
     rail.in = combine_.own;
     rail.in.rows_before = before.data();
-    make_room(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
+    make_slots(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
   }
-  if (!peer.i_stand) return;
+  if (!peer.is_proxy_of_peer) return;
   const CrossedTokens& crossed = crossed_of(h, peer.rank);
   const Placement& theirs = *p.call.heap.local(p.shape.control.placement(p.call.epoch, peer.rank));
   std::vector<int64_t>& before = rows_out_[i];
@@ -140,14 +142,14 @@ void HostLinks::prepare_rail(const CombineParams& p, const HandleData& h, bool w
   for (int64_t n = 0; n < crossed.count; ++n) {
     const BackTables token{crossed.sends.data() + n * crossed.stride, crossed.stride, crossed.ids.data() + n * topk,
                            crossed.route_row.data() + n * topk};
-    before.push_back(before.back() + rows_back(token, rows, topk, h.map, host_of_, own_host_));
+    before.push_back(before.back() + count_returned_rows(token, rows, topk, h.map, host_of_, own_host_));
   }
-  rail.i_stand = true;
+  rail.is_proxy_of_peer = true;
   rail.crossed = &crossed;
   rail.out =
       rounds_of(p, h.counts.tokens[idx(peer.rank)], p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
   rail.out.rows_before = before.data();
-  make_room(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
+  make_slots(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
   rail.sum = p;
   rail.sum.tokens = crossed.count;
   rail.sum.weights = weighted && !crossed.weights.empty() ? crossed.weights.data() : nullptr;
@@ -166,9 +168,9 @@ const HostCombineParams& HostLinks::prepare(const CombineParams& p, const Handle
   combine_.sum = p;
   combine_.rounds = take_rounds(rounds);
   combine_.rails = combine_rails_.data();
-  combine_.legs = legs_.data();
+  combine_.transfers = transfers_.data();
   combine_.num_rails = static_cast<int>(peers_.size());
-  combine_.rows_back = rows_back_of(p.shape);
+  combine_.return_kind = return_kind_of(p.shape);
   combine_.rail_of_host = rail_of_host_.data();
   combine_.hosts = map_.hosts();
   combine_.host_of = host_of_.data();

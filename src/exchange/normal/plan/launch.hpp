@@ -16,7 +16,7 @@
 namespace switchyard::detail {
 
 /// Expert limit of the plan kernel: it counts in shared memory, for expert-major rows separately in each warp.
-inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
+inline constexpr int max_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 
 /// Parameters of the plan: counts, their exchange, addresses, i.e. everything that depends on routing. Set by
@@ -58,12 +58,12 @@ inline void set_idle(PlanParams& p, const IdleCall& idle) {
   p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
 }
 
-/// Blocks of a plan of `tokens` tokens, at most `most`: each block sums the counts of the blocks before it.
-inline int plan_blocks(int64_t tokens, int most) {
-  constexpr int64_t kUsualTokens = 64, kUsualMost = 64;
+/// Blocks of a plan of `tokens` tokens, at most `max`: each block sums the counts of the blocks before it.
+inline int plan_blocks(int64_t tokens, int max) {
+  constexpr int64_t kDefaultTokens = 64, kDefaultMaxBlocks = 64;
   const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
-  const int64_t wanted = std::max(std::min(of(kUsualTokens), kUsualMost), of(kMaxTokensPerPlanBlock));
-  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
+  const int64_t wanted = std::max(std::min(of(kDefaultTokens), kDefaultMaxBlocks), of(kMaxTokensPerPlanBlock));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, max));
 }
 
 /// Enqueues on `stream` of the current device and returns without waiting. A launch failure throws Error(system).

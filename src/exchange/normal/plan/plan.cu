@@ -205,7 +205,7 @@ __device__ void place_experts(PlanView& v) {
       for (int s = 0; s < world; ++s) {
         const int64_t count = v.routes_of(s)[first + el];
         const int64_t fits = kept_of(at, count, p.capacity);
-        p.tables.dropped_here[static_cast<int64_t>(s) * here + el] = count - fits;
+        p.tables.local_dropped[static_cast<int64_t>(s) * here + el] = count - fits;
         kept += fits;
         at += count;
       }
@@ -221,13 +221,13 @@ __device__ void place_experts(PlanView& v) {
 }
 
 /// Rank-major without drops: writes what the receiver must know about its experts.
-__device__ void count_experts_here(const PlanView& v) {
+__device__ void count_local_experts(const PlanView& v) {
   const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
   for (int el = threadIdx.x; el < here; el += kPlanThreads) {
     int64_t kept = 0;
     for (int s = 0; s < v.p.map.world; ++s) {
       kept += v.routes_of(s)[first + el];
-      v.p.tables.dropped_here[static_cast<int64_t>(s) * here + el] = 0;
+      v.p.tables.local_dropped[static_cast<int64_t>(s) * here + el] = 0;
     }
     v.p.tables.kept[el] = kept;
     v.p.tables.aligned[el] = round_up(kept, v.p.alignment);
@@ -402,8 +402,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __shared__ PlanBlock block;
   copy_to_shared(p.call, block.call);
   ptx::launch_dependents();
-  if (!begin_block(p.call, p.words, p.state, block.call, block.standing)) return;
-  if (!takes_part(block.standing)) {
+  if (!begin_block(p.call, p.words, p.state, block.call, block.participation)) return;
+  if (!takes_part(block.participation)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) leave_out(p, block.call);
     return;
   }
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     __syncwarp();
   }
   write_sends(v);
-  if (blockIdx.x == 0 && v.p.static_drops) count_experts_here(v);
+  if (blockIdx.x == 0 && v.p.static_drops) count_local_experts(v);
   if (blockIdx.x == 0 && threadIdx.x == kPlanThreads - 1) write_header(v);
   if (blockIdx.x == gridDim.x - 1) keep_counts(v);
   __syncthreads();
@@ -469,11 +469,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
 
 namespace {
 
-int most_plan_shared(const DeviceLimits& limits) {
+int max_plan_shared(const DeviceLimits& limits) {
   return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024;
 }
 template <class A>
-const Kernel<const PlanParams> plan("plan kernel", normal::plan_kernel<A>, kPlanThreads, most_plan_shared);
+const Kernel<const PlanParams> plan("plan kernel", normal::plan_kernel<A>, kPlanThreads, max_plan_shared);
 
 uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
   return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() +

@@ -27,7 +27,7 @@ struct PlanBlock {
   int64_t needed[kMaxRanks];  ///< rows that each rank needs
   int last_block;
   int failed;
-  Standing standing;
+  Participation participation;
   int overflow;  ///< first rank without room, or -1
 };
 
@@ -38,12 +38,11 @@ constexpr int64_t plan_array_bytes(Layout layout, int world, int experts, int64_
       int64_t{layout == Layout::expert_major ? (kPlanWarps + 1) * experts : experts} + kPlanWarps * world + gathered;
   return kPlanWarps * tokens_of_warp * 8 + ints * 4;
 }
-constexpr int64_t most_array_bytes(Layout layout) {
-  return plan_array_bytes(layout, kMaxRanks, most_cuda_experts(layout), kMaxTokensPerPlanBlock / kPlanWarps);
+constexpr int64_t max_array_bytes(Layout layout) {
+  return plan_array_bytes(layout, kMaxRanks, max_cuda_experts(layout), kMaxTokensPerPlanBlock / kPlanWarps);
 }
-inline constexpr int64_t kRoomForArrays = 227 * 1024 - static_cast<int64_t>(sizeof(PlanBlock)) - 2048;  // of sm_90
-static_assert(most_array_bytes(Layout::rank_major) <= kRoomForArrays &&
-              most_array_bytes(Layout::expert_major) <= kRoomForArrays);
+inline constexpr int64_t kMaxArrayBytes = 227 * 1024 - static_cast<int64_t>(sizeof(PlanBlock)) - 2048;  // of sm_90
+static_assert(max_array_bytes(Layout::rank_major) <= kMaxArrayBytes && max_array_bytes(Layout::expert_major) <= kMaxArrayBytes);
 
 struct PlanView {
   const PlanParams& p;

@@ -151,7 +151,7 @@ int blocks_on(int device) {
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
 /// Up to this size a kernel needs no opt-in: with its static shared memory it stays within 48 KiB.
-constexpr int kSharedUnasked = 40 << 10;
+constexpr int kDefaultSharedBytes = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
                                                           [](const DeviceLimits&) {
@@ -198,7 +198,7 @@ void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayo
   p.per_expert = out.num_tokens_per_expert;
   p.where = out.is_token_in_rank;
   const int shared = shared_bytes_of(map.world + map.experts);
-  if (shared > kSharedUnasked) routing_layout_of.prepare({});  // groups have done this on their devices
+  if (shared > kDefaultSharedBytes) routing_layout_of.prepare({});  // groups have done this on their devices
   routing_layout_of.launch({blocks_on(device), kCountThreads, static_cast<uint32_t>(shared)}, static_cast<gpu::Stream>(stream),
                            p);
 }

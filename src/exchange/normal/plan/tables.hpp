@@ -27,11 +27,11 @@ struct ObjectState {
   int32_t halted_code, halted_rank;
   uint64_t verdict, leavers;  ///< of the current call, while halted: whether it goes on; number of blocks that have left
 };
-enum class Verdict : uint64_t { none, goes_on, does_nothing };
+enum class Verdict : uint64_t { none, proceeds, is_skipped };
 /// State that a block of a call finds when it begins. takes_part: the call runs. resumes: it runs, and the object is no longer
 /// halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch that
 /// made its handle moved nothing.
-enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
+enum class Participation : uint32_t { takes_part, resumes, left_out, unmoved };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
@@ -68,17 +68,17 @@ struct TablesShape {
 /// Pointers into one block of device memory.
 struct Tables {
   TablesHeader* header = nullptr;
-  std::byte* counts = nullptr;      ///< [W] counts rows as gathered
-  int32_t* ids = nullptr;           ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
-  int32_t* route_row = nullptr;     ///< expert-major: [T * K] row at the expert's rank, -1 none
-  SendEntry* sends = nullptr;       ///< [T * stride]
-  float* weights = nullptr;         ///< [T * K] copy, for combine
-  uint8_t* dropped = nullptr;       ///< [T * K]
-  int64_t* first_row = nullptr;     ///< [experts here], expert-major
-  int64_t* kept = nullptr;          ///< [experts here]
-  int64_t* aligned = nullptr;       ///< [experts here]
-  int64_t* padding = nullptr;       ///< [experts here, 2], expert-major
-  int64_t* dropped_here = nullptr;  ///< [W * experts here]
+  std::byte* counts = nullptr;       ///< [W] counts rows as gathered
+  int32_t* ids = nullptr;            ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
+  int32_t* route_row = nullptr;      ///< expert-major: [T * K] row at the expert's rank, -1 none
+  SendEntry* sends = nullptr;        ///< [T * stride]
+  float* weights = nullptr;          ///< [T * K] copy, for combine
+  uint8_t* dropped = nullptr;        ///< [T * K]
+  int64_t* first_row = nullptr;      ///< [experts here], expert-major
+  int64_t* kept = nullptr;           ///< [experts here]
+  int64_t* aligned = nullptr;        ///< [experts here]
+  int64_t* padding = nullptr;        ///< [experts here, 2], expert-major
+  int64_t* local_dropped = nullptr;  ///< [W * experts here]
   int stride = 0;
   int64_t bytes = 0;
 };
@@ -99,7 +99,7 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   carver.take(t.kept, s.experts_here);
   carver.take(t.aligned, s.experts_here);
   carver.take(t.padding, 2 * s.experts_here);
-  carver.take(t.dropped_here, int64_t{s.world} * s.experts_here);
+  carver.take(t.local_dropped, int64_t{s.world} * s.experts_here);
   t.stride = s.stride();
   t.bytes = carver.bytes();
   return t;

@@ -12,7 +12,7 @@
 namespace switchyard::detail::fused {
 
 using gemm::lane;
-using gemm::Room;
+using gemm::SharedStorage;
 using gemm::Tile;
 
 /// Constants of the bf16 and the fp8 kernel: threads of a block; rows of its tiles; blocks that compute a tile together, each
@@ -38,15 +38,15 @@ inline constexpr int kClaimedAhead = 16;
 inline constexpr uint32_t kPartAt = 768;
 
 /// Shared memory of a block besides the room of its products; only the beginning of that room is used here.
-struct LayerRoom {
-  Room room;
-  uint32_t pieces;  ///< kPieceRoom bytes
+struct LayerStorage {
+  SharedStorage storage;
+  uint32_t pieces;  ///< kPieceStorageBytes bytes
 
-  __device__ uint32_t staged(int group) const { return room.base + 640 + 8 * static_cast<uint32_t>(group); }
-  __device__ uint32_t stored(int i) const { return room.base + 656 + 8 * static_cast<uint32_t>(i); }
-  __device__ uint32_t come(uint32_t slot) const { return room.base + 800 + 8 * slot; }  ///< kMostSlots barriers
-  __device__ uint32_t failed() const { return room.base + 704; }
-  __device__ uint32_t call() const { return room.base + 720; }
+  __device__ uint32_t staged(int group) const { return storage.base + 640 + 8 * static_cast<uint32_t>(group); }
+  __device__ uint32_t stored(int i) const { return storage.base + 656 + 8 * static_cast<uint32_t>(i); }
+  __device__ uint32_t row_arrived(uint32_t slot) const { return storage.base + 800 + 8 * slot; }  ///< kMaxSlots barriers
+  __device__ uint32_t failed() const { return storage.base + 704; }
+  __device__ uint32_t call() const { return storage.base + 720; }
 };
 
 /// A tile in 16 bytes of shared memory: expert | down << 16; index of the row tile << 12 | column tile; first row; shape.
@@ -101,17 +101,17 @@ __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const i
 /// for it.
 struct LayerCall {
   const FusedParams& p;
-  const LayerRoom& r;
+  const LayerStorage& r;
   uint64_t word;  ///< of the call's flags
   int64_t tokens, rows;
 
-  __device__ __forceinline__ LayerCall(const FusedParams& params, const LayerRoom& room) : p(params), r(room) {
+  __device__ __forceinline__ LayerCall(const FusedParams& params, const LayerStorage& storage) : p(params), r(storage) {
     const int4 a = ptx::load_shared_16(r.call()), b = ptx::load_shared_16(r.call() + 16);
     word = static_cast<uint32_t>(a.x) | static_cast<uint64_t>(static_cast<uint32_t>(a.y)) << 32;
     tokens = static_cast<uint32_t>(a.z);
     rows = b.x;
   }
-  __device__ static void write(const LayerRoom& r, uint64_t word, int64_t tokens, int64_t rows) {
+  __device__ static void write(const LayerStorage& r, uint64_t word, int64_t tokens, int64_t rows) {
     ptx::store_shared_16(r.call(), {static_cast<int>(word), static_cast<int>(word >> 32), static_cast<int>(tokens), 0});
     ptx::store_shared_16(r.call() + 16, {static_cast<int>(rows), 0, 0, 0});
   }
@@ -277,12 +277,12 @@ __device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
 
 /// Calls `each(tile)` for every tile of the block. Call from all lanes of a warp. It releases the entry before `each` runs.
 template <class Each>
-__device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each each) {
+__device__ __forceinline__ void for_each_layer_tile(const LayerStorage& r, Each each) {
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
-    const LayerTile t = read_layer_tile(r.room.entry(slot));
-    ptx::mbarrier_arrive(r.room.taken(slot));
+    ptx::mbarrier_wait(r.storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const LayerTile t = read_layer_tile(r.storage.entry(slot));
+    ptx::mbarrier_arrive(r.storage.taken(slot));
     if (t.tile.shape == gemm::kNoTile) return;
     each(t);
   }
@@ -304,10 +304,10 @@ __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& 
   __syncwarp();
 }
 /// Announces the tile in `slot`, whose rows are ready, to the block's warps. Call from all lanes of the claimer warp.
-__device__ __forceinline__ void tell_of_tile(const LayerRoom& r, uint32_t slot, const LayerTile& t) {
+__device__ __forceinline__ void announce_tile(const LayerStorage& r, uint32_t slot, const LayerTile& t) {
   if (lane() != 0) return;
-  write_layer_tile(r.room.entry(slot), t);
-  ptx::mbarrier_arrive(r.room.told(slot));
+  write_layer_tile(r.storage.entry(slot), t);
+  ptx::mbarrier_arrive(r.storage.announced(slot));
 }
 
 /// Takes the next `count` of the indices 0, 1, 2, ...; call from all lanes. \returns the first

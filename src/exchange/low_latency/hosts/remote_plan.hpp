@@ -11,24 +11,25 @@
 namespace switchyard::detail {
 
 /// Derived from HostMap; the same for all calls.
-struct FarPlan {
-  FarPlan(const HostMap& map, int rank);
+struct RemotePlan {
+  RemotePlan(const HostMap& map, int rank);
 
   int own_host, own_ranks;
   std::vector<int> host_of;       ///< [W]
-  std::vector<int> rail_of_host;  ///< [hosts] this rank's proxy there, as in FarRails
+  std::vector<int> rail_of_host;  ///< [hosts] this rank's proxy there, as in RemoteRails
   std::vector<int> proxy,
       number;                ///< [W] for ranks of other hosts: their proxy here, and their index among that proxy's ranks
   std::vector<int> sources;  ///< that this rank is the proxy of, ascending
-  int most_sources = 0;      ///< maximum over all ranks
-  std::vector<FarRail> rails;
+  int max_sources = 0;       ///< maximum over all ranks
+  std::vector<RemoteRail> rails;
 };
 
-/// FarRails::stride for rounds of all calls of a layout.
+/// RemoteRails::stride for rounds of all calls of a layout.
 int64_t rail_bytes(const LowLatencyLayout& layout);
 
-/// The legs of a round. `far`: the places of messages, for the rails of `plan`.
-std::vector<Leg> dispatch_legs(const FarPlan& plan, const FarRails& far, const LowLatencyLayout& layout);
-std::vector<Leg> combine_legs(const FarPlan& plan, const FarRails& far, const LowLatencyCombineParams& params);
+/// The legs of a round. `remote`: the places of messages, for the rails of `plan`.
+std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const RemoteRails& remote,
+                                            const LowLatencyCombineParams& params);
 
 }  // namespace switchyard::detail

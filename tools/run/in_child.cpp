@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/apart.hpp"
+#include "run/in_child.hpp"
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -51,7 +51,7 @@ std::string read_all(int pipe) {
 
 }  // namespace
 
-json run_apart(const std::function<json()>& body) {
+json run_in_child(const std::function<json()>& body) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error(fmt::format("pipe: {}", std::strerror(errno)));
   std::fflush(nullptr);

@@ -11,10 +11,10 @@ namespace switchyard::detail {
 
 /// Mirrors of the headers of ranks of other hosts that are processes: what these ranks announced, where this rank's protocols
 /// read it.
-class FarHeaders final : public FarSide {
+class RemoteHeaders final : public RemoteObserver {
  public:
   /// `mine`: this rank's header, which must outlive the bootstrap's threads.
-  FarHeaders(HeapHeader* mine, int world) : mine_(mine), headers_(new HeapHeader[static_cast<size_t>(world)]()) {}
+  RemoteHeaders(HeapHeader* mine, int world) : mine_(mine), headers_(new HeapHeader[static_cast<size_t>(world)]()) {}
   HeapHeader* of(int rank) const noexcept { return &headers_[static_cast<size_t>(rank)]; }
 
   std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const override;

@@ -14,12 +14,12 @@ namespace switchyard::detail {
 
 /// The ranks of other hosts as seen by one rank: outgoing frames, time of the last message, and the pulse. Any thread, except
 /// where noted.
-class FarRanks {
+class RemoteRanks {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr Milliseconds kBeat{100};
 
-  explicit FarRanks(int world) : peers_(static_cast<size_t>(world)) {}
+  explicit RemoteRanks(int world) : peers_(static_cast<size_t>(world)) {}
 
   /// Call before all other members. The caller keeps ownership of the socket.
   void add(int rank, int fd);
@@ -35,7 +35,7 @@ class FarRanks {
   void close() noexcept;
 
   /// Delivers earlier frames at once, in order.
-  void set_side(FarSide* side);
+  void set_side(RemoteObserver* side);
   void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
   /// Time since the last bytes from `rank`.
   Milliseconds silence(int rank) const noexcept;
@@ -45,7 +45,7 @@ class FarRanks {
   void heard(int rank) noexcept { peers_[static_cast<size_t>(rank)]->heard.store(Clock::now().time_since_epoch().count()); }
   /// Handles a frame of kind pulse or aborted. False if it is malformed.
   bool take(int rank, const Frame& frame);
-  void tell_left(int rank);
+  void announce_left(int rank);
   /// Sends due frames. Returns the ranks that have been silent for longer than the limit.
   std::vector<int> beat();
   Milliseconds until_beat() const noexcept;
@@ -53,12 +53,12 @@ class FarRanks {
  private:
   struct Peer {
     std::mutex mutex;
-    int fd = -1;        // -1: broken, or left
-    Bytes rest;         // frames that the socket did not take
-    uint64_t told = 0;  // number of the last call announced to it
+    int fd = -1;                   // -1: broken, or left
+    Bytes rest;                    // frames that the socket did not take
+    uint64_t announced_calls = 0;  // number of the last call announced to it
     std::atomic<Clock::rep> heard{Clock::now().time_since_epoch().count()};
   };
-  struct Told {
+  struct EarlyFrame {
     int rank;
     Frame frame;
   };
@@ -70,9 +70,9 @@ class FarRanks {
   std::vector<std::unique_ptr<Peer>> peers_;
   bool any_ = false;
   std::atomic<Milliseconds::rep> limit_ms_{Milliseconds::max().count()};
-  std::atomic<FarSide*> side_{nullptr};
-  std::mutex telling_;       // serializes deliveries in order of arrival
-  std::vector<Told> early_;  // frames that arrived before a side was set
+  std::atomic<RemoteObserver*> side_{nullptr};
+  std::mutex delivery_mutex_;      // serializes deliveries in order of arrival
+  std::vector<EarlyFrame> early_;  // frames that arrived before a side was set
   // Receiving thread.
   Clock::time_point last_beat_ = Clock::now();
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/mesh/far_ranks.hpp"
+#include "bootstrap/mesh/remote_ranks.hpp"
 
 #include <sys/socket.h>
 
@@ -11,14 +11,14 @@
 
 namespace switchyard::detail {
 
-void FarRanks::add(int rank, int fd) {
+void RemoteRanks::add(int rank, int fd) {
   auto peer = std::make_unique<Peer>();
   peer->fd = fd;
   peers_[static_cast<size_t>(rank)] = std::move(peer);
   any_ = true;
 }
 
-bool FarRanks::flush_locked(Peer& peer) noexcept {
+bool RemoteRanks::flush_locked(Peer& peer) noexcept {
   size_t done = 0;
   while (peer.fd >= 0 && done < peer.rest.size()) {
     const ssize_t n = send_some(peer.fd, ByteSpan(peer.rest).subspan(done));
@@ -30,33 +30,33 @@ bool FarRanks::flush_locked(Peer& peer) noexcept {
   return peer.fd < 0 || peer.rest.empty();
 }
 
-void FarRanks::post_locked(Peer& peer, ByteSpan frame) {
+void RemoteRanks::post_locked(Peer& peer, ByteSpan frame) {
   if (peer.fd < 0) return;
   peer.rest.insert(peer.rest.end(), frame.begin(), frame.end());
   flush_locked(peer);
 }
 
-void FarRanks::pulse_locked(Peer& peer) {
+void RemoteRanks::pulse_locked(Peer& peer) {
   Pulse pulse;
-  if (const FarSide* const side = side_.load()) pulse.words = side->calls_after(peer.told, pulse.last);
+  if (const RemoteObserver* const side = side_.load()) pulse.words = side->calls_after(peer.announced_calls, pulse.last);
   post_locked(peer, encode_frame(FrameKind::pulse, 0, encode(pulse)));
-  peer.told = pulse.last;
+  peer.announced_calls = pulse.last;
 }
 
-void FarRanks::post(int rank, ByteSpan frame) {
+void RemoteRanks::post(int rank, ByteSpan frame) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   const std::lock_guard lock(peer.mutex);
   pulse_locked(peer);
   post_locked(peer, frame);
 }
 
-bool FarRanks::flush(int rank) noexcept {
+bool RemoteRanks::flush(int rank) noexcept {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   const std::lock_guard lock(peer.mutex);
   return flush_locked(peer);
 }
 
-void FarRanks::post_to_all(FrameKind kind, ByteSpan payload) noexcept {
+void RemoteRanks::post_to_all(FrameKind kind, ByteSpan payload) noexcept {
   try {
     const Bytes frame = encode_frame(kind, 0, payload);
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
@@ -65,7 +65,7 @@ void FarRanks::post_to_all(FrameKind kind, ByteSpan payload) noexcept {
   }
 }
 
-void FarRanks::close() noexcept {
+void RemoteRanks::close() noexcept {
   for (auto& peer : peers_) {
     if (!peer) continue;
     const std::lock_guard lock(peer->mutex);
@@ -77,22 +77,22 @@ void FarRanks::close() noexcept {
   }
 }
 
-void FarRanks::set_side(FarSide* side) {
-  const std::lock_guard lock(telling_);
+void RemoteRanks::set_side(RemoteObserver* side) {
+  const std::lock_guard lock(delivery_mutex_);
   side_.store(side);
   if (side == nullptr) return;
-  for (const Told& told : std::exchange(early_, {})) deliver(told.rank, told.frame);
+  for (const EarlyFrame& early : std::exchange(early_, {})) deliver(early.rank, early.frame);
 }
 
-Milliseconds FarRanks::silence(int rank) const noexcept {
+Milliseconds RemoteRanks::silence(int rank) const noexcept {
   const auto& peer = peers_[static_cast<size_t>(rank)];
   if (!peer) return Milliseconds{-1};
   const Clock::duration since = Clock::now().time_since_epoch() - Clock::duration(peer->heard.load());
   return std::chrono::duration_cast<Milliseconds>(since);
 }
 
-bool FarRanks::deliver(int rank, const Frame& frame) {
-  FarSide* const side = side_.load();
+bool RemoteRanks::deliver(int rank, const Frame& frame) {
+  RemoteObserver* const side = side_.load();
   if (frame.kind == FrameKind::pulse) {
     const auto pulse = decode_pulse(frame.payload);
     if (pulse) side->heard_calls(rank, pulse->last, pulse->words);
@@ -103,8 +103,8 @@ bool FarRanks::deliver(int rank, const Frame& frame) {
   return word.has_value();
 }
 
-bool FarRanks::take(int rank, const Frame& frame) {
-  const std::lock_guard lock(telling_);
+bool RemoteRanks::take(int rank, const Frame& frame) {
+  const std::lock_guard lock(delivery_mutex_);
   if (side_.load() == nullptr) {
     early_.push_back({rank, frame});
     return true;
@@ -112,11 +112,11 @@ bool FarRanks::take(int rank, const Frame& frame) {
   return deliver(rank, frame);
 }
 
-void FarRanks::tell_left(int rank) {
-  if (FarSide* const side = side_.load()) side->heard_leave(rank);
+void RemoteRanks::announce_left(int rank) {
+  if (RemoteObserver* const side = side_.load()) side->heard_leave(rank);
 }
 
-std::vector<int> FarRanks::beat() {
+std::vector<int> RemoteRanks::beat() {
   std::vector<int> silent;
   if (!any_) return silent;
   const Clock::time_point now = Clock::now();
@@ -135,7 +135,7 @@ std::vector<int> FarRanks::beat() {
   return silent;
 }
 
-Milliseconds FarRanks::until_beat() const noexcept {
+Milliseconds RemoteRanks::until_beat() const noexcept {
   const auto left = std::chrono::ceil<Milliseconds>(last_beat_ + kBeat - Clock::now());
   return std::clamp(left, Milliseconds{0}, kBeat);
 }
