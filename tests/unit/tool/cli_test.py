@@ -25,8 +25,7 @@ def run(*args, env=None, cwd=None):
 
 
 class Usage(unittest.TestCase):
-    """The result of a mistyped command: status 2, one line with the given value and the allowed ones, and where to read
-    more."""
+    """The result of a mistyped command: status 2, one line with the given and the allowed values, and where to read more."""
 
     def expect(self, args, *texts):
         code, out, err = run(*args)
@@ -219,8 +218,7 @@ class TraceVerb(unittest.TestCase):
             self.assertTrue(all(0 <= c[1] <= carried for c in counts), counts)
             self.assertGreater(max(c[1] for c in counts), 0)
 
-    # Spans that end a wait: for each wait, the kinds of spans of the awaited rank, and whether they raise their signal at their
-    # begin.
+    # Spans that end a wait: for each wait, the kinds of spans of the awaited rank, and whether they signal at their begin.
     CAUSES = {
         "wait_entered": {"dispatch": True, "combine": True, "all_to_all": True},
         "wait_counts": {"exchange_counts": True, "plan": False},
@@ -254,8 +252,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """From another rank's signal to a marker 3 ns before the end of a wait for that rank, never back in time. Returns the
-        wait's name."""
+        """From another rank's signal to a marker 3 ns before the end of a wait for it, never back in time. Returns the wait's name."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 
