@@ -28,7 +28,7 @@ constexpr int kPlaces[] = {1, 2, 4};  ///< rows on the other side
 constexpr int kMax = 4;
 constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quantised
 constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
-constexpr int kMinPasses = 5, kMaxPasses = 60;
+constexpr int kMinProbePasses = 5, kMaxProbePasses = 60;
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
@@ -142,7 +142,7 @@ class Crew {
   double seconds(const Pass& pass, int active, size_t n, double budget) {
     std::vector<double> all;
     double sum = 0;
-    for (int i = -1; i < kMaxPasses && (i < kMinPasses || sum < budget); ++i) {
+    for (int i = -1; i < kMaxProbePasses && (i < kMinProbePasses || sum < budget); ++i) {
       pass_ = &pass;
       active_ = static_cast<size_t>(active);
       rows_ = n;
