@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One mode on one backend, as the driver of `switchyard bench` sees it.
+// One mode on one backend, as the driver of `switchyard bench` uses it.
 #pragma once
 
 #include <fmt/core.h>
@@ -24,41 +24,41 @@ namespace switchyard::tool {
 class BenchCase {
  public:
   virtual ~BenchCase() = default;
-  /// Fills in what was left to choose in all points. \throws UsageError
+  /// Fills in the options that were left to choose, in all points. \throws UsageError
   virtual void fit(std::vector<BenchOptions>& points) = 0;
-  /// What is wrong with a point that is fitted, before anything is measured: UsageError, or the library's Error.
+  /// Validates a fitted point before anything is measured. \throws UsageError, or the library's Error
   virtual void check(const BenchOptions& point) const = 0;
-  /// Names the document that --json writes.
+  /// Title of the document that --json writes.
   virtual std::string what() const = 0;
   virtual void print_head(const std::vector<BenchOptions>& points) const = 0;
-  /// Before the first point, and after the last one.
+  /// Runs before the first point and after the last one.
   virtual void begin(Progress&, const BenchOptions&) {}
   virtual void end() {}
-  /// Measures a point, keeps what it finds, and returns it in a few words. \throws RankError, Error, UsageError
+  /// Measures a point, stores its results, and returns a summary of a few words. \throws RankError, Error, UsageError
   virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
-  /// A point by itself: its entry in the runs of --json.
+  /// The entry of a measured point in the runs of --json.
   virtual nlohmann::json measured(const BenchOptions& point) = 0;
-  /// Adds all that was found to the document.
+  /// Adds all results to the document.
   virtual void complete(nlohmann::json& document) const = 0;
   virtual void print() const = 0;
   virtual bool passed() const = 0;
 };
 
-// One of each mode and backend.
+// One factory per mode and backend.
 std::unique_ptr<BenchCase> make_normal_on_cpu();
 std::unique_ptr<BenchCase> make_normal_on_gpus();
 std::unique_ptr<BenchCase> make_low_latency();
 std::unique_ptr<BenchCase> make_flat();
 std::unique_ptr<BenchCase> make_layer();
 
-/// A measured point: the options with nothing left to choose, and the checks of its results.
+/// A measured point: its options with all choices made, and the checks of its results.
 struct MeasuredPoint {
   BenchOptions options;
   std::vector<CheckResult> checks;
   bool passed() const { return all_passed(checks); }
 };
 
-/// What all cases do with their points; `Run` is a MeasuredPoint and its figures.
+/// The handling of points that all cases share. `Run` is a MeasuredPoint with its figures.
 template <class Run>
 class BenchCaseOf : public BenchCase {
  public:
@@ -82,7 +82,7 @@ class BenchCaseOf : public BenchCase {
   /// The options of the first point.
   const BenchOptions& any() const { return runs_.front().options; }
   const char* tail() const { return measure::tail_name(any().iterations); }
-  /// Below the table: why there is no p99.
+  /// Prints below the table why it has no p99.
   void print_tail_of_table() const { print_tail(any()); }
   void print_failures() const {
     for (const Run& r : runs_)
@@ -93,31 +93,31 @@ class BenchCaseOf : public BenchCase {
   std::vector<Run> runs_;
 };
 
-/// The last cell of a table's row.
+/// The last cell of a table row.
 inline std::string checked_cell(const MeasuredPoint& run) {
   if (!run.options.verify) return yellow("no");
   return run.passed() ? green("PASS") : red("FAIL");
 }
-/// As documents have it: null where nothing was checked.
+/// Value for documents: null if nothing was checked.
 inline nlohmann::json verified_json(const MeasuredPoint& run) {
   return run.options.verify ? nlohmann::json(run.passed()) : nlohmann::json(nullptr);
 }
 inline std::string us(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 inline bool on_gpus(const BenchOptions& o) { return backend_named(o.backend) == Backend::cuda; }
-/// Rows as tables name them: quantised ones are fp8 on the way.
+/// Name of the row type in tables: quantized rows travel as fp8.
 inline std::string rows_text(const BenchOptions& o) {
   return scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + ">fp8";
 }
 
-/// Multiprocessors of calls: a tuning may have two numbers.
+/// Multiprocessors of calls: a tuning may choose one number for dispatch and another for combine.
 inline std::string sms_text(const BenchOptions& o) {
   return o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);
 }
 
-/// What every rank's results say at a key.
+/// Values at `key` in the results of all ranks.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
 
-/// Measures the copy limit of this machine, with a line of progress. Once per run: it does not depend on the point.
+/// Measures the copy limit of this machine and shows its progress. Runs once: the limit does not depend on the point.
 measure::CopyLimit copy_limit_of(Progress& progress, const BenchOptions& options, const measure::Machine& machine);
 /// "", or why the copy limit is not credible: a share of it is above 1.
 std::string limit_note(double largest_share);

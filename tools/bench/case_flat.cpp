@@ -13,10 +13,10 @@ namespace {
 
 using nlohmann::json;
 
-/// The bar on H200s over NVLink: 2 (t + 12 us), t being the time of the bytes that a rank writes to others, both ways, at this
-/// rate.
+/// The target on H200s over NVLink: 2 (t + 12 us), where t is the time of the bytes that a rank writes to others, in both
+/// directions, at this rate.
 constexpr double kLinkBytesPerSecond = 353e9, kOverheadSeconds = 12e-6;
-/// Geometric mean of the five shapes on the contest's own machine, 8 MI300X.
+/// Geometric mean of the five shapes on the contest's machine, 8 MI300X.
 constexpr double kPublishedSeconds = 292e-6;
 
 /// The contest draws T of each rank from [1, max - 1].
@@ -184,7 +184,7 @@ class FlatBench final : public LatencyCase<Run> {
   }
 
  private:
-  /// All of the contest's shapes were measured.
+  /// True if all shapes of the contest were measured.
   bool has_mean() const { return any().contest && runs_.size() == contest_points(any()).size(); }
 
   double geometric_mean() const {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one call
-// (MoeForm::fused).
+// A whole MoE layer: dispatch, products of the experts and combine in separate calls, and also in one call (MoeForm::fused)
+// where that form is available.
 //
-// Rules: those of the exchange's own mode. Around normal mode, calls on GPUs are timed from event to event, around low-latency
-// mode in replayed graphs; before each timed call the L2 cache is filled with other lines and all GPUs meet. Timed are the
-// whole layer, its calls enqueued back to back; each call by itself; and both products without exchange, on the rows of the
-// same routing, which is the limit of the layer. All are timed in several turns, so that clocks that sink with the heat slow
-// all of them alike.
+// The rules are those of the mode that moves the rows. With normal mode, calls on GPUs are timed from event to event; with
+// low-latency mode, in replayed graphs. Before each timed call the L2 cache is filled with other lines and all GPUs meet. The
+// timed sections are the whole layer with its calls enqueued back to back, each call alone, and both products without exchange
+// on the rows of the same routing, which is the limit of the layer. Sections are timed in several turns, so that clocks that
+// sink with the heat slow all of them alike.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -25,11 +25,11 @@ namespace {
 
 using nlohmann::json;
 
-/// What is timed, in this order.
+/// The timed sections, in this order.
 struct Section {
   const char* key;
   void (*call)(LayerRank&, CombineOrder);
-  enum Where { everywhere, in_parts, fuses } where;  ///< only where up and down can be called one by one, or the layer at once
+  enum Where { everywhere, in_parts, fuses } where;  ///< in_parts: up and down can be called separately
 };
 constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, Section::everywhere},
                                  {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, Section::everywhere},
@@ -40,7 +40,7 @@ constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r
                                  {"fused", [](LayerRank& r, CombineOrder) { r.fused(); }, Section::fuses}};
 constexpr int64_t kTurns = 4;
 
-/// Tokens of a rank whose results are computed once more, by all threads that its share of the cores allows up to a bound: a
+/// Tokens of a rank whose results are computed again, by as many threads as the rank's share of the cores, up to kMaxThreads: a
 /// thread holds an expert's weights in float32.
 constexpr int64_t kCheckedTokens = 4;
 constexpr int kMaxThreads = 8;
@@ -98,7 +98,7 @@ std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-/// Collective. What the fused form's warps do, recorded apart from what is timed.
+/// Collective. Work of the fused form's warps, recorded separately from the timed calls.
 json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
@@ -106,10 +106,10 @@ json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDe
   return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
 }
 
-/// Keys of the halves of the fused form, each timed by itself.
+/// Keys of the halves of the fused form, which are timed separately.
 constexpr const char *kDispatchUp = "dispatch_up", *kDownCombine = "down_combine";
 
-/// Collective. The halves come in turn, so neither can be repeated alone.
+/// Collective. The halves alternate, because neither can be repeated alone.
 void time_halves(Clock& clock, LayerRank& rank, int64_t warmup, int64_t count, json& out) {
   for (int64_t i = 0; i < warmup + count; ++i) {
     const double up = clock.once([&] { rank.dispatch_up(); }), down = clock.once([&] { rank.down_combine(); });
@@ -175,14 +175,14 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
 
 struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
-  int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and of the rank that gets most
+  int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
-  json fused_workers = json::array();  ///< of the ranks whose records are complete
+  json fused_workers = json::array();  ///< of the ranks with complete records
 
   double p50(const char* key) const { return times.at(key).p50; }
   bool in_parts() const { return times.count("up") > 0; }
-  /// Teraflops per second of a rank that has the mean number of rows, which are those of routes: a section in which each row
-  /// is multiplied with so many matrices of H x I.
+  /// TFLOP/s of a rank with the mean number of rows (one per route), for a section that multiplies each row with `matrices`
+  /// matrices of H x I.
   double tflops(const char* key, int matrices) const {
     const double rows = static_cast<double>(routes) / static_cast<double>(options.ranks);
     return rows * 2 * matrices * static_cast<double>(options.hidden) * static_cast<double>(options.intermediate) / p50(key) /
@@ -190,7 +190,7 @@ struct Run : MeasuredPoint {
   }
   bool fuses() const { return times.count("fused") > 0; }
   bool has_halves() const { return times.count(kDispatchUp) > 0; }
-  /// How much longer a layer takes than its products: "layer" or "fused".
+  /// Time of "layer" or "fused" relative to that of its products.
   double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
 
@@ -357,7 +357,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
-  /// Of the fused form: its halves, beside the products in them.
+  /// Fused form: times of its halves next to those of the products in them.
   void print_halves() const {
     if (std::none_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.has_halves(); })) return;
     PointTable table(any(), {"ranks", "tokens", "experts", "sms"},
@@ -377,7 +377,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     fmt::print("\n{}\n  The halves of the fused layer, each one call; the plan belongs to the first.\n", table.text());
   }
 
-  /// Of the fused form: what its warps did, of the rank with least in each column.
+  /// Fused form: work of its warps. Shares are the minimum over ranks, times the maximum.
   void print_fused_workers() const {
     if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;
     PointTable table(

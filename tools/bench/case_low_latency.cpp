@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What is timed, in this order.
+/// The timed sections, in this order.
 struct Section {
   const char* key;
   bool dispatch, combine;
@@ -22,15 +22,15 @@ constexpr Section kSections[] = {
     {"both_per_rank", true, true, CombineOrder::per_rank},
 };
 
-/// The sections that are also timed in two halves, with arithmetic between them.
+/// Number of sections that are also timed in two halves with arithmetic between them.
 constexpr size_t kSplitSections = 3;
 
 std::vector<int64_t> tokens_of(const BenchOptions& o) { return std::vector<int64_t>(static_cast<size_t>(o.ranks), o.tokens); }
 
-/// The arithmetic alone, and in the middle of each kind of call.
+/// Times the arithmetic alone, and between the halves of each kind of call.
 void time_split(const BenchOptions& o, Clock& clock, LowLatencyRank& rank, json& out) {
   const auto compute = [&] { clock.compute(static_cast<double>(o.compute)); };
-  compute();  // the first time it finds out how much work that is
+  compute();  // the first call calibrates the amount of work
   out["compute"] = clock.time(compute, o.warmup, o.iterations);
   for (size_t i = 0; i < kSplitSections; ++i) {
     const Section& section = kSections[i];
@@ -79,7 +79,8 @@ json run_rank(const LatencyPoint& p, Group& group) {
   return out;
 }
 
-/// What a call between whose halves there is arithmetic adds to it, in seconds; and the share of the call alone that has gone.
+/// `added`: seconds that a call adds to the arithmetic between its halves. `hidden`: share of the call's own time that is
+/// saved.
 struct Overlap {
   double added, hidden;
 };
@@ -206,7 +207,7 @@ class LowLatencyBench final : public LatencyCase<Run> {
   }
 
  private:
-  /// With --compute: calls in two halves around arithmetic.
+  /// With --compute: times of calls in two halves around arithmetic.
   void print_overlap() const {
     if (any().compute == 0) return;
     PointTable table(

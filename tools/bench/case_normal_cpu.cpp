@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on the CPU.
 //
-// Rules: all ranks meet at a barrier before each call; a call's time is from entry to exit on the slowest rank; rows come from
-// several input sets in turn and are combined only after all other sets have been dispatched, so that no call finds its rows in
-// a cache; results are checked bit by bit after the timed part.
+// Rules: all ranks meet at a barrier before each call. The time of a call is from entry to exit on the slowest rank. Rows cycle
+// through several input sets and are combined only after all other sets have been dispatched, so that no call finds its rows in
+// a cache. Results are checked bit by bit after the timed part.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -23,18 +23,18 @@ using nlohmann::json;
 /// One measured configuration.
 struct BenchRun : MeasuredPoint {
   std::string routing;  ///< description
-  RingSettings ring;    ///< ring staging: as measured
+  RingSettings ring;    ///< ring staging: settings of the measurement
   int sets = 0;
   double working_set_bytes = 0;
   measure::Times dispatch, combine, both;
   measure::ExchangeBytes bytes;
-  double plan_us = 0;         ///< median of the slowest rank's bookkeeping inside dispatch
-  double counted_remote = 0;  ///< remote bytes of a dispatch, as the library counts them
+  double plan_us = 0;         ///< bookkeeping inside dispatch: median, slowest rank
+  double counted_remote = 0;  ///< remote bytes of a dispatch, counted by the library
   HostTraffic network;
   size_t heap_bytes = 0;  ///< symmetric memory per rank
 };
 
-/// Everything that is equal on all ranks.
+/// State that is equal on all ranks.
 struct Setup {
   BenchOptions options;
   int world = 1;
@@ -43,7 +43,7 @@ struct Setup {
   ScaleKind quantize = ScaleKind::none;
   std::vector<Scenario> scenarios;  ///< one per set
   NormalConfig config;
-  bool separate_outputs = false;  ///< the dispatched rows are fp8: what is combined lies in buffers of its own
+  bool separate_outputs = false;  ///< the dispatched rows are fp8: combine reads separate buffers
 };
 
 /// One rank's loop.
@@ -78,7 +78,7 @@ class RankBench {
       const int set = static_cast<int>(i % setup_.sets);
       const double combine_time = clock_->once([&] { combine(set); });
       network[1] = exchange_.last_call().network_bytes;
-      slots_[static_cast<size_t>(set)] = Dispatched();  // its rows go back to the pool outside the timed part
+      slots_[static_cast<size_t>(set)] = Dispatched();  // its rows return to the pool outside the timed part
       const double dispatch_time = clock_->once([&] { dispatch(set); });
       if (rank_ == 0) link_.progress(i + 1, "");
       if (i < setup_.options.warmup) continue;
@@ -158,7 +158,7 @@ class RankBench {
   std::vector<Handle> handles_;
 };
 
-/// Largest number of rows that one rank receives in one set.
+/// Maximum number of rows that one rank receives in one set.
 int64_t most_rows(const std::vector<Scenario>& scenarios, int world) {
   int64_t max = 0;
   for (const Scenario& s : scenarios) {
@@ -168,7 +168,7 @@ int64_t most_rows(const std::vector<Scenario>& scenarios, int world) {
   return max;
 }
 
-/// Pool for all sets' outputs at once, plus what a combine stages.
+/// Pool for the outputs of all sets at once and the rows that a combine stages.
 size_t pool_bytes(const Setup& setup, int64_t rows) {
   const size_t returned = returned_row_bytes(setup.options);
   const auto count = static_cast<size_t>(rows);
@@ -223,7 +223,7 @@ RankJob job_of(const Setup& setup, const measure::Machine& machine) {
   return job;
 }
 
-/// Sums over all input sets, of each set the mean.
+/// Mean over the input sets.
 measure::ExchangeBytes bytes_of(const Setup& setup) {
   const BenchOptions& o = setup.options;
   RowCounts all;
@@ -266,7 +266,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   void check(const BenchOptions& o) const override {
     const auto row = static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(rows_named(o.dtype).type));
     const double rows = static_cast<double>(o.ranks * o.tokens) * row;  // of one set
-    check_point_memory(o, 2 * rows, machine_);                          // before routing is made for so many tokens
+    check_point_memory(o, 2 * rows, machine_);                          // before make_setup creates the routing
     const Setup setup = make_setup(o, machine_, routing_source(o));
     const auto heaps = static_cast<double>(setup.world) * static_cast<double>(job_of(setup, machine_).group.heap_bytes);
     check_point_memory(o, heaps + 2 * setup.sets * rows, machine_);  // inputs and outputs
@@ -387,7 +387,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
 
  private:
-  /// Times of dispatch plus combine: the slowest rank of each, added.
+  /// Times of dispatch plus combine: the times of the slowest rank of each, added.
   static measure::Times both_of(const std::vector<json>& ranks) {
     const auto slowest = [&](const char* key) {
       std::vector<std::vector<double>> all;
@@ -407,7 +407,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
           {max, share(r.bytes.dispatch_limit, r.dispatch.p50, gbs()), share(r.bytes.combine_limit, r.combine.p50, gbs())});
     return max;
   }
-  /// For all points together; "" if no cache could hold their rows.
+  /// Applies to all points together; "" if no cache can hold their rows.
   std::string cache_note() const {
     const auto cache = static_cast<double>(machine_.llc_bytes);
     int64_t small = 0;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on GPUs.
 //
-// Rules: before each measured call every GPU's L2 cache is filled with other lines and all GPUs meet in a kernel; a time is
-// from CUDA event to CUDA event around the whole call (plan included) on the slowest rank; the limits are measured the same way
+// Rules: before each measured call every GPU's L2 cache is filled with other lines and all GPUs meet in a kernel. A time is
+// from CUDA event to CUDA event around the whole call (plan included) on the slowest rank. The limits are measured the same way
 // in the same run, on the same routing, bytes and number of multiprocessors, and include the meeting that shows that all rows
-// have come. On several hosts the ranks' threads meet, bare kernels reach nobody, and what crosses is counted instead.
+// have arrived. On several hosts the ranks' threads meet instead, there are no limits because bare kernels cannot reach other
+// hosts, and traffic between hosts is counted.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -24,19 +25,19 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMinPlans = 50;  ///< launches of the plan that are timed, at least
+constexpr int64_t kMinPlans = 50;  ///< minimum number of timed launches of the plan
 
-/// Everything that is equal on all ranks.
+/// State that is equal on all ranks.
 struct Setup {
   BenchOptions options;
   Scenario scenario;
   PlannedMoves planned;
-  PlannedRoutes routes;  ///< per_route() only: what comes back
+  PlannedRoutes routes;  ///< per_route() only: the returned rows
   SourceRows rows;
   ScaleKind quantize = ScaleKind::none;
   NormalConfig config;
 
-  /// Also per_host, which is that on one host.
+  /// True for per_host too: on one host it equals per_rank.
   bool per_route() const {
     return layout_named(options.layout) == Layout::expert_major && order_named(options.order) != CombineOrder::per_rank;
   }
@@ -46,7 +47,7 @@ struct Setup {
     const size_t returned = returned_row_bytes(options);
     return std::max(received * std::max(sent_row_bytes(options), returned), static_cast<size_t>(routes.most_rows) * returned);
   }
-  /// All ranks together, as on the CPU.
+  /// Sum over all ranks, as on the CPU.
   measure::ExchangeBytes bytes() const {
     const RowCounts n = count_rows(scenario);
     const double source_row = static_cast<double>(options.hidden) * static_cast<double>(dtype_bytes(rows.type)) +
@@ -127,7 +128,7 @@ class RankBench {
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = encode_checks(checks);
-    // The plan as a launch of its own in a replayed graph of a dispatch, which goes on when the plan has ended.
+    // The plan as a separate launch in a replayed graph of a dispatch, which continues when the plan has ended.
     if (limits)
       out["plan_launch"] =
           clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kMinPlans));
@@ -217,7 +218,7 @@ struct CudaRun : MeasuredPoint {
   std::optional<RingSettings> ring;  ///< ring staging only
   measure::Times dispatch, cached, combine, plan;
   std::optional<measure::Times> plan_launch, push, pull;
-  /// What the plan and the exchange of counts add to a dispatch.
+  /// Time that the plan and the exchange of counts add to a dispatch.
   double over_cached() const { return dispatch.p50 - cached.p50; }
 };
 
@@ -235,7 +236,7 @@ RankJob job_of(const Setup& setup) {
 class NormalOnGpus final : public BenchCaseOf<CudaRun> {
  public:
   void fit(std::vector<BenchOptions>& points) override {
-    gpus_ = gpus_to_use();  // not here: ranks may be forked
+    gpus_ = gpus_to_use();  // queries the driver in a child process: ranks may be forked
     for (BenchOptions& o : points) {
       if (o.ranks == 0) o.ranks = gpus_.count();
       choose_sms(o, gpus_.name(), gpus_.sms_of_rank(o.ranks));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard bench`: dispatch and combine, and whole layers, timed and verified, against the limits of the same machine in the
+// `switchyard bench`: times and verifies dispatch, combine and whole layers against limits of the same machine, measured in the
 // same run.
 #pragma once
 
@@ -18,7 +18,7 @@ extern const Verb kBenchVerb;
 
 /// Names of the modes that can be measured.
 std::vector<std::string> bench_modes();
-/// What measures a mode on a backend. \throws UsageError without CUDA code in this build, if it takes GPUs
+/// The case of a mode on a backend. \throws UsageError if it needs GPUs and this build has no CUDA code
 std::unique_ptr<BenchCase> make_bench_case(const Mode& mode, Backend backend);
 /// \returns the exit status
 int run_bench(const BenchOptions& options);

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Most rows that the limits bring to a rank.
+/// Maximum bytes that the limits deliver to a rank.
 size_t limit_bytes(const LatencyPoint& p) {
   size_t rows = 0;
   for (int r = 0; r < p.scenario.world; ++r) rows += static_cast<size_t>(p.scenario.tokens(r));
@@ -71,7 +71,7 @@ size_t symmetric_bytes(const LatencyPoint& p) {
 
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine) {
   std::optional<UsedGpus> gpus;
-  if (on_gpus(points.front())) gpus = gpus_to_use();  // not here: ranks may be forked
+  if (on_gpus(points.front())) gpus = gpus_to_use();  // queries the driver in a child process: ranks may be forked
   for (BenchOptions& o : points) {
     if (gpus) {
       if (o.ranks == 0) o.ranks = gpus->count();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the cases of decode-sized calls share, low latency and flat, on the CPU and on GPUs.
+// Code that the cases of decode-sized calls share: low latency and flat, on the CPU and on GPUs.
 #pragma once
 
 #include <memory>
@@ -18,20 +18,20 @@ struct LatencyPoint {
   Scenario scenario;
   LowLatencyConfig config;
 };
-/// With the routes of `tokens[r]` tokens of each rank r.
+/// Creates the routes of `tokens[r]` tokens on each rank r.
 LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_t>& tokens);
 /// The group that measures a point.
 RankJob job_of(const LatencyPoint& point);
-/// Throws UsageError where the ranks, each with so much for its inputs and outputs, find no room in the machine's memory.
+/// Throws UsageError if ranks with `rank_bytes` each for inputs and outputs do not fit into the machine's memory.
 void check_latency_memory(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
-/// Collective. A rank's clock; with the limits of the point's rows on GPUs.
+/// Collective. The clock of a rank; on GPUs it has the limits of the point's rows.
 std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
-/// Symmetric memory of each rank.
+/// Symmetric memory per rank.
 size_t symmetric_bytes(const LatencyPoint& point);
 
-/// Fills in what was left to choose. Returns the GPUs, nothing on the CPU. \throws UsageError
+/// Fills in the options that were left to choose. Returns the GPUs, or nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
-/// The largest "remote_bytes" of the results of all ranks.
+/// Maximum "remote_bytes" in the results of all ranks.
 double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
 
 /// A measured point of decode-sized calls.

@@ -110,7 +110,7 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max) {
   const Mode& mode = exchange_of(o);
   const Layout layout = mode_named(o.mode).has_layouts ? layout_named(o.layout) : Layout::expert_major;
   const TuningKey key{gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens};
-  const bool direct = staging_named(o.staging) == Staging::direct;  // rings take nothing from a tuning
+  const bool direct = staging_named(o.staging) == Staging::direct;  // rings ignore tunings
   const TuningValues tuned = direct ? Tuning::from_environment().find(key) : TuningValues{};
   const auto chosen = [&](int value, int default_value) {
     return std::min<int64_t>(value > 0 ? value : default_value > 0 ? default_value : max, max);

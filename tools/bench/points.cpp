@@ -17,7 +17,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// The options that a sweep may vary.
+/// An option that a sweep may vary.
 struct Axis {
   const char* name;
   int64_t BenchOptions::*target;
@@ -37,7 +37,7 @@ constexpr Axis kAxes[] = {
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
 };
 
-/// And those that are words; `allowed` empty: checked like the flag.
+/// A sweepable option that is a word. `allowed` empty: validated like the flag.
 struct WordAxis {
   const char* name;
   std::string BenchOptions::*target;
@@ -78,7 +78,7 @@ std::string value_of(const BenchOptions& point, const std::string& name) {
   return axis ? std::to_string(point.*(axis->target)) : point.*(word_axis_named(name)->target);
 }
 
-/// What is swept besides `known`.
+/// Swept options other than `known`.
 std::vector<std::string> other_swept_options(const BenchOptions& point, const std::vector<std::string>& known) {
   std::vector<std::string> names = point.swept;
   std::erase_if(names, [&](const std::string& name) { return contains(known, name); });
@@ -90,7 +90,7 @@ std::vector<std::string> behind(std::vector<std::string> first, const std::vecto
   return first;
 }
 
-/// The words of a sweep over words. \throws UsageError
+/// The words of a sweep. \throws UsageError
 std::vector<std::string> parse_words(const WordAxis& axis, const std::string& text) {
   std::vector<std::string> words;
   for (size_t begin = 0; begin <= text.size();) {
@@ -107,7 +107,7 @@ std::vector<std::string> parse_words(const WordAxis& axis, const std::string& te
   return words;
 }
 
-/// Replaces every point by one for each value of `sweep`, "NAME=N,N,...".
+/// Replaces every point by one point per value of `sweep`, "NAME=N,N,...".
 void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   const size_t equals = sweep.find('=');
   const std::string name = sweep.substr(0, equals);
@@ -136,7 +136,7 @@ void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   points = std::move(next);
 }
 
-/// Where a flag has an effect: whether that is here, what stands against it, and where else it belongs.
+/// Where a flag has an effect: whether it does here, the given option that prevents it, and where it belongs instead.
 struct Place {
   bool here;
   std::string given, why;
@@ -167,7 +167,7 @@ Places places_of(const BenchOptions& o) {
   };
 }
 
-/// Throws for flags and sweeps that would change nothing in this mode, on this backend.
+/// Throws for flags and sweeps without effect in this mode on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions defaults;
   const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configurations that one run of `switchyard bench` measures, and what tells them apart.
+// The configurations that one run of `switchyard bench` measures, and the options in which they differ.
 #pragma once
 
 #include <string>
@@ -11,35 +11,36 @@
 
 namespace switchyard::tool {
 
-/// All combinations of the sweeps, the last one fastest, each value once; or the contest's shapes. \throws UsageError, also for
-/// a flag or a sweep without effect in this mode
+/// All combinations of the sweeps, each value once, the last sweep varying fastest; or the shapes of the contest. \throws
+/// UsageError, also for a flag or a sweep without effect in this mode
 std::vector<BenchOptions> bench_points(const BenchOptions& options);
 
 /// --contest: the five benchmark shapes of the published all-to-all contest.
 std::vector<BenchOptions> contest_points(const BenchOptions& options);
 
-/// Throws UsageError if this machine has not `bytes` of memory left, which all ranks of a point take together.
+/// Throws UsageError if less than `bytes` of this machine's memory is available, the total of all ranks of a point.
 void check_point_memory(const BenchOptions& point, double bytes, const measure::Machine& machine);
 
-/// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)): K distinct choices among E experts, evenly split
-/// over W ranks.
+/// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)), for K distinct choices among E experts that are
+/// evenly split over W ranks.
 double expected_mean_ranks(int world, int experts, int topk);
-/// Refuses a draw whose mean number of ranks per token is more than 1 % from that; any, if W does not divide E.
+/// Refuses a draw whose mean number of ranks per token differs by more than 1 % from the expected mean. Accepts any draw if W
+/// does not divide E.
 void check_mean_ranks(double mean, int world, int experts, int topk, int64_t seed);
 
-/// "2 ranks, 16 tokens", and what else is swept: ", hidden 512".
+/// "2 ranks, 16 tokens", followed by other swept options: ", hidden 512".
 std::string point_title(const BenchOptions& point);
 /// ", hidden 512" if all points have it, else "".
 std::string common_hidden(const BenchOptions& point);
-/// The value of an option that can be swept if all points have it, else "(see below)".
+/// The value of a sweepable option if all points share it, else "(see below)".
 std::string common(const BenchOptions& point, const std::string& name);
 
-/// If a table has `max` where it could have p99: why.
+/// If a table has `max` in place of p99, prints why.
 void print_tail(const BenchOptions& any);
-/// If rank 0 entered late: says so below the table.
+/// If rank 0 entered late, prints so below the table.
 void print_late(const BenchOptions& any);
 
-/// A table of results. What is swept and not among `shown`, the quantities that `header` has, gets a column in front.
+/// A table of results. Swept options that are not among `shown`, the quantities in `header`, get a column in front.
 class PointTable {
  public:
   PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard bench`.
+// Options of `switchyard bench`.
 #include <memory>
 
 #include "bench/driver.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outcomes of checks: as a rank tells them, put together for all ranks, and as JSON.
+// Outcomes of checks: encoded by ranks, merged over all ranks, and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@ namespace switchyard::tool {
 struct CheckResult {
   std::string name;
   bool passed = true;
-  std::string detail;    ///< the first difference, if any; of a check that was skipped, why
-  int64_t compared = 0;  ///< elements, or table entries, that were compared
-  bool skipped = false;  ///< what it would check is not there; it has passed then
+  std::string detail;    ///< the first difference, if any; for a skipped check the reason
+  int64_t compared = 0;  ///< number of compared elements or table entries
+  bool skipped = false;  ///< the subject of the check is absent; `passed` is true
 };
 inline CheckResult skipped(const std::string& name, const std::string& why) { return {name, true, why, 0, true}; }
 bool all_passed(const std::vector<CheckResult>& checks);
 
-/// As ranks tell them to whoever started them.
+/// Encodes the checks of a rank for the process that started it.
 nlohmann::json encode_checks(const std::vector<CheckResult>& checks);
-/// Element r is what rank r told. Merged are checks of the same name, or those at the same place of each rank's list: the
-/// result passes if it does on all ranks, otherwise its detail names the first rank where it does not. Skipped are checks that
-/// any rank has skipped.
+/// `ranks[r]` holds the encoded checks of rank r. Merges checks of equal name, or checks at the same position of each rank's
+/// list. A merged check passes if it passes on all ranks; otherwise its detail names the first rank on which it fails. It is
+/// skipped if any rank skipped it.
 std::vector<CheckResult> merged_by_name(const std::vector<nlohmann::json>& ranks);
 std::vector<CheckResult> merged_by_place(const std::vector<nlohmann::json>& ranks);
-/// Not merged: each is called "NAME on rank R".
+/// Does not merge: each check is named "NAME on rank R".
 std::vector<CheckResult> unmerged_by_rank(const std::vector<nlohmann::json>& ranks);
 
-/// As documents have them: an object for each.
+/// Checks as an array of objects for documents.
 nlohmann::json checks_json(const std::vector<CheckResult>& checks);
 
 }  // namespace switchyard::tool

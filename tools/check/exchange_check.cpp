@@ -43,7 +43,7 @@ class ExpectedRow {
   DType type() const { return type_; }
   const std::byte* row() const { return row_.data(); }
   const std::vector<std::byte>& scales() const { return scales_; }
-  /// Bytes of a scale row that are defined: online quantisation says nothing about the padding.
+  /// Number of defined bytes in a scale row: online quantization leaves the padding undefined.
   size_t defined_scale_bytes(bool padding_row) const {
     if (sent_.quantize == ScaleKind::none || padding_row) return scales_.size();
     return at(num_scales(s_.hidden)) * (scale_kind_ == ScaleKind::f32 ? 4 : 1);
@@ -120,7 +120,7 @@ void compare_dropped(Comparison& c, const Dispatched& d, const std::vector<uint8
     c.equal(d.tokens_per_expert[e], expected.tokens_per_expert[e], "tokens_per_expert", static_cast<int64_t>(e));
 }
 
-/// `got` has what `expected` has, and as much of it.
+/// Fails unless `got` and `expected` have the same size and content.
 template <class Got, class Expected>
 void compare_table(Comparison& c, const Got& got, const std::vector<Expected>& expected, const char* what) {
   if (got.size() != expected.size())

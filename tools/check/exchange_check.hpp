@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of one exchange against the oracle, run by every rank of a group together.
+// Checks of one exchange against the oracle. Every rank of a group runs them, together.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard::tool {
 
-/// Collects differences: keeps the first, counts what was compared.
+/// Collects differences: stores the first one and counts comparisons.
 class Comparison {
  public:
   explicit Comparison(std::string name) { result_.name = std::move(name); }
@@ -40,22 +40,23 @@ class Comparison {
   CheckResult result_;
 };
 
-/// What was dispatched, beside the scenario.
+/// Properties of dispatched rows that are not in the scenario.
 struct SentRows {
-  DType type = DType::bf16;            ///< of the source rows
-  ScaleKind scales = ScaleKind::none;  ///< of fp8 source rows
+  DType type = DType::bf16;            ///< type of the source rows
+  ScaleKind scales = ScaleKind::none;  ///< scales of fp8 source rows
   ScaleKind quantize = ScaleKind::none;
   uint64_t set = 0;
 };
 
-/// Everything that a dispatch delivered: number, order, bytes, metadata. `capacity` < 0: none.
+/// Checks all results of a dispatch: number, order, bytes, metadata. `capacity` < 0: no capacity.
 CheckResult check_dispatched(const std::string& name, const Scenario& s, int rank, const Dispatched& d, const SentRows& sent,
                              bool with_metadata, int64_t capacity = -1);
-/// `out` is [T, H] of `c.type`.
+/// `out` is [T, H] of type `c.type`.
 CheckResult check_combined(const std::string& name, const Scenario& s, int rank, const void* out, const CombineCase& c);
-/// Writes what the experts return for the rows of a dispatch; padding rows get a NaN pattern, so that reading them shows.
+/// Writes the experts' outputs for the rows of a dispatch. Padding rows get a NaN pattern, so that reading them becomes
+/// visible.
 void fill_outputs(const Scenario& s, int rank, uint64_t set, int64_t rows, DType type, void* y);
-/// The other tables that a handle offers, and the layout query.
+/// The handle's other tables, and the layout query.
 CheckResult check_layout_query(const Scenario& s, int rank);
 CheckResult check_matrices(const Scenario& s, int rank, const Handle& handle, int num_channels);
 CheckResult check_ledger(const Scenario& s, int rank, const Handle& handle);

@@ -48,7 +48,7 @@ LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config
       output_(exchange_.make_output()) {
   for (int e = 0; e < s.experts; ++e)
     scale_.push_back(static_cast<float>(1 + s.owner(e)) + static_cast<float>(e - s.first_expert(s.owner(e))) / 8);
-  scale_.push_back(0);  // so that a rank without experts has something to point to
+  scale_.push_back(0);  // a rank without experts needs a valid pointer too
 }
 
 size_t LowLatencyRank::device_bytes(const Scenario& s, const LowLatencyConfig& c) {
@@ -82,7 +82,7 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
     given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (expected_.arrivals.size() + 1) * sizeof(float));
     return meet();
   }
-  std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much shows
+  std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much becomes visible
   for (size_t e = 0; e < expected_.arrivals.size(); ++e) {
     std::byte* row = y.data() + e * at(output_.rows_per_expert) * row_bytes;
     for (const oracle::Arrival& a : expected_.arrivals[e]) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a low-latency exchange with closed-form data: its inputs, its calls, and checks of what they deliver. On the CPU
-// and on a GPU alike.
+// One rank of a low-latency exchange with closed-form data: its inputs, its calls, and checks of their results. The same code
+// serves the CPU and GPUs.
 #pragma once
 
 #include <functional>
@@ -15,36 +15,37 @@
 
 namespace switchyard::tool {
 
-/// Config and source type of an exchange of `s` whose rows are `type` (fp8: quantised by the caller, with `scales`).
+/// Config of an exchange of `s` with source rows of `type` (fp8: quantized by the caller, with `scales`).
 LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind scales);
 
 /// Multiprocessors of calls on a GPU; 0: the library's choice.
 struct CallSms {
-  int dispatch = 0;  ///< also of the whole exchange in one call
+  int dispatch = 0;  ///< also for the whole exchange in one call
   int combine = 0;
 };
 
 class LowLatencyRank {
  public:
-  /// Collective. `type`: of the source rows. Of `s` the layout must be expert_major with alignment 1.
+  /// Collective. `type`: type of the source rows. The layout of `s` must be expert_major with alignment 1.
   LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, CallSms sms);
-  /// Memory that one of these takes from its device.
+  /// Device memory that one object takes.
   static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
 
-  /// Uploads the inputs of data set `set`. Experts that compute: also what they will make of the rows. Experts that scale
-  /// their rows, by 1 + their rank + their number on it / 8: the factors.
+  /// Uploads the inputs of data set `set`. Experts::compute: also the outputs of the experts. Experts::scale: also the factors;
+  /// an expert scales its rows by 1 + rank + index on the rank / 8.
   enum class Experts { compute, scale };
   void prepare(uint64_t set, Experts experts = Experts::compute);
   void dispatch(bool split = false);
   void combine(CombineOrder order, bool split = false);
-  /// In two halves, with `between` between them.
+  /// Calls in two halves, with `between` between them.
   void dispatch_in_halves(const std::function<void()>& between);
   void combine_in_halves(CombineOrder order, const std::function<void()>& between);
-  /// After prepare(set, Experts::scale): the combine of dispatched rows, from where they lie; and the whole exchange at once.
+  /// After prepare(set, Experts::scale): combines the dispatched rows in place; all_to_all() runs the whole exchange in one
+  /// call.
   void combine_scaled();
   void all_to_all();
 
-  /// Checks of the last dispatch, and of the last combine.
+  /// Checks of the last dispatch and of the last combine.
   CheckResult check_dispatched(const std::string& name) const;
   CheckResult check_combined(const std::string& name, CombineOrder order) const;
   CheckResult check_scaled(const std::string& name) const;
@@ -76,7 +77,7 @@ class LowLatencyRank {
   ExpertIds ids_;
   const float* weights_ = nullptr;
   std::vector<float> scale_;            ///< by expert
-  const float* given_scale_ = nullptr;  ///< of this rank's experts
+  const float* given_scale_ = nullptr;  ///< factors of this rank's experts
   void* out_ = nullptr;
 };
 

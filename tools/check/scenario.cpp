@@ -15,7 +15,7 @@ std::string code_text(const void* row, DType type, int64_t c) {
   return fmt::format("{:g} (0x{:0{}x})", oracle::load(type, row, c), bits, 2 * dtype_bytes(type));
 }
 
-/// The first choice of the token that names the expert of its k-th.
+/// The first choice of the token that names the same expert as choice k.
 int first_with_expert(const Scenario& s, int source, int64_t token, int k) {
   int first = 0;
   while (s.id(source, token, first) != s.id(source, token, k)) ++first;
@@ -65,12 +65,12 @@ ExpectedSums::ExpectedSums(const Scenario& s, const CombineCase& c, int rank)
   for (int b = 0; b < c.num_bias; ++b) bias_[b].resize(row_bytes_);
 }
 
-/// The row that rank `dest` returns for the k-th choice of the token; k -1: rank-major.
+/// Adds the row that rank `dest` returns for choice k of the token; k = -1: rank-major.
 void ExpectedSums::add_term(int dest, int64_t token, int k) {
   std::vector<std::byte>& row = rows_[terms_.size()];
   const auto source = static_cast<uint64_t>(rank_);
   if (c_.identity && !terms_.empty() && !c_.expert_scale) {
-    row = rows_[0];  // the token's own, again
+    row = rows_[0];  // the token's own row again
   } else if (c_.identity) {
     fill_row(row.data(), c_.type, s_.hidden, row_key(s_.seed, c_.set, RowKind::token, source, static_cast<uint64_t>(token)));
   } else {

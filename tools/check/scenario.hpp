@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exchange with closed-form rows, seen from above: what the oracle is asked, and the rows that sums are made of.
+// An exchange with closed-form rows, seen globally: the input of the oracle, and the rows of the expected sums.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard::tool {
 
-/// One exchange. `routing[r]` is rank r's.
+/// One exchange. `routing[r]` belongs to rank r.
 struct Scenario {
   int world = 1;
   int experts = 1;
@@ -37,28 +37,28 @@ struct Scenario {
   bool weighted() const { return !routing.empty() && !routing[0].weights.empty(); }
   int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].tokens; }
 
-  /// The same as the oracle takes it. `capacity` of every rank, rows beyond it dropped; < 0: none.
+  /// The exchange as input of the oracle. `capacity` applies to every rank, and further rows are dropped; < 0: no capacity.
   oracle::Problem problem(int64_t capacity = -1) const;
 };
 
-/// Key of what the experts return for a row: by (rank, source, token), or for expert-major rows by (expert, source, token, k).
+/// Key of an expert output: by (rank, source, token), or for expert-major rows by (expert, source, token, k).
 uint64_t output_key(const Scenario& s, uint64_t set, int dest, const oracle::Origin& origin);
 
-/// What combine is given.
+/// Parameters of a combine.
 struct CombineCase {
   CombineOrder order = CombineOrder::per_rank;
-  std::vector<int> host_of;  ///< per_host: of each rank; empty: all share one
+  std::vector<int> host_of;  ///< per_host: host of each rank; empty: one host
   DType type = DType::bf16;
   bool apply_weights = true;
   uint64_t set = 0;
   int num_bias = 0;
-  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged, or scaled:
+  bool identity = false;  ///< experts return the dispatched rows token_rows(seed, set, ...) unchanged, or scaled:
   const std::vector<float>* expert_scale = nullptr;  ///< by expert; with identity: rows are round(row * scale)
-  bool repeats_alias = false;  ///< low latency: an expert that a token names again is one row, of its first k
-  int64_t capacity = -1;       ///< of every rank in the dispatch before; < 0: none
+  bool repeats_alias = false;  ///< low latency: an expert that a token names again has one row, that of its first k
+  int64_t capacity = -1;       ///< of every rank in the preceding dispatch; < 0: none
 };
 
-/// The sums that combine must give on one rank.
+/// The sums that combine must produce on one rank.
 class ExpectedSums {
  public:
   /// `s` must outlive this.
@@ -75,7 +75,7 @@ class ExpectedSums {
   const oracle::Owned owned_;
   const bool weighted_;
   const size_t row_bytes_;
-  std::vector<std::vector<std::byte>> rows_;  ///< of the terms, used again for every token
+  std::vector<std::vector<std::byte>> rows_;  ///< rows of the terms, reused for every token
   std::vector<std::byte> bias_[2];
   std::vector<float> values_;
   std::vector<oracle::Term> terms_;

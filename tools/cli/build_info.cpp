@@ -9,7 +9,7 @@
 
 #include "switchyard/version.h"
 
-// Set by CMake; the defaults serve a build by hand.
+// CMake sets these; the defaults serve manual builds.
 #ifndef SWITCHYARD_COMMIT
 #define SWITCHYARD_COMMIT "unknown"
 #endif
@@ -32,12 +32,12 @@ std::vector<fs::path> data_dirs() {
   std::vector<fs::path> dirs;
   if (const char* chosen = std::getenv("SWITCHYARD_DATA_DIR")) dirs.emplace_back(chosen);
   const fs::path bin = fs::path(executable_path()).parent_path();
-  dirs.push_back(bin.parent_path() / "share" / "switchyard");  // installed, or a bundle
+  dirs.push_back(bin.parent_path() / "share" / "switchyard");  // an installation or a bundle
   dirs.push_back(bin.parent_path() / "data");
   const std::string source = SWITCHYARD_SOURCE_DATA_DIR;
   if (!source.empty()) dirs.emplace_back(source);
   for (fs::path up = bin; up.has_relative_path(); up = up.parent_path())
-    dirs.push_back(up / "data");  // a build tree in the source
+    dirs.push_back(up / "data");  // a build tree inside the source tree
   return dirs;
 }
 

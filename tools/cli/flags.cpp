@@ -10,8 +10,8 @@
 namespace switchyard::tool {
 namespace {
 
-/// A member of the library's configs and options, and a flag that sets it; -M, -K, --pes and --experts-per-pe are those of
-/// `verify ledger`.
+/// A field of the library's configs and options, and a flag that sets it. -M, -K, --pes and --experts-per-pe belong to `verify
+/// ledger`.
 struct FieldFlag {
   std::string_view field;
   const char* flag;
@@ -40,7 +40,7 @@ bool contains(const std::vector<std::string>& all, const std::string& one) {
   return std::find(all.begin(), all.end(), one) != all.end();
 }
 
-/// "NormalConfig::hidden" as one of the flags, or unchanged.
+/// Translates "NormalConfig::hidden" to one of the flags, or returns it unchanged.
 std::string as_flag(std::string_view field, const std::vector<std::string>& flags) {
   const size_t colons = field.rfind("::");
   const std::string_view member = colons == std::string_view::npos ? field : field.substr(colons + 2);
@@ -56,7 +56,7 @@ std::string text_with_flags(const Error& error, const std::vector<std::string>& 
   if (field.empty()) return std::string(text);
   const auto begin = static_cast<size_t>(field.data() - text.data());
   std::string out(text.substr(0, begin));
-  for (size_t at = 0; at < field.size();) {  // maybe a product: "max_tokens * topk", "num_blocks x num_warps"
+  for (size_t at = 0; at < field.size();) {  // may be a product: "max_tokens * topk", "num_blocks x num_warps"
     const size_t end = std::min(field.find(' ', at), field.size());
     out += as_flag(field.substr(at, end - at), flags);
     if (end < field.size()) out += ' ';

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which flags set the fields of the library's configs and options.
+// The flags that set the fields of the library's configs and options.
 #pragma once
 
 #include <string>
@@ -11,12 +11,11 @@ class Error;
 
 namespace switchyard::tool {
 
-/// The text of an error of the library, in which the field that it is about, or each factor of a product of fields, is called
-/// by the one of `flags` that sets it: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". The text
-/// stays as it is where no flag does.
+/// The text of a library error with its field, or each factor of a product of fields, replaced by the one of `flags` that sets
+/// it: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". Fields without such a flag stay unchanged.
 std::string text_with_flags(const Error& error, const std::vector<std::string>& flags);
 
-/// The candidate that sets what `flag` sets in another verb, or "cuda" for "gpu"; "" if there is none.
+/// The candidate that sets the same value as `flag` of another verb, or "cuda" for "gpu"; "" if there is none.
 std::string same_flag(const std::string& flag, const std::vector<std::string>& candidates);
 
 }  // namespace switchyard::tool

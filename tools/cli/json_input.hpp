@@ -7,16 +7,17 @@
 
 namespace switchyard::tool {
 
-/// A file on the command line: the flag or argument that names it, its path, and what the verb reads from it, for errors.
+/// A file on the command line: the flag or argument that names it, its path, and a description of the expected content, for
+/// errors.
 struct InputFile {
   std::string flag, path, allowed;
 };
 
-/// Refuses the file. `problem` may quote its content and what the parser threw. \throws UsageError
+/// Refuses the file. `problem` may quote its content and the parser's message. \throws UsageError
 [[noreturn]] void refuse(const InputFile& file, const std::string& problem);
 
-/// Parses the file. Reads no further than the first character that is no JSON. \throws UsageError with the line and column of
-/// that character, or with the reason why there is nothing to read
+/// Parses the file. Reads no further than the first character that is not JSON. \throws UsageError with the line and column of
+/// that character, or with the reason why nothing can be read
 nlohmann::json read_json(const InputFile& file);
 
 }  // namespace switchyard::tool

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kHelpWidth = 72;  // of the description column
 
-/// Factor of a size suffix, or 0.
+/// Factor of a size suffix; 0 if unknown.
 int64_t suffix_factor(std::string suffix) {
   suffix = canonical(suffix);
   if (suffix.empty()) return 1;
@@ -204,8 +204,8 @@ void Options::json_output(bool& target, const std::string& help) {
       ->group(group_)
       ->type_name("")
       ->expected(0, 1)
-      ->default_str(standard)  // what it has without a value
-      ->option_text(" ")       // in the help it looks like a toggle
+      ->default_str(standard)  // value of the flag without an argument
+      ->option_text(" ")       // the help shows it as a toggle
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of the verbs: checked values and clear errors. Verbs see this instead of the parser, which takes seconds to compile.
+// Options of the verbs: checked values and clear errors. Verbs include this instead of the parser, which takes seconds to
+// compile.
 #pragma once
 
 #include <cstdint>
@@ -14,52 +15,53 @@ class Option;
 
 namespace switchyard::tool {
 
-/// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
-/// UsageError
+/// Parses an integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. The error lists `also` among the allowed values.
+/// \throws UsageError
 int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also = "");
-/// Comma-separated integers and ranges: "1,2,4" or "1-4,8". Each once, in the order given. \throws UsageError
+/// Parses comma-separated integers and ranges, "1,2,4" or "1-4,8". Each value appears once, in the given order. \throws
+/// UsageError
 std::vector<int64_t> parse_integers(const std::string& flag, const std::string& text, int64_t min, int64_t max);
-/// One of `allowed`; '-' and '_' are the same, case does not matter. \throws UsageError
+/// One of `allowed`; '-' equals '_', and case does not matter. \throws UsageError
 std::string parse_choice(const std::string& flag, const std::string& text, const std::vector<std::string>& allowed);
 /// Comma-separated choices, or "all". \throws UsageError
 std::vector<std::string> parse_choices(const std::string& flag, const std::string& text,
                                        const std::vector<std::string>& allowed);
 
-/// Adds checked options to a verb. Targets must outlive the parse; their present values are shown as defaults.
+/// Adds checked options to a verb. Targets must outlive the parse; the help shows their current values as defaults.
 class Options {
  public:
   explicit Options(CLI::App& app) : app_(&app) {}
   void group(const std::string& name) { group_ = name; }
   void integer(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
-  /// 0 in `target` means "chosen automatically": shown as auto, and accepted as auto or 0.
+  /// 0 in `target` means "chosen automatically". The help shows it as auto; the flag accepts auto and 0.
   void automatic(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
   void integers(const std::string& flag, std::vector<int64_t>& target, int64_t min, int64_t max, const std::string& help);
   void choice(const std::string& flag, std::string& target, const std::vector<std::string>& allowed, const std::string& help);
   void choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,
                const std::string& help);
   void text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help);
-  /// A path, not empty; folder(): of a folder.
+  /// A path, not empty; folder(): the path of a folder.
   void folder(const std::string& flag, std::string& target, const std::string& help);
   void file(const std::string& flag, std::string& target, const std::string& help);
-  /// A path without a flag; it must be given.
+  /// A required path without a flag.
   void argument(const std::string& name, std::string& target, const std::string& help);
-  /// May be given several times; with `split_commas` each time also several, comma-separated.
+  /// May be repeated; with `split_commas` each use also accepts several comma-separated values.
   void texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,
              const std::string& help);
   void toggle(const std::string& flag, bool& target, const std::string& help);
-  /// A toggle that makes `target` false.
+  /// A toggle that sets `target` to false.
   void toggle_off(const std::string& flag, bool& target, const std::string& help);
-  /// --json of a verb whose output is either text or JSON on standard output: a toggle that takes "-" too, which says the same
+  /// --json of a verb that prints either text or JSON on standard output: a toggle that also accepts "-", which means the same
   /// here and in verbs whose --json names a file.
   void json_output(bool& target, const std::string& help);
-  /// What stands below the options in the help.
+  /// Text below the options in the help.
   void footer(const std::string& text);
 
-  /// A verb behind this one, as `ledger` in `verify ledger`.
+  /// A subcommand of this verb, like `ledger` in `verify ledger`.
   Options verb(const std::string& name, const std::string& help);
-  /// Called when this verb stands on the command line and its options have been taken.
+  /// `act` is called when this verb is on the command line, after its options have been parsed.
   void on_selected(std::function<void()> act);
-  /// In on_selected: an option is on the command line; the names of all that are.
+  /// For use in on_selected: whether an option is on the command line, and the names of all that are.
   bool has(const std::string& flag) const;
   std::vector<std::string> given() const;
 

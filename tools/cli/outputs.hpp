@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that verbs write, and what stands in the way of writing them; JSON on standard output; memory.
+// Output files of verbs and checks that they can be written; JSON on standard output; memory limits.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,24 @@
 
 namespace switchyard::tool {
 
-/// What the least of each kind of file has, a little less than what tiny runs write.
+/// Lower bounds for the sizes of output files, slightly below what tiny runs write.
 inline constexpr size_t kMinJsonBytes = 2048, kMinPageBytes = 8192, kMinReportBytes = 28'000;
 
-/// A file that a verb writes when it is done; no path: it does not.
+/// A file that a verb writes at its end; an empty path: no file.
 struct OutputFile {
   std::string flag, path;
-  size_t least = 0;  ///< bytes that it will have at least
+  size_t least = 0;  ///< minimum size in bytes
 };
-/// What cannot be written is better known before minutes of measuring. Leaves no file behind. --json and --html may say "-":
-/// standard output then gets that document alone, and what the verb prints goes to stderr. \throws UsageError, also if two
-/// flags name the same file
+/// Checks before minutes of measuring that the files can be written. Leaves no file behind. --json and --html accept "-":
+/// standard output then carries only that document, and the verb prints to stderr. \throws UsageError, also if two flags name
+/// the same file
 void check_outputs(const std::vector<OutputFile>& files);
 
-/// Refuses what does not fit into nine tenths of the memory. `what`: flags and values that decide it. \throws UsageError
+/// Throws if `needed` exceeds nine tenths of the available memory. `what`: the flags and values that determine it. \throws
+/// UsageError
 void require_memory(const std::string& what, double needed, size_t available);
 
-/// What a verb with a switch --json prints: the document, on standard output.
+/// Prints the document of a verb with a --json toggle, on standard output.
 void print_json(const nlohmann::json& document);
 
 }  // namespace switchyard::tool

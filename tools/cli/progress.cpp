@@ -27,14 +27,14 @@ size_t terminal_columns() {
   return 80;
 }
 
-/// The process whose line is not ended yet, or 0: ranks that it forks have this handler too.
+/// The process with an unfinished line, or 0: forked ranks inherit this handler.
 std::atomic<pid_t> drawing{0};
 static_assert(std::atomic<pid_t>::is_always_lock_free);
 
 void end_line(int signal) {
   if (drawing.load() == getpid()) [[maybe_unused]]
     const ssize_t written = write(STDERR_FILENO, "\n", 1);
-  raise(signal);  // its usual action, which SA_RESETHAND has put back
+  raise(signal);  // the default action, which SA_RESETHAND has restored
 }
 
 void end_lines_on_signals() {

@@ -9,31 +9,31 @@
 
 namespace switchyard::tool {
 
-/// What is drawn of a stage, in less than `columns`: the bar gives way to the note, but not entirely. `total` 0: no bar.
-/// The title is padded to `title_width`.
+/// Text of a stage in less than `columns`: the bar shrinks in favor of the note, but does not vanish. `total` 0: no bar. The
+/// title is padded to `title_width`.
 inline constexpr size_t kTitleWidth = 30;
 std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
                           size_t columns, size_t title_width = kTitleWidth);
 
-/// Thread-safe. Writes to stderr, so that stdout stays clean for results. A signal that ends the program while a line is being
+/// Thread-safe. Writes to stderr, so that stdout carries only results. A signal that ends the program while a line is being
 /// drawn ends that line first.
 class Progress {
  public:
-  /// With `quiet` nothing is written.
+  /// With `quiet`, writes nothing.
   explicit Progress(bool quiet = false);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// From now on nothing is written by any.
+  /// Disables the output of all objects from now on.
   static void silence();
 
-  /// Makes the lines of all stages from now on as wide as the longest of their titles, so that columns align.
+  /// Pads the titles of all later stages to the longest of these, so that columns align.
   void align(const std::vector<std::string>& titles);
-  /// Ends the stage before, if any. `total` 0: unknown.
+  /// Ends the previous stage, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);
   /// `done` of the stage's total; `note` follows the bar.
   void update(int64_t done, const std::string& note = "");
-  /// Ends the stage; the line stays with `result`.
+  /// Ends the stage; its line stays, with `result`.
   void finish(const std::string& result = "");
 
  private:

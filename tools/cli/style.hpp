@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Terminal output: colours where they are wanted, human numbers, aligned tables.
+// Terminal output: colors where supported, human-readable numbers, aligned tables.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::tool {
 
-/// Colour is on if stdout is a terminal and NO_COLOR is not set.
+/// Color is on if stdout is a terminal and NO_COLOR is not set.
 bool colour_on();
 std::string bold(const std::string& text);
 std::string green(const std::string& text);
@@ -24,8 +24,7 @@ std::string grouped(int64_t value);
 /// "1 step", "4 steps".
 std::string counted(int64_t n, const std::string& noun);
 
-/// Left-aligned first columns, right-aligned numbers (cells that start with a digit or sign). Colour codes do not count as
-/// width.
+/// Left-aligned first columns, right-aligned numbers (cells that start with a digit or sign). Color codes have no width.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}

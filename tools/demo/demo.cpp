@@ -31,7 +31,7 @@ struct Size {
 constexpr Size kSizes[] = {{1, 256, 64, 128},   {1, 512, 128, 256},    {2, 1024, 256, 256},
                            {8, 2048, 512, 256}, {24, 4096, 1024, 512}, {64, 7168, 2048, 512}};
 
-/// Memory of the whole demo: packed weights on all ranks, rows, and what the reference holds.
+/// Memory of the whole demo: packed weights on all ranks, rows, and the reference's data.
 double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden);
   const double weights = static_cast<double>(experts) * 3 * h * static_cast<double>(s.intermediate) * 2;
@@ -40,8 +40,8 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows + program;
 }
 
-/// Memory of all GPUs: weights, and of each rank room for whatever routing there may be: rows received and returned, and what
-/// lies between the experts' two products, all of it once more for the fused form, with its tokens and the rows that come back.
+/// Memory of all GPUs: weights, and on each rank space for any possible routing: received and returned rows and the rows between
+/// the experts' two products. The fused form takes all of it once more, with its tokens and the returned rows.
 double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden), width = static_cast<double>(s.intermediate);
   const double rows = static_cast<double>(ranks * s.tokens * topk) + static_cast<double>(experts);
@@ -50,7 +50,7 @@ double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t t
          static_cast<double>(ranks) * (2 * rows * (2 * h + width) * 2 + inbox + (64 << 20));
 }
 
-/// A group of all GPUs can be expected to work: driver, architecture of the kernels, access of every pair.
+/// Whether a group of all GPUs is expected to work: driver, architecture of the kernels, peer access of every pair.
 bool fits(const GpuProbe& probe) {
   const auto hopper = [](const Gpu& g) { return g.compute_major == 9; };
   bool ok =
@@ -60,7 +60,7 @@ bool fits(const GpuProbe& probe) {
   return ok;
 }
 
-/// auto takes GPUs where this build can use them and there is one.
+/// auto selects GPUs if this build supports them and the machine has one.
 Backend choose_backend(const DemoOptions& o, const GpuProbe& probe) {
   const bool usable = built_with_cuda() && !probe.gpus.empty();
   const bool direct = staging_named(o.staging) == Staging::direct;

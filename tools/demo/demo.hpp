@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard demo`: a whole MoE layer over several ranks, checked, with a report to look at.
+// `switchyard demo`: a complete MoE layer over several ranks, with checks and a report.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ namespace switchyard::tool {
 extern const Verb kDemoVerb;
 
 struct DemoOptions {
-  std::string backend = "auto";  ///< run_demo makes it cpu or cuda
+  std::string backend = "auto";  ///< run_demo resolves it to cpu or cuda
   std::string routing = "recorded";
   int64_t ranks = 8;
-  int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, as are the next two
+  int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, like the next two fields
   int64_t hidden = 0;
   int64_t intermediate = 0;
   int64_t steps = 4;
@@ -42,33 +42,33 @@ struct DemoOptions {
   std::string out = "switchyard-report";
 };
 
-/// Sizes of the layer, chosen so that the demo runs in well under a minute and takes at most a quarter of the memory, and with
-/// the backend cuda at most half of that of the GPUs. \throws UsageError if the sizes asked for do not fit.
+/// Chooses sizes of the layer such that the demo takes well under a minute and at most a quarter of the memory, and with the
+/// backend cuda at most half of the GPUs' memory. \throws UsageError if requested sizes do not fit
 DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
-/// Everything that a rank needs to know; equal on all ranks.
+/// The complete plan of the demo; equal on all ranks.
 struct DemoPlan {
   DemoOptions options;
   std::shared_ptr<const RoutingSource> source;
   Scenario shape;                             ///< without routing
-  std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate makes it from the rows
-  int64_t most_rows = 0;                      ///< of any rank in any step; bounds the pool
+  std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate computes it from the rows
+  int64_t most_rows = 0;                      ///< maximum of any rank in any step; bounds the pool
   GpuProbe probe;                             ///< GPUs of this machine, used or not
-  bool fused = false;                         ///< the fused form runs besides, on the rows of each step
-  std::string why_not_fused;                  ///< on GPUs: why it does not, as the library says
+  bool fused = false;                         ///< the fused form also runs, on the rows of each step
+  std::string why_not_fused;                  ///< on GPUs: the library's reason why it does not
   bool on_gpus() const { return backend_named(options.backend) == Backend::cuda; }
   bool gated() const { return source->is_gate(); }
-  /// Of combine's sum: that of the fused form where it runs, whose bits are compared with those of separate calls.
+  /// Order of combine's sum: that of the fused form if it runs, because its bits are compared with those of the separate calls.
   CombineOrder order() const { return fused ? CombineOrder::per_route : CombineOrder::per_rank; }
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank, each on a GPU to the end of what it enqueued.
+/// Seconds of one step on one rank; on a GPU each lasts to the end of the enqueued work.
 struct StepTimes {
   double gate = 0, dispatch = 0, expert = 0, combine = 0;
   double fused = 0;  ///< the whole layer in one call
 };
-/// What one step did on one rank.
+/// Results of one step on one rank.
 struct StepResult {
   StepTimes times;
   Routing routing;
@@ -78,20 +78,20 @@ struct StepResult {
 };
 struct DemoOutcome {
   std::vector<std::vector<StepResult>> steps;  ///< [step][rank]
-  std::vector<CheckResult> checks;             ///< but for the reference: all ranks and steps together
+  std::vector<CheckResult> checks;             ///< all except the reference's, merged over ranks and steps
   Trace trace;
-  std::vector<LayerTimes> layers;  ///< fused, of the last step's rows, recorded apart: ranks ascending; empty if incomplete
+  std::vector<LayerTimes> layers;  ///< fused, last step's rows, recorded separately: ranks ascending; empty if incomplete
   std::string fused_implementation;
   std::string expert_implementation;
   size_t heap_bytes = 0;
-  double seconds = 0;  ///< start of the ranks to end of the last step
+  double seconds = 0;  ///< from the start of the ranks to the end of the last step
 };
 /// Starts the ranks, runs all steps and the exact checks of the exchange.
 DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress);
-/// Largest relative error of any token against the single-rank reference, by step.
+/// Maximum relative error of any token against the single-rank reference, by step.
 std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress);
 
-/// Everything that the report shows.
+/// All data of the report.
 nlohmann::json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
                            const measure::Machine& machine, bool passed);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every rank of the demo does: gate, dispatch, experts, combine, on Hopper GPUs the same in one call, and the exact checks
-// of both.
+// One rank of the demo: gate, dispatch, experts and combine, on Hopper GPUs also the same layer in one call, and the exact
+// checks of both.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// On GPUs one warp of each of a few blocks: the others do the same, and a page can show no more.
+/// On GPUs traces one warp of each of a few blocks: all others do the same work, and a page cannot show more.
 TraceOptions trace_options(const DemoPlan& plan) {
   TraceOptions t;
   t.num_blocks = plan.on_gpus() ? 8 : static_cast<int>(plan.options.blocks);
@@ -53,8 +53,8 @@ NormalConfig config_of(const DemoPlan& plan) {
   c.expert_alignment = static_cast<int>(o.alignment);
   c.staging = staging_named(o.staging);
   if (c.staging == Staging::ring) return c;
-  if (plan.on_gpus()) return c;  // sizes are the worst case there, as those of the default pool
-  // Received rows, expert outputs and the combine's partial sums, with the metadata of each.
+  if (plan.on_gpus()) return c;  // sizes are the worst case there, as in the default pool
+  // Received rows, expert outputs and the combine's partial sums, each with its metadata.
   const auto row = static_cast<size_t>(o.hidden) * 2;
   const size_t records = at(o.ranks * o.tokens);
   c.pool_bytes = 2 * at(plan.most_rows) * row + records * (row + 16 * at(plan.shape.topk)) + (size_t{1} << 20);
@@ -74,7 +74,7 @@ MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// Gate weights: closed form, scaled so that logits have about unit variance.
+/// Gate weights in closed form, scaled so that logits have about unit variance.
 RowArray gate_weights(const DemoPlan& plan) {
   RowArray w(plan.shape.experts, plan.options.hidden, DType::f32);
   const float scale = 1.0f / std::sqrt(static_cast<float>(plan.options.hidden));
@@ -87,10 +87,10 @@ RowArray gate_weights(const DemoPlan& plan) {
   return w;
 }
 
-/// A rank's rows, ids, weights and results, and the weights of its experts, in device memory, with room to spare.
+/// Device memory of a rank's rows, ids, weights and results and of its experts' weights, with a margin.
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
-  const int experts_here = plan.shape.first_expert(1);  // of rank 0, which has most
+  const int experts_here = plan.shape.first_expert(1);  // rank 0 has most experts
   return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(experts_here * 3 * o.hidden * o.intermediate) * 2 +
          (size_t{1} << 20);
 }
@@ -109,7 +109,7 @@ class DemoRank {
         weights_(plan.shape.seed, plan.options.hidden, plan.options.intermediate) {}
 
   json run() {
-    ExpertMlp mlp = make_experts();  // before any rank can wait for another, which may share its GPU
+    ExpertMlp mlp = make_experts();  // before any rank waits for another one, which may share its GPU
     NormalExchange exchange(group_, config_of(plan_));
     if (plan_.fused) fused_.emplace(group_, fused_config_of(plan_), w13_, w2_);
     if (plan_.gated()) gate_weights_ = gate_weights(plan_);
@@ -131,7 +131,7 @@ class DemoRank {
   }
 
  private:
-  /// What a step runs on. The device's copies are valid until the next one begins.
+  /// Inputs of a step. Device copies are valid until the next step begins.
   struct Inputs {
     ConstRows x;
     ExpertIds ids;
@@ -181,7 +181,7 @@ class DemoRank {
     return result_of_step;
   }
 
-  /// Seconds of the layer in one call, whose bits are to be those of separate calls. The last step's is also recorded.
+  /// Seconds of the layer in one call; its bits must equal those of the separate calls. The last step is also recorded.
   double fused_step(int64_t step, const Inputs& in, const std::vector<uint8_t>& separate, std::vector<CheckResult>& checks) {
     const auto forward = [&] { fused_->forward(in.x.data, in.ids, in.weights, in.out, {.stream = device_.stream()}); };
     device_.fill(in.out, 0xFF, separate.size());
@@ -201,7 +201,7 @@ class DemoRank {
     return seconds;
   }
 
-  /// This rank's experts: on a GPU with weights in memory of the device, which it writes itself.
+  /// This rank's experts. On a GPU this writes their weights into device memory.
   ExpertMlp make_experts() {
     const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
     if (device_.on_host()) return {shape, weights_.source(first_)};
@@ -241,7 +241,7 @@ class DemoRank {
     return o;
   }
 
-  /// Seconds of a part of a step, on a GPU to the end of what it enqueued.
+  /// Seconds of a part of a step; on a GPU to the end of the enqueued work.
   template <class F>
   double time_until_done(F&& part) {
     const Clock::time_point begin = Clock::now();
@@ -249,13 +249,13 @@ class DemoRank {
     device_.wait();
     return seconds_between(begin, Clock::now());
   }
-  /// Times a part that leaves no trace by itself, and records a span for it.
+  /// Times a part that leaves no trace of its own, and records a span for it.
   template <class F>
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
     return time_until_done(part);
   }
-  /// Ranks of one process may share a GPU: none may copy while another's kernel waits for its call.
+  /// Ranks of one process may share a GPU: no rank may copy while another rank's kernel waits for its call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -268,7 +268,7 @@ class DemoRank {
     return plan_.source->gate(logits.data(), x.rows());
   }
 
-  /// The combine of the rows that arrived. Not timed, not traced.
+  /// Combines the received rows unchanged. Not timed, not traced.
   RowArray combine_as_is(NormalExchange& exchange, const Dispatched& d, void* out) {
     RowArray rows(plan_.options.tokens, plan_.options.hidden, DType::bf16);
     meet();
@@ -277,7 +277,7 @@ class DemoRank {
     return rows;
   }
 
-  /// `d` and `out`, the combine of its own rows, in host memory.
+  /// `d` and `out`, the combine of its rows, are in host memory.
   void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing,
                   std::vector<CheckResult>& checks) {
     Scenario s = plan_.shape;
@@ -292,7 +292,7 @@ class DemoRank {
     checks.push_back(check_combined("combine of identity experts, bit by bit", s, rank_, out.row(0), expected));
   }
 
-  /// The gate's choices on all ranks: each rank knows only its own.
+  /// Choices of the gate on all ranks: each rank has only its own.
   std::vector<Routing> gathered(const Routing& mine) {
     const size_t n = mine.ids.size();
     const auto world = at(group_.size());
@@ -341,7 +341,7 @@ StepResult step_from(const json& j, const DemoPlan& plan) {
   return s;
 }
 
-/// Whether the library has the fused form of this layer on GPUs.
+/// Determines whether the library has a fused form of this layer on GPUs.
 void choose_fused(DemoPlan& plan) {
   try {
     (void)MoeLayer::memory_required(fused_config_of(plan), plan.shape.world, Backend::cuda);
@@ -367,7 +367,7 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
   s.layout = Layout::expert_major;
   s.alignment = static_cast<int>(options.alignment);
   s.seed = static_cast<uint64_t>(options.seed);
-  // A gate's choices are known only when it runs: then the pool is sized for the worst case.
+  // A gate's choices are known only at run time: the pool is sized for the worst case.
   const int64_t experts_here = (s.experts + s.world - 1) / s.world;
   plan.most_rows = options.ranks * options.tokens * s.topk + experts_here * (options.alignment - 1);
   if (plan.on_gpus()) choose_fused(plan);
@@ -409,7 +409,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
       [&](Group& group, RankLink& link) {
         const std::shared_ptr<RankDevice> device =
             rank_device(group.rank(), plan.on_gpus() ? gpus : 0, plan.on_gpus() ? device_bytes(plan) : 0);
-        group.barrier();  // every rank has its stream and its memory before any waits for another
+        group.barrier();  // every rank has its stream and its memory before any rank waits for another one
         return DemoRank(plan, group, link, *device).run();
       },
       [&](int rank, int64_t n, const std::string&) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data of the demo's report: figures only, no layout.
+// Data of the demo's report: figures without layout.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What travelled from rank to rank over all steps, and to which experts.
+/// Traffic between ranks over all steps, and to the experts.
 struct Traffic {
   std::vector<std::vector<int64_t>> rows;    ///< [source][dest] one per (token, rank)
   std::vector<std::vector<int64_t>> routes;  ///< [source][dest] one per (token, expert)
@@ -95,7 +95,7 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   return out;
 }
 
-/// Bars of the parts of a step. A fused layer is a bar of its own, in place of all others.
+/// Bars of the parts of a step. A fused layer is a single bar instead of the others.
 json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   json items = json::array();
   const auto add = [&](const char* name, double StepTimes::*phase, const char* category) {
@@ -109,7 +109,7 @@ json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   return items;
 }
 
-/// What a worker does in a phase, for readers of the report; "" for phases that no demo has.
+/// Description of a worker's phase for readers of the report; "" for phases that the demo does not have.
 std::string meaning_of(const std::string& phase) {
   static const std::map<std::string, std::string> meanings = {
       {"gate", "logits of the tokens, and the experts that they choose"},

@@ -46,7 +46,7 @@ class HostClock final : public Clock {
     }
     sink_ = b;
   }
-  /// Calibrates by the fastest of some turns, because ranks may disturb each other.
+  /// Calibrates with the fastest of several turns, because ranks may disturb each other.
   void calibrate() {
     constexpr int64_t kRounds = 1 << 16;
     for (int turn = 0; turn < 8; ++turn) {
@@ -73,7 +73,7 @@ std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, c
   const auto late = static_cast<double>(late_us);
   std::vector<double> seconds = clock.time(
       [&] {
-        clock.idle(self == 0 ? late : 0);  // on all: as many launches
+        clock.idle(self == 0 ? late : 0);  // on all ranks: equal numbers of launches
         call();
       },
       warmup, n);

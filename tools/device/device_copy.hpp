@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dispatch delivered, in host memory, wherever it was delivered to.
+// Host copies of a dispatch's results, on either backend.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct HostDispatched {
   std::vector<uint8_t> dropped;
 };
 
-/// A copy of what a GPU delivered; on the host what was delivered, as it is. `weighted`: the dispatch was given weights. Waits
-/// for the GPU.
+/// Copies the results of a dispatch from a GPU; on the host returns them as they are. `weighted`: the dispatch had weights.
+/// Waits for the GPU.
 HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice& device);
 
 }  // namespace switchyard::tool

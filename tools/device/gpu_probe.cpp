@@ -15,7 +15,7 @@
 namespace switchyard::tool {
 namespace {
 
-// The driver API's C ABI, as far as it is used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
+// The parts of the driver API's C ABI that are used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
 constexpr int kMultiprocessors = 16;
 constexpr int kPciBus = 33;
 constexpr int kComputeMajor = 75;
@@ -26,7 +26,7 @@ constexpr int kPosixFileDescriptors = 103;
 constexpr int kP2pPerformanceRank = 1;
 constexpr int kP2pNativeAtomics = 3;
 
-/// A library that is there or not.
+/// A library that may be absent.
 class Driver {
  public:
   explicit Driver(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
@@ -37,7 +37,7 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
   explicit operator bool() const { return library_ != nullptr; }
 
-  /// Calls a driver function; -1 if this driver does not have it.
+  /// Calls a driver function; returns -1 if this driver does not have it.
   template <class... Args>
   int call(const char* name, Args... args) const {
     void* symbol = dlsym(library_, name);
@@ -54,7 +54,7 @@ class Driver {
   void* library_;
 };
 
-/// The word with digits and dots of the kernel module's banner.
+/// The word of the kernel module's banner that consists of digits and dots.
 std::string module_version() {
   std::ifstream in("/proc/driver/nvidia/version");
   std::string line;
@@ -87,7 +87,7 @@ Gpu describe(const Driver& driver, int device) {
   return gpu;
 }
 
-/// How many of the NVLinks of each device are active.
+/// Counts the active NVLinks of each device.
 void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
   constexpr unsigned kMaxLinks = 18;  // NVML_NVLINK_MAX_LINKS
   const Driver nvml("libnvidia-ml.so.1");
@@ -106,7 +106,7 @@ void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
   nvml.call("nvmlShutdown");
 }
 
-/// Initialises the driver, creates no context.
+/// Initializes the driver; creates no context.
 GpuProbe probe_in_process() {
   GpuProbe probe;
   probe.driver_version = module_version();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GPUs this machine has, asked from the driver alone: no CUDA toolkit, no link-time dependency.
+// GPUs of this machine, queried from the driver alone: no CUDA toolkit, no link-time dependency.
 #pragma once
 
 #include <cstdint>
@@ -19,38 +19,38 @@ struct Gpu {
   bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
   bool host_register = false;     ///< host memory can be registered (mapped for the GPU)
   int pci_bus = 0;
-  int nvlinks = -1;  ///< active ones; -1: not known, NVML cannot be loaded
+  int nvlinks = -1;  ///< active ones; -1: unknown, NVML cannot be loaded
 };
 
 struct GpuProbe {
-  bool driver = false;         ///< libcuda.so.1 was found and initialised
-  std::string problem;         ///< why not
+  bool driver = false;         ///< libcuda.so.1 was found and initialized
+  std::string problem;         ///< the reason if not
   int cuda_version = 0;        ///< newest CUDA that the driver supports, 13000 = 13.0
   std::string driver_version;  ///< "580.65.06", from the kernel module; may be empty
   std::vector<Gpu> gpus;
   std::vector<std::vector<bool>> peer_access;     ///< [g][h]
-  std::vector<std::vector<bool>> native_atomics;  ///< [g][h] every CUDA atomic works over the link: NVLink; PCIe has none
-  std::vector<std::vector<int>> link_rank;        ///< [g][h] the driver's order of the links, 0 is the fastest; -1: not known
+  std::vector<std::vector<bool>> native_atomics;  ///< [g][h] all CUDA atomics work over the link: yes on NVLink, no on PCIe
+  std::vector<std::vector<int>> link_rank;        ///< [g][h] the driver's ranking of the links, 0 is the fastest; -1: unknown
 
-  /// "4 x NVIDIA H200", or the names one after the other; "" without a GPU.
+  /// "4 x NVIDIA H200", or the names separated by commas; "" without a GPU.
   std::string names() const;
 };
 
-/// Asks in a process of its own: afterwards this one can still fork ranks that use GPUs. Call it while this process has one
-/// thread.
+/// Queries the driver in a child process, so that this process can still fork ranks that use GPUs. Call it while this process
+/// has one thread.
 GpuProbe probe_gpus();
 
 /// The GPUs of a run.
 struct UsedGpus {
   GpuProbe probe;
   int count() const { return static_cast<int>(probe.gpus.size()); }
-  /// Multiprocessors of one GPU, and the share of a rank if so many go round the GPUs.
+  /// Multiprocessors of one GPU, and the share of a rank if `ranks` ranks are distributed over the GPUs.
   int sms() const { return probe.gpus.front().multiprocessors; }
   int64_t sms_of_rank(int64_t ranks) const { return sms() / ((ranks + count() - 1) / count()); }
   const std::string& name() const { return probe.gpus.front().name; }
   nlohmann::json described() const;
 };
-/// For --backend cuda; like probe_gpus(). \throws UsageError without CUDA code in this build, or without a GPU that can be used
+/// For --backend cuda; like probe_gpus(). \throws UsageError if this build has no CUDA code, or without a usable GPU
 UsedGpus gpus_to_use();
 
 }  // namespace switchyard::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What builds without CUDA code have in place of GPUs.
+// Stubs of the GPU functions for builds without CUDA code.
 #include "cli/verb.hpp"
 #include "device/clock.hpp"
 #include "device/rank_device.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where one rank's calls run, as the verbs use it: a stream, memory, copies. It is a GPU or the host itself. Builds without
-// CUDA have the same functions; there those of GPUs say so.
+// Device of one rank's calls, as the verbs use it: a stream, memory, copies. It is a GPU or the host. Builds without CUDA have
+// the same functions; there the GPU functions report the missing code.
 #pragma once
 
 #include <cstddef>
@@ -13,28 +13,28 @@ namespace switchyard::tool {
 
 inline constexpr int kMaxDeviceWarps = 20;  ///< per block, of any kernel of the library
 
-/// All operations run on stream(), on which the rank's calls run too: never the legacy default stream, which ranks that share a
-/// GPU would share. One thread at a time.
+/// All operations run on stream(), like the rank's calls. It is never the legacy default stream, which ranks that share a GPU
+/// would share. One thread at a time.
 class RankDevice {
  public:
   virtual ~RankDevice() = default;
-  virtual bool on_host() const { return false; }  ///< its memory is ordinary memory, and calls take any pointer
+  virtual bool on_host() const { return false; }  ///< its memory is host memory, and calls accept any pointer
   virtual void* stream() const = 0;               ///< cudaStream_t, non-blocking; null on the host
-  /// Most multiprocessors of a kernel that has to end while kernels of the other ranks of its GPU, of `world` ranks, wait for
-  /// this one: those occupy their own share. 0: all, a rank has its GPU alone.
+  /// Maximum number of multiprocessors of a kernel that must finish while kernels of other ranks on the same GPU, out of
+  /// `world` ranks, wait for this rank: those occupy their own share. 0: all, the rank has its GPU alone.
   virtual int sms_of_products(int) const { return 0; }
-  /// `bytes` of device memory, valid until release(), or kept. 0 bytes: null.
+  /// `bytes` of device memory, valid until release() unless kept. 0 bytes: null.
   virtual void* allocate(size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;
   virtual void read(void* host, const void* device, size_t bytes) const = 0;
   virtual void fill(void* device, int byte, size_t bytes) = 0;
   virtual void wait() const = 0;
-  /// What is allocated now stays so after release().
+  /// Keeps current allocations across release().
   virtual void keep() = 0;
-  /// The arena is free again, but for what is kept; what is written later comes after what the stream has to do now.
+  /// Frees the arena except for kept memory. Later writes follow the work that is now on the stream.
   virtual void release() = 0;
 
-  /// A device copy of `host`; null stays null, as do 0 bytes.
+  /// A device copy of `host`; null for null or 0 bytes.
   template <class T>
   const T* upload(const T* host, size_t bytes) {
     if (!host || bytes == 0) return nullptr;
@@ -42,17 +42,17 @@ class RankDevice {
     write(copy, host, bytes);
     return static_cast<const T*>(copy);
   }
-  /// What a call may read instead of `host`: a device copy, valid until release(), or `host` itself on the host.
+  /// Memory that a call may read instead of `host`: a device copy, valid until release(), or on the host `host` itself.
   template <class T>
   const T* lend(const T* host, size_t bytes) {
     return on_host() ? host : upload(host, bytes);
   }
 };
 
-/// The content of device memory, for the host to read and to write: a copy, or on the host that memory itself.
+/// The content of device memory, for the host to read and write: a copy, or on the host the memory itself.
 class Mirror {
  public:
-  /// `bytes` at `memory` of the device, which must outlive this. Neither is read.
+  /// `bytes` at `memory` of `device`, which must outlive this. The constructor does not read them.
   Mirror(RankDevice& device, void* memory, size_t bytes);
   std::byte* data() { return device_.on_host() ? static_cast<std::byte*>(memory_) : copy_.data(); }
   size_t bytes() const { return bytes_; }
@@ -66,26 +66,26 @@ class Mirror {
   std::vector<std::byte> copy_;
 };
 
-/// Of rank `rank`, for the calling thread: GPU rank modulo `gpus`, or the host if there are 0. Never null. Of a GPU, stream and
-/// arena are made at the first call and kept until the process ends: while a kernel waits for a peer, nothing may be allocated
-/// or freed on a GPU that the two share, and a new stream may share a queue with that kernel. A larger arena than before is
-/// made anew: ask for the largest first, and let all ranks meet afterwards. \throws UsageError for GPUs without CUDA code in
-/// this build; Error(system) naming the failed call.
+/// The device of rank `rank` for the calling thread: GPU rank modulo `gpus`, or the host if `gpus` is 0. Never null. Stream and
+/// arena of a GPU are created at the first call and kept until the process ends: while a kernel waits for a peer, nothing may
+/// be allocated or freed on a GPU that the two ranks share, and a new stream may share a queue with that kernel. A larger arena
+/// than before replaces the old one: request the largest first, and let all ranks meet afterwards. \throws UsageError for GPUs
+/// if this build has no CUDA code; Error(system) naming the failed call.
 std::shared_ptr<RankDevice> rank_device(int rank, int gpus, size_t arena_bytes);
 std::shared_ptr<RankDevice> gpu_device(int rank, int gpus, size_t arena_bytes);
 
-/// This build has CUDA code. If not, `--backend cuda` is refused with no_cuda_text().
+/// Whether this build has CUDA code. If not, `--backend cuda` is refused with no_cuda_text().
 bool built_with_cuda();
 const char* no_cuda_text();
-/// CUDA runtime that this build was compiled with, 13000 = 13.0; 0 without.
+/// CUDA runtime version of this build, 13000 = 13.0; 0 without CUDA.
 int cuda_runtime_version();
-/// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Not in a process
-/// that will fork ranks.
+/// Resolution of each GPU's global timer in nanoseconds; empty if this build has no CUDA code. Do not call it in a process that
+/// will fork ranks.
 /// \throws std::runtime_error naming the failed call.
 std::vector<uint64_t> measure_timer_ticks(int gpus);
-/// Of each GPU: "" if memory of it passed as a file descriptor works on the next one (on itself if there is no other, or if it
-/// has no access to that), else the step that fails and why. Nothing without CUDA code in this build. Not in a process
-/// that will fork ranks.
+/// For each GPU: "" if its memory, passed as a file descriptor, works on the next GPU (on itself if there is no other, or if it
+/// has no access to that GPU), else the failed step and its reason. Empty if this build has no CUDA code. Do not call it in a
+/// process that will fork ranks.
 std::vector<std::string> try_descriptor_exchange(int gpus, const std::vector<std::vector<bool>>& peer_access);
 
 }  // namespace switchyard::tool

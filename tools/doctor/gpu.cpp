@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor's findings about GPUs: what the driver says, and what a kernel sees of the timer.
+// Findings of doctor about GPUs: driver information, and the timer as a kernel observes it.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ Finding gpu_finding(size_t index, const Gpu& gpu) {
   return f;
 }
 
-/// Ordered pairs: access may differ by direction.
+/// Ordered pairs, because access may differ by direction.
 template <class Test>
 std::string pairs_where(size_t gpus, Test&& test) {
   std::string out;
@@ -73,7 +73,7 @@ Finding peer_finding(const GpuProbe& p) {
   return f;
 }
 
-/// One row of the matrix of peers.
+/// One row of the peer matrix.
 Finding links_of(const GpuProbe& p, size_t gpu) {
   std::string nvlink, other, none;
   const auto add = [](std::string& list, size_t i) { list += fmt::format("{}{}", list.empty() ? "" : " ", i); };
@@ -127,7 +127,7 @@ Finding atomics_finding(const GpuProbe& p) {
   return f;
 }
 
-/// The kind of heap that a group on these GPUs would have, as heap/gpu decides it.
+/// The kind of heap that a group on these GPUs would have, decided as in heap/gpu.
 Finding heap_finding(const GpuProbe& p, const std::string& choice) {
   const auto exports = [](const Gpu& g) { return g.virtual_memory && g.file_descriptors; };
   const bool all = std::all_of(p.gpus.begin(), p.gpus.end(), exports);
@@ -273,7 +273,7 @@ std::vector<Finding> check_gpus() {
     out.push_back(experts_finding({e.what()}));
   }
   const Finding& heap = *std::find_if(out.begin(), out.end(), [](const Finding& f) { return f.name == "symmetric heap"; });
-  if (heap.verdict == Verdict::ok) {  // of driver allocations
+  if (heap.verdict == Verdict::ok) {  // the heap consists of driver allocations
     std::vector<std::string> problems;
     try {
       problems = run_in_child([&]() -> nlohmann::json {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor's findings about CPU, memory and processes.
+// Findings of doctor about CPU, memory and processes.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -62,7 +62,7 @@ Finding feature(const std::set<std::string>& flags, const char* name, std::initi
   return f;
 }
 
-/// Creates a memfd segment as the process backend does, and says what failed if it cannot.
+/// Creates a memfd segment like the process backend, and reports the call that failed.
 Finding try_memfd() {
   Finding f{"Processes", "shared memory (memfd)", Verdict::ok, "memfd_create, fallocate and mmap work", "", ""};
   const int fd = memfd_create("switchyard-doctor", MFD_CLOEXEC);

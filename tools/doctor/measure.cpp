@@ -23,10 +23,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; more ranks share its cores in the same way
+constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; further ranks share its cores in the same way
 constexpr int64_t kEmptyCalls = 200, kWarmup = 20;
 
-/// What a rank measures: calls without tokens.
+/// Measurements of a rank: calls without tokens.
 json empty_calls(Group& group, const NormalConfig& config, Clock& clock) {
   NormalExchange exchange(group, config);
   void* const stream = clock.device().stream();
@@ -51,7 +51,7 @@ RankJob empty_job(const NormalConfig& config, int world, Backend backend) {
   if (backend == Backend::cuda) {
     job.group.heap_bytes += gpu_clock_bytes(0);
   } else {
-    job.group.num_warps = 1;  // what it takes to wake others is a number of its own
+    job.group.num_warps = 1;  // the time to wake others is a separate number
   }
   return job;
 }
@@ -119,7 +119,7 @@ void measure_calls(HostTopology& host, const std::vector<int>& ranks, Backend ba
   for (const int world : ranks) {
     config.pool_bytes = 0;
     const MemoryRequirement need = NormalExchange::memory_required(config, world, backend);
-    config.pool_bytes = 2 * (need.pool_bytes + need.private_bytes);  // what a combine reads stays while others are dispatched
+    config.pool_bytes = 2 * (need.pool_bytes + need.private_bytes);  // a combine reads rows of an earlier dispatch
     progress.stage(fmt::format("calls that move nothing, {}", counted(world, "rank")));
     const std::vector<json> results = run_ranks(empty_job(config, world, backend), [&](Group& group, RankLink&) {
       const auto clock = backend == Backend::cuda ? make_gpu_clock(group, Timing::enqueued, {}) : make_host_clock(group);

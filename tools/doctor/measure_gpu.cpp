@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs: bare kernels that copy, send, read and quantise rows, as the limits of `bench` do.
+// GPU measurements: bare kernels that copy, send, read and quantize rows, like those of the limits of `bench`.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t kTokens[] = {512, 4096};
 constexpr int64_t kPlaces[] = {1, 2, 4};
 constexpr int64_t kMeasured = 50, kWarmup = 5;
 
-/// Rows of each token of rank `rank`: `places` of its own memory, or one of each other rank's.
+/// Destinations of each token's row on rank `rank`: `places` in its own memory, or one on each other rank.
 measure::RowMoves moves_of(int rank, int world, int64_t tokens, int64_t places, bool to_others) {
   measure::RowMoves moves;
   moves.begin.push_back(0);
@@ -51,7 +51,7 @@ double best(const LimitTimes& shapes) {
 struct Sms {
   int copy, sum, quantize;
 };
-/// Multiprocessors that calls take unless told otherwise.
+/// Multiprocessors that calls use by default.
 Sms default_sms(const std::string& gpu, int world) {
   const TuningValues tuned = Tuning::from_environment().find({gpu, TuningMode::normal, world, kHidden, kTokens[1]});
   const auto chosen = [](int value, int default_value) { return value > 0 ? value : default_value; };
@@ -59,7 +59,7 @@ Sms default_sms(const std::string& gpu, int world) {
           chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)};
 }
 
-/// Seconds of a rank: push and pull of so many rows, less the meeting of all ranks that ends them.
+/// Seconds of a rank for push and pull of these rows, without the meeting of all ranks that ends them.
 json moved(Group& group, const Sms& sms, int64_t tokens, int64_t places, bool to_others) {
   const int world = group.size();
   const measure::RowMoves moves = moves_of(group.rank(), world, tokens, places, to_others);
@@ -92,7 +92,7 @@ double slowest(const std::vector<json>& ranks, const std::string& at) {
   return max;
 }
 
-/// A line through the times of few and of many rows, `per_token` bytes each: microseconds at no rows, and GB/s.
+/// A line through the times of few and of many rows, `per_token` bytes each: microseconds at zero rows, and GB/s.
 struct Line {
   double start_us, gbs;
 };
@@ -131,7 +131,7 @@ void measure_gpu_host(HostTopology& host, int gpus, const std::string& name, Pro
   host.sum = memory_rate(ranks, "pull", true);
   host.quantize_gbs = line_of(slowest(ranks, "/quantize/0"), slowest(ranks, "/quantize/1"), kRowBytes).gbs;
   host.link_us = slowest(ranks, "/own/0/meeting") * 1e6 / 2;
-  // One GPU has no links; the numbers are there, and nothing is divided by them.
+  // One GPU has no links: these numbers are placeholders, so that nothing divides by zero.
   host.link_gbs = host.copy.write_gbs;
   host.link_read_gbs = host.sum.read_gbs;
   if (gpus > 1) {

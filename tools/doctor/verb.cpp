@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard doctor`.
+// Options of `switchyard doctor`.
 #include <memory>
 #include <string>
 #include <utility>

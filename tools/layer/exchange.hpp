@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of a layer: rows go to experts and come back, in normal or in low-latency mode. What experts read is what a
-// dispatch delivered, and what they write combine reads: nothing is copied between the calls.
+// The exchange of a layer in normal or low-latency mode: rows travel to experts and back. Experts read the rows that a dispatch
+// delivered and write the rows that combine reads: nothing is copied between the calls.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@
 
 namespace switchyard::tool {
 
-/// The mode, by its config. The tokens are bf16.
+/// Selects the mode by its config. The tokens are bf16.
 using LayerExchangeConfig = std::variant<NormalConfig, LowLatencyConfig>;
 
-/// Normal mode: bf16 rows of the scenario, which has its routes, expert-major.
+/// Normal mode: bf16 rows of the scenario, which must have its routes; expert-major.
 NormalConfig layer_normal_config(const Scenario& s);
-/// Low-latency mode, likewise. `quantize`: not none: rows become fp8 on the way, with these scales.
+/// Low-latency mode for the same rows. `quantize`, if not none: rows travel as fp8 with these scales.
 LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize = ScaleKind::none);
 
-/// Symmetric memory of each rank.
+/// Symmetric memory per rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
-/// Rows that experts get at most, of a rank with most experts: delivered or not, the array has so many.
+/// Maximum number of rows of the experts of a rank with most experts. The array always has that many rows.
 int64_t exchange_max_rows(const LayerExchangeConfig& config, int world);
 
-/// A rank's tokens, in memory of its device.
+/// The tokens of a rank, in memory of its device.
 struct LayerInput {
   ConstRows x;
   ExpertIds ids;
@@ -39,18 +39,18 @@ struct LayerInput {
 class LayerExchange {
  public:
   virtual ~LayerExchange() = default;
-  /// Collective. What an earlier dispatch delivered is gone.
+  /// Collective. Invalidates the results of an earlier dispatch.
   virtual void dispatch(const LayerInput& input) = 0;
-  /// What the last dispatch delivered, where its rows lie, and where experts write.
+  /// Results of the last dispatch, the position of its rows, and the output rows of the experts.
   virtual ConstRows x() const = 0;
   virtual ExpertRows rows() const = 0;
   virtual Rows y() const = 0;
-  /// Collective. Into `out`, [T, H].
+  /// Collective. Writes to `out`, [T, H].
   virtual void combine(CombineOrder order, void* out) = 0;
 };
 
-/// Collective. Calls are enqueued on `stream`. `quantize`: what a dispatch makes of the tokens; of low latency that of the
-/// config.
+/// Collective. Calls are enqueued on `stream`. `quantize`: scales of the rows that a dispatch sends; low-latency mode takes
+/// them from the config.
 std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, ScaleKind quantize, Group& group,
                                                    CallSms sms, void* stream);
 

@@ -9,14 +9,14 @@
 namespace switchyard::tool {
 namespace {
 
-/// Of experts on the host: forward_rank_major, which has routes, is not called.
+/// Options of experts on the host: no routes, because forward_rank_major is not called.
 ExpertOptions host_options() {
   ExpertOptions o;
   o.route_scratch_bytes = 0;
   return o;
 }
 
-/// docs/expert.md, "Weights for demonstrations".
+/// See "Weights for demonstrations" in docs/expert.md.
 measure::WeightForm form_of(uint64_t seed, uint64_t matrix, double amplitude) {
   measure::WeightForm form;
   form.key = measure::mix_weight_key(seed + matrix * 0x9E3779B97F4A7C15u);
@@ -40,7 +40,7 @@ measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
 }
 
 bool fp8(ScaleKind quantize) { return quantize != ScaleKind::none; }
-/// Of weights, and of the rows that the products take.
+/// Type of weights and of the products' input rows.
 DType type_of(ScaleKind quantize) { return fp8(quantize) ? DType::fp8_e4m3 : kLayerType; }
 
 measure::Fp8WeightSize up_size(const ExpertShape& shape) {
@@ -143,7 +143,7 @@ void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
 void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
   if (!down_) return;
   ExpertRows by_rows = rows;
-  by_rows.scale_rows = 0;  // the order of the delivered scales is not that of the rows between
+  by_rows.scale_rows = 0;  // the order of the delivered scales does not apply to the rows between the products
   down_->run(between(y.rows), by_rows, y, {device_.stream(), sms_});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of one rank of a layer. Their weights are those of ExpertWeights on either backend.
+// The experts of one rank of a layer. Their weights equal those of ExpertWeights on either backend.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace switchyard::tool {
 
-/// Of the tokens of a layer and of its outputs; but for layers in fp8 of all rows between them, and of the weights.
+/// Type of a layer's tokens and outputs; also of weights and of all rows in between, except in fp8 layers.
 inline constexpr DType kLayerType = DType::bf16;
 
 /// The closed form of the matrices of ExpertWeights(seed, hidden, intermediate).
@@ -21,42 +21,42 @@ struct WeightForms {
   measure::WeightForm gate_up, down;
 };
 WeightForms weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
-/// Enqueues on a GPU: writes the weights of the experts from `first_expert` on as ExpertMlp takes them, bf16. H and I are
+/// Enqueues on a GPU. Writes the bf16 weights of the experts from `first_expert` on in the layout of ExpertMlp. H and I are
 /// multiples of 8.
 void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, void* w13, void* w2, RankDevice& device);
 
-/// The same matrices in e4m3: each value of ExpertWeights, bf16, divided by the float32 scale of its block and rounded once.
-/// Scales are the smallest that holds the largest value, and 1.25, 1.5 and 1.75 times as much.
+/// The same matrices in e4m3: each bf16 value of ExpertWeights divided by the float32 scale of its block and rounded once.
+/// Scales are the smallest one that can hold the largest value, and 1.25, 1.5 and 1.75 times that.
 struct Fp8WeightForms {
   measure::Fp8WeightForm gate_up, down;
 };
 Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 
-/// On the host an ExpertMlp, bf16. On a GPU two grouped products, up with SwiGLU and down, which can be called one by one.
+/// On the host a bf16 ExpertMlp. On a GPU two grouped products that can be called separately: up with SwiGLU, and down.
 class LayerExperts {
  public:
-  /// Experts from `first_expert` on, for calls with at most `max_rows` rows; one of `world` ranks, which may share GPUs. Memory
-  /// of a GPU comes from `device`, which must outlive this. `quantize`, on GPUs: not none: weights are fp8, as are the rows
-  /// that come and those between the products, with scales of this kind; H and I are multiples of 16.
+  /// Experts from `first_expert` on, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs. GPU
+  /// memory comes from `device`, which must outlive this. `quantize`, on GPUs, if not none: the weights, the input rows and the
+  /// rows between the products are fp8 with scales of this kind; H and I are multiples of 16.
   LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize, int world,
                RankDevice& device);
-  /// Memory of one of these.
+  /// Memory of one object.
   static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend);
 
-  /// There are up() and down().
+  /// Whether up() and down() are available.
   bool in_parts() const { return !mlp_; }
   void up(const ConstRows& x, const ExpertRows& rows);
   void down(const ExpertRows& rows, const Rows& y);
-  /// The weights on a GPU, as ExpertMlp takes them.
+  /// The weights on a GPU, in the layout of ExpertMlp.
   const void* w13() const { return weights_.up.data; }
   const void* w2() const { return weights_.down.data; }
   const void* w13_scales() const { return weights_.up.scales; }
   const void* w2_scales() const { return weights_.down.scales; }
-  /// Both, on either backend.
+  /// Both products, on either backend.
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 
  private:
-  /// The weights of a product, of all experts; in fp8 with scales.
+  /// The weights of a product for all experts; in fp8 with scales.
   struct Weights {
     void* data = nullptr;
     float* scales = nullptr;
@@ -67,13 +67,13 @@ class LayerExperts {
   BothWeights make_weights(int first_expert, uint64_t seed);
   BothWeights make_fp8_weights(int first_expert, uint64_t seed);
   void make_products(const BothWeights& weights);
-  /// Of [max_rows, I] as many rows as a call has.
+  /// The first `rows` rows of [max_rows, I].
   Rows between(int64_t rows) const;
 
   ExpertShape shape_;
   ScaleKind quantize_;
   RankDevice& device_;
-  int sms_;  ///< of a product; 0: all
+  int sms_;  ///< multiprocessors of a product; 0: all
   std::optional<ExpertMlp> mlp_;
   std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
   Rows between_;                          ///< [max_rows, I], in fp8 with scales

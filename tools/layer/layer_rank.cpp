@@ -14,7 +14,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Of a rank; of rank 0, which has most experts, if none is named.
+/// Shape of a rank's experts; by default of rank 0, which has most experts.
 ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
   const Scenario& s = spec.scenario;
   return {s.hidden, spec.intermediate, s.first_expert(rank + 1) - s.first_expert(rank)};
@@ -34,7 +34,7 @@ MoeLayerConfig fused_config(const LayerSpec& spec) {
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
   c.type = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
   c.form = MoeForm::fused;
-  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as LayerExperts has them
+  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;
 }
 
@@ -55,7 +55,7 @@ FusedMoeConfig halves_config(const MoeLayerConfig& layer) {
   return c;
 }
 
-/// A device has room for it also where there is nothing.
+/// A device allocates a minimum even if there is nothing to store.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
 }  // namespace
@@ -97,7 +97,7 @@ size_t layer_fused_bytes(const LayerSpec& spec) {
   const MoeLayerMemory memory = fused_memory(spec);
   const ExpertShape shape = shape_of(spec);
   const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
-  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // while it is made
+  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // during construction
   return (memory.total() - memory.heap_bytes) * (spec.halves ? 2 : 1) + given;
 }
 
@@ -126,14 +126,14 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   const size_t bytes = some(at(mine.tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
-  group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
+  group_.barrier();  // every rank has its memory before any rank waits for another one, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
   if (spec.fused) make_fused();
 }
 
 void LayerRank::make_fused() {
   const void *w13 = experts_.w13(), *w2 = experts_.w2();
-  std::vector<uint16_t> gate_up, down;  // on the host: it packs them
+  std::vector<uint16_t> gate_up, down;  // on the host: the layer packs them
   if (device_.on_host()) {
     const ExpertShape shape = shape_of(spec_, rank_);
     const size_t each = at(shape.hidden * shape.intermediate);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer, on the CPU and on a GPU alike: dispatch, experts and combine in separate calls, and the same layer
-// in one (MoeForm::fused), with closed-form rows and weights, and a check of what comes out against one rank that computes
-// everything without exchange.
+// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in one call
+// (MoeForm::fused). Rows and weights have a closed form. Results are checked against one rank that computes everything without
+// exchange.
 #pragma once
 
 #include <cstdint>
@@ -25,60 +25,60 @@ struct LayerSpec {
   Backend backend = Backend::cpu;
   LayerExchangeConfig exchange;
   CallSms sms;
-  /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
-  /// low-latency exchange is configured for them.
+  /// GPUs. If not none, the layer is fp8: rows in flight and the rows between the products have scales of this kind. A
+  /// low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;   ///< the rank also has the same layer in its fused form: only where why_not_fused() is empty
-  bool halves = false;  ///< and, on GPUs, its two halves as calls of their own, which take memory of their own
-  int fused_sms = 0;    ///< GPUs: multiprocessors of a call of it; 0: the library's default
+  bool fused = false;   ///< the rank also has the fused form: only if why_not_fused() is empty
+  bool halves = false;  ///< and, on GPUs, its two halves as separate calls with separate memory
+  int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
-/// Why the library has no fused form of a layer, as it says itself; empty if it has, as far as one can know before a group is
-/// there: LayerRank::why_not_fused().
+/// The library's reason why it has no fused form of a layer. Empty if it has one, as far as that is known before a group
+/// exists; see also LayerRank::why_not_fused().
 std::string why_not_fused(const LayerSpec& spec);
-/// What experts on GPUs take: multiples of 16 in fp8, else of 8.
+/// Widths that experts on GPUs accept: multiples of 16 in fp8, else of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// \throws UsageError naming the option
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
-/// Symmetric memory of each rank.
+/// Symmetric memory per rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
-/// Of the rank that takes most: memory of its device besides.
+/// Further device memory, of the rank that takes most.
 size_t layer_device_bytes(const LayerSpec& spec);
-/// Of the rank that takes most: memory that the fused form takes by itself.
+/// Memory of the fused form alone, of the rank that takes most.
 size_t layer_fused_bytes(const LayerSpec& spec);
 
 class LayerRank {
  public:
-  /// Collective. `device` has room for layer_device_bytes(spec); it must outlive this, as `spec` must.
+  /// Collective. `device` must have space for layer_device_bytes(spec). `device` and `spec` must outlive this.
   LayerRank(const LayerSpec& spec, Group& group, RankDevice& device);
 
-  /// Collective. The inputs are those of data set `set`; the outputs are NaN.
+  /// Collective. Sets the inputs of data set `set`, and fills the outputs with NaN.
   void prepare(uint64_t set);
-  // The calls. Phases are called in this order; layer() is all of them.
+  // The calls. Phases must be called in this order; layer() calls all of them.
   void dispatch() { exchange_->dispatch(input_); }
   void up() { experts_.up(exchange_->x(), exchange_->rows()); }
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine(CombineOrder order) { exchange_->combine(order, out_); }
   void layer(CombineOrder order);
-  /// The same as layer() with CombineOrder::per_route, in one call; only if fuses().
+  /// layer() with CombineOrder::per_route in one call; only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
-  /// Its halves, in turn; only if has_halves(). The second writes the outputs.
+  /// The two halves, to be called alternately; only if has_halves(). The second one writes the outputs.
   void dispatch_up();
   void down_combine();
   bool has_halves() const { return halves_.has_value(); }
-  /// If the spec asks for it and there is none: why, as the library says. The same on all ranks.
+  /// The library's reason if the spec requests the fused form and it is unavailable. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   int rank() const { return rank_; }
   /// Rows that the last dispatch delivered, as far as the host knows.
   int64_t delivered() const { return exchange_->x().rows; }
-  /// up() and down() can be called instead of experts(): on GPUs.
+  /// Whether up() and down() can be called instead of experts(): on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
-  /// Waits. The outputs, [T, H].
+  /// Waits. Returns the outputs, [T, H].
   std::vector<std::byte> outputs() const;
-  /// Local. Compares `outputs`, as outputs() returned them after prepare(set) and a layer, with the single-rank reference: of
-  /// `max_tokens` tokens, evenly spread, which are computed by `threads` threads.
+  /// Local. Compares `outputs`, returned by outputs() after prepare(set) and a layer, with the single-rank reference, for
+  /// `max_tokens` evenly spread tokens that `threads` threads compute.
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 
  private:

@@ -18,13 +18,13 @@ struct Interval {
   double length() const { return std::max(0.0, end - begin); }
 };
 
-/// One call, and what of its rank's spans lies inside.
+/// One call, and the parts of its rank's spans inside it.
 struct Call {
   Interval time;
   std::vector<Interval> ups, downs, sums, waits, communication;
 };
 
-/// The kind of a worker's span, or null if it is of none.
+/// The kind of a worker's span, or null if it has none.
 std::vector<Interval> Call::*kind_of(const TraceSlice& s) {
   if (s.name == "expert_up") return &Call::ups;
   if (s.name == "expert_down") return &Call::downs;
@@ -39,7 +39,7 @@ double total(const std::vector<Interval>& all) {
   return sum;
 }
 
-/// Ascending, and none touches another.
+/// Merges intervals: the result ascends, and no two intervals touch.
 std::vector<Interval> merged(std::vector<Interval> all) {
   std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   std::vector<Interval> out;
@@ -52,7 +52,7 @@ std::vector<Interval> merged(std::vector<Interval> all) {
   return out;
 }
 
-/// How much of `one` lies in `within`, which is as merged() makes it.
+/// Length of the part of `one` inside `within`, which is a result of merged().
 double inside(const Interval& one, const std::vector<Interval>& within) {
   double sum = 0;
   auto at =
@@ -73,7 +73,7 @@ bool computes(const TraceSlice& s) {
 
 using Spans = std::vector<const TraceSlice*>;
 
-/// A rank's calls, by begin.
+/// The calls of a rank, by begin.
 std::vector<Call> calls_of(const Spans& spans) {
   std::vector<Call> calls;
   for (const TraceSlice* s : spans)
@@ -82,7 +82,7 @@ std::vector<Call> calls_of(const Spans& spans) {
   return calls;
 }
 
-/// each(call, part) for every part of a span that lies inside a call.
+/// Calls each(call, part) for every part of a span that lies inside a call.
 template <class Each>
 void for_each_part(const TraceSlice& s, std::vector<Call>& calls, Each each) {
   auto call =
@@ -91,7 +91,7 @@ void for_each_part(const TraceSlice& s, std::vector<Call>& calls, Each each) {
     if (const Interval part = part_of(s, *call); part.length() > 0) each(*call, part);
 }
 
-/// Puts the parts of spans into their calls, and returns the workers that multiply or sum there. Of waits only theirs are put.
+/// Adds the parts of spans to their calls, and returns the workers that multiply or sum. Adds waits of these workers only.
 std::set<int> place(const Spans& spans, std::vector<Call>& calls) {
   std::set<int> workers;
   for (const TraceSlice* s : spans)
@@ -118,7 +118,7 @@ void add(LayerTimes& t, const Call& call) {
   for (const Interval& one : call.communication) t.hidden_us += inside(one, products);
 }
 
-/// Means of what lies before and behind the products.
+/// Computes the mean times before and after the products.
 void add_edges(LayerTimes& t, const std::vector<Call>& calls) {
   double before = 0, after = 0, n = 0;
   for (const Call& call : calls) {

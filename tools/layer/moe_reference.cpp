@@ -13,7 +13,7 @@
 #include "oracle/numbers.hpp"
 #include "run/index.hpp"
 
-// The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
+// The loops below are compiled for several instruction sets if the compiler supports selection at run time. Sanitizers cannot
 // instrument that.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define SWITCHYARD_MULTIVERSION __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
@@ -30,7 +30,7 @@ struct Route {
   float weight;
 };
 
-constexpr int64_t kBlock = 64;  // columns whose sums stay in registers or the first-level cache
+constexpr int64_t kBlock = 64;  // columns whose sums stay in registers or the L1 cache
 
 /// Sums of kRows rows of a [.., depth] with kBlock columns of b [depth, cols], written to out.
 template <int kRows>
@@ -66,8 +66,9 @@ int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
 
 constexpr int64_t kTile = 32;
 
-/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. In tiles, so that both sides stay in the cache.
-/// `values_of(row, col)` says what the elements from there on stand for, up to the next multiple of kTile columns.
+/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. Works in tiles, so that both sides stay in the cache.
+/// `values_of(row, col)` returns the values that the elements from there on represent, up to the next multiple of kTile
+/// columns.
 template <class ValuesOf>
 void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to,
                const ValuesOf& values_of) {
@@ -83,7 +84,7 @@ void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, st
   }
 }
 
-/// One thread's memory, reused from expert to expert. With `fp8` a layer's operands are quantised.
+/// Memory of one thread, reused for all its experts. With `fp8` the operands of a layer are quantized.
 class ExpertWorker {
  public:
   ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, int64_t hidden, int64_t intermediate)
@@ -119,7 +120,7 @@ class ExpertWorker {
     return y_;
   }
 
-  /// Of the rows of the last run, as moe_reference() says.
+  /// Ambiguity of the rows of the last run; see moe_reference().
   const std::vector<double>& ambiguity() const { return ambiguity_; }
 
  private:
@@ -147,7 +148,7 @@ class ExpertWorker {
     if (quantize != ScaleKind::none) return quantised(row, cols, quantize, out);
     std::transform(row, row + cols, out, widened);
   }
-  /// Of the sums `up` and the intermediate row made of them. \returns the row's ambiguity
+  /// Quantizes the intermediate row computed from the sums `up`. \returns the row's ambiguity
   double quantise_between(const float* up, float* row, ScaleKind kind) {
     double squares = 0;
     for (int64_t j = 0; j < 2 * intermediate_; ++j) squares += square(up[j]);
@@ -165,8 +166,8 @@ class ExpertWorker {
     return std::sqrt(moved);
   }
   static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
-  /// How far a sum of the first product may be from the reference's, as a part of such sums: fp8 products are added with 14
-  /// bits by the tensor cores, 128 at a time.
+  /// Maximum deviation of a sum of the first product from the reference's, relative to the magnitude of these sums: the tensor
+  /// cores add fp8 products with 14 bits, 128 at a time.
   static constexpr double kSumMoves = 1.0 / 2048;
 
   const ExpertWeights& weights_;
@@ -177,8 +178,8 @@ class ExpertWorker {
   std::vector<double> w2_norms_, ambiguity_;  ///< w2_norms_: squared, of columns
 };
 
-/// Of the routes of an expert, in order of their tokens: the weight with which route `i` moves its token. A token may name an
-/// expert several times; then its first route moves it by all their weights.
+/// The weight with which route `i` moves its token, among the routes of an expert in token order. If a token names an expert
+/// several times, its first route has the sum of their weights.
 double weight_of_run(const std::vector<Route>& routes, size_t i) {
   const auto same = [&](size_t a, size_t b) { return routes[a].rank == routes[b].rank && routes[a].token == routes[b].token; };
   if (i > 0 && same(i - 1, i)) return 0;

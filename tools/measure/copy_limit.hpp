@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limit that exchanges are compared with: how fast this machine's cores copy memory that no cache holds.
+// The limit against which exchanges are compared: the rate at which this machine's cores copy memory that no cache holds.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace switchyard::measure {
 
-/// One way to copy, measured. Bytes are read + written: a copy of n bytes counts 2 n.
+/// Measurement of one copy method. Bytes are read + written: a copy of n bytes counts 2 n.
 struct CopyRate {
   std::string method;
   double gbs = 0;  ///< median pass, slowest thread, 1e9 bytes per second
@@ -22,22 +22,22 @@ struct CopyRate {
 
 struct CopyLimit {
   int threads = 0;
-  size_t bytes = 0;  ///< source bytes, all threads together
+  size_t bytes = 0;  ///< source bytes of all threads together
   std::vector<CopyRate> rates;
   const CopyRate& best() const;
 };
 
 struct CopyLimitOptions {
   int threads = 1;        ///< thread i is pinned to share_of_cpus(machine, i, threads)
-  size_t row_bytes = 0;   ///< > 0: also measure copies of rows of this size, which is how an exchange copies
-  double seconds = 1.0;   ///< for all methods together, roughly
-  double llc_factor = 4;  ///< source bytes = factor * last-level cache; the destination has the same size. Both together take
-                          ///< no more than a quarter of the memory that is available, and the source no more than 10 GB/s
-                          ///< copy twice by each method in `seconds`: with little memory or time, caches may hold them
+  size_t row_bytes = 0;   ///< > 0: also measure copies of rows of this size, as in an exchange
+  double seconds = 1.0;   ///< approximate time of all methods together
+  double llc_factor = 4;  ///< source bytes = factor * last-level cache; the destination has the same size. Together they take
+                          ///< at most a quarter of the available memory, and the source at most the bytes that 10 GB/s copy
+                          ///< twice per method in `seconds`: with little memory or time, caches may hold them
 };
 
-/// Methods: the C library's memcpy over long blocks (it usually bypasses the caches), the same row by row, and a loop of
-/// ordinary vector stores. The best of them is the limit. `on_progress`, if given, gets the fraction that is done.
+/// Methods: the C library's memcpy over long blocks (it usually bypasses the caches), memcpy row by row, and a loop of ordinary
+/// vector stores. The fastest is the limit. `on_progress`, if given, receives the finished fraction.
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress = {});
 

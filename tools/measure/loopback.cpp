@@ -68,7 +68,7 @@ std::pair<Socket, Socket> connected() {
   return {std::move(one), std::move(other)};
 }
 
-/// What send or recv did: bytes, or 0 if it would wait.
+/// Result of send or recv: number of bytes, or 0 if it would block.
 size_t moved(ssize_t n, const char* what) {
   if (n > 0) return static_cast<size_t>(n);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
@@ -77,7 +77,7 @@ size_t moved(ssize_t n, const char* what) {
   return 0;
 }
 
-/// One end of a connection as a rank has it: the library's carrier, and as many chunks each way as a ring of rounds has.
+/// One end of a connection as in a rank: the library's carrier, and as many chunks in each direction as a ring of rounds has.
 class RailEnd {
  public:
   explicit RailEnd(Socket socket) : memory_(2 * kSlots * kChunk, std::byte{1}) {
@@ -86,8 +86,8 @@ class RailEnd {
     carrier_ = detail::make_socket_carrier(std::move(sockets));
   }
 
-  /// Rounds of a chunk each way, at least one. After each one `last(round)` says which is the last of all: the same at both
-  /// ends, and at least kSlots after that at which it was first said.
+  /// Runs rounds of one chunk in each direction, at least one. After each round `last(round)` returns the number of the last
+  /// round. Both ends must get the same number, at least kSlots after the round in which it was first returned.
   template <class Last>
   void rounds(const Last& last) {
     uint64_t posted = 0;
@@ -106,7 +106,7 @@ class RailEnd {
     const detail::PeerTransfer transfer{0, {slot, kChunk}, {slot + kChunk, kChunk}};
     carrier_->post(round, {&transfer, 1}, nullptr);
   }
-  /// Looks as often as a rank does that waits for a round.
+  /// Polls as often as a rank that waits for a round.
   void await(uint64_t round) {
     const Clock::time_point begin = Clock::now();
     for (int64_t polls = 0;; ++polls) {
@@ -122,7 +122,7 @@ class RailEnd {
   std::unique_ptr<detail::Carrier> carrier_;
 };
 
-/// Threads that each do `work` with their end of a connection; the first error is thrown here.
+/// Runs `work` on threads, one for each end of a connection; rethrows the first error.
 template <class Work>
 void on_both_ends(int pairs, const Work& work) {
   std::vector<std::pair<Socket, Socket>> links;
@@ -136,7 +136,7 @@ void on_both_ends(int pairs, const Work& work) {
         work(socket, first, pair);
       } catch (...) {
         if (!reported.test_and_set()) problem = std::current_exception();
-        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // who waits for this thread ends, too
+        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // ends threads that wait for this one
       }
     });
   };
@@ -148,9 +148,9 @@ void on_both_ends(int pairs, const Work& work) {
   if (problem) std::rethrow_exception(problem);
 }
 
-/// Bytes of one direction of one pair, 1e9 a second, while all pairs swap.
+/// Rate of one direction of one pair, in 1e9 bytes per second, while all pairs swap.
 double swap_rate(int pairs, double seconds) {
-  constexpr uint64_t kMore = 8;  ///< rounds after the end was decided: the other end has posted fewer
+  constexpr uint64_t kMore = 8;  ///< rounds after the decision to end: the other end has posted fewer
   struct Pair {
     std::atomic<uint64_t> last{UINT64_MAX};
   };
@@ -171,7 +171,7 @@ double swap_rate(int pairs, double seconds) {
   return sum / pairs;
 }
 
-/// One way, and the part of it that the sender's call takes, microseconds.
+/// Time of one direction, and the part of it that the sender's call takes, in microseconds.
 std::pair<double, double> answer_times() {
   double us = 0, post_us = 0;
   on_both_ends(1, [&](Socket& socket, bool first, int) {

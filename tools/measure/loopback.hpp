@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The network of this machine to itself: what two ranks on "two hosts" of a test bed get.
+// The loopback network of this machine: the network of two ranks on "two hosts" of a test bed.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 namespace switchyard::measure {
 
 struct NetworkRates {
-  size_t chunk_bytes = 0;  ///< what is sent at once
-  int pairs = 1;           ///< of threads, in host_gbs
+  size_t chunk_bytes = 0;  ///< size of one chunk
+  int pairs = 1;           ///< pairs of threads, in host_gbs
   double gbs = 0;          ///< one pair of threads that send and receive at the same time: bytes of one direction
-  double host_gbs = 0;     ///< as many of them as there are workers for: bytes sent by all threads
+  double host_gbs = 0;     ///< as many pairs as the workers form: bytes sent by all threads
   double us = 0;           ///< a message of 64 bytes, one way
-  double post_us = 0;      ///< what one message costs its sender
+  double post_us = 0;      ///< cost of one message for its sender
 };
 
-/// TCP over 127.0.0.1, without delay; chunks go by the library's carrier over sockets, three of them under way. \throws
-/// std::runtime_error naming the call that failed
+/// TCP over 127.0.0.1, without delay. The library's socket carrier transfers chunks, three of them in flight. \throws
+/// std::runtime_error naming the failed call
 NetworkRates measure_loopback(int workers, double seconds);
 
 }  // namespace switchyard::measure

@@ -26,7 +26,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// Value of `key` in a file of "key<separator>value" lines; "" without it.
+/// Value of `key` in a file of "key<separator>value" lines; "" if absent.
 std::string lookup(const std::string& path, const std::string& key, char separator) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
@@ -43,7 +43,7 @@ std::string lookup(const std::string& path, const std::string& key, char separat
   return "";
 }
 
-/// "32K", "1024K", "32M" or "263 kB" as bytes.
+/// Parses "32K", "1024K", "32M" or "263 kB" as bytes.
 size_t parse_size(const std::string& text) {
   std::istringstream in(text);
   size_t value = 0;
@@ -76,7 +76,7 @@ void read_caches(Machine& m) {
     }
   }
   for (const size_t bytes : per_level) m.llc_bytes = bytes > 0 ? bytes : m.llc_bytes;
-  if (m.llc_bytes == 0) {  // no sysfs: what the C library knows, else a common size
+  if (m.llc_bytes == 0) {  // no sysfs: the C library's value, else a common size
     const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     m.llc_bytes = l3 > 0 ? static_cast<size_t>(l3) : size_t{32} << 20;
   }
@@ -105,7 +105,7 @@ Machine this_machine() {
   m.os = lookup("/etc/os-release", "PRETTY_NAME", '=');
   utsname name{};
   if (uname(&name) == 0) m.kernel = name.release;
-  m.kernel = m.kernel.substr(0, m.kernel.find('-'));  // the version, not whose build it is
+  m.kernel = m.kernel.substr(0, m.kernel.find('-'));  // the version without the build suffix
   m.logical_cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   cpu_set_t mask;
   CPU_ZERO(&mask);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What machine a figure was measured on: CPU, cores this process may use, caches, memory.
+// The machine of a measurement: CPU, cores available to this process, caches, memory.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace switchyard::measure {
 
 struct Machine {
   std::string cpu_model;
-  std::string kernel;  ///< version, of uname
+  std::string kernel;  ///< version from uname
   std::string os;      ///< PRETTY_NAME of /etc/os-release
   bool virtual_machine = false;
   int logical_cpus = 0;  ///< online in the system
@@ -19,13 +19,13 @@ struct Machine {
   double cpu_quota = 0;  ///< cores granted by the control group; 0: unlimited
   int threads_per_core = 1;
   int numa_nodes = 1;
-  size_t l1d_bytes = 0;         ///< of one core
-  size_t l2_bytes = 0;          ///< of one core
+  size_t l1d_bytes = 0;         ///< per core
+  size_t l2_bytes = 0;          ///< per core
   size_t llc_bytes = 0;         ///< last-level caches of the allowed cores, together
   size_t memory_bytes = 0;      ///< 0: unknown
-  size_t memory_available = 0;  ///< without swapping, within all limits that the library knows; SIZE_MAX: no limit is known
-  std::string memory_limit;     ///< which limit says so
-  std::vector<int> cpus;        ///< the allowed ones
+  size_t memory_available = 0;  ///< without swapping, within all limits that the library can read; SIZE_MAX: no known limit
+  std::string memory_limit;     ///< the limit that determines memory_available
+  std::vector<int> cpus;        ///< allowed CPUs
 
   /// Cores that this process can keep busy: the affinity mask, capped by the quota. At least 1.
   int usable_cores() const;
@@ -40,7 +40,7 @@ void pin_thread(const std::vector<int>& cpus);
 /// workers.
 std::vector<int> share_of_cpus(const Machine& machine, int index, int count);
 
-/// Today, as 2026-01-31T12:00:00Z.
+/// Current time in UTC, as 2026-01-31T12:00:00Z.
 std::string utc_now();
 
 }  // namespace switchyard::measure

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kExperts = 256, kTopk = 8, kWorld = 2;
 constexpr int64_t kTokens = 4096;
 
-/// Distinct experts in each token, in no order.
+/// Distinct experts for each token, unordered.
 std::vector<int32_t> scattered_ids() {
   std::vector<int32_t> ids(kTokens * kTopk);
   uint32_t state = 1;
@@ -34,20 +34,20 @@ std::vector<int32_t> scattered_ids() {
   return ids;
 }
 
-/// The plan of a dispatch in which both ranks have the same ids. As in a program that does other things between its calls, each
-/// plan makes a handle of its own, in memory that no cache holds.
+/// The plan of a dispatch in which both ranks have the same ids. As in a program that does other work between its calls, each
+/// plan creates its handle in memory that no cache holds.
 class Planning {
  public:
   Planning() {
     for (size_t i = 0; i < kRowBytes; ++i) row_[i] = static_cast<std::byte>(i % 61);
     place(0);
-    for (size_t i = 0; i < kHandles + 1; ++i) {  // memory of all handles, which the allocator then hands on
+    for (size_t i = 0; i < kHandles + 1; ++i) {  // allocates the memory of all handles, which the allocator then reuses
       plan();
       read();
     }
   }
 
-  /// What a sender does. \returns seconds
+  /// The work of a sender. \returns seconds
   double plan() {
     ++turn_;
     detail::HandleData& h = handles_[turn_ % kHandles];
@@ -70,14 +70,14 @@ class Planning {
     h.weights.assign(weights_.begin(), weights_.end());
     return seconds_since(begin);
   }
-  /// What the workers of a sender write of each record, among rows that they write: a record's stores miss the caches, and wait
-  /// in one line with the rows' for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: where a destination
-  /// lies is looked up for each entry. \returns seconds by which rows with records take longer than rows
+  /// The part of each record that a sender's workers write, among the rows that they write: a record's stores miss the caches
+  /// and queue with those of the rows for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: each entry
+  /// looks up the address of its destination. \returns seconds by which rows with records take longer than rows alone
   double write() {
     const double rows = send(false);
     return send(true) - rows;
   }
-  /// What a receiver makes of as many records. \returns seconds
+  /// The work of a receiver for as many records. \returns seconds
   double read() {
     detail::HandleData& h = handles_[turn_ % kHandles];
     const Clock::time_point begin = Clock::now();
@@ -96,7 +96,7 @@ class Planning {
   static constexpr size_t kRecords = kWorld * kTokens;  // every token has a record for every rank
   static constexpr size_t kHandles = 128;               // about 1 MB each
   static constexpr size_t kBlocks = 128;                // 70 MB
-  static constexpr size_t kRowBytes = 7168;             // quantised
+  static constexpr size_t kRowBytes = 7168;             // quantized
   static constexpr size_t block_bytes() { return kRecords * 4 * (1 + 2 * kTopk); }
   static size_t idx(int64_t i) { return static_cast<size_t>(i); }
   struct Block {
@@ -144,7 +144,7 @@ class Planning {
   std::vector<std::byte> cold_ = std::vector<std::byte>(kBlocks * block_bytes());
   std::vector<Block> blocks_ = std::vector<Block>(kWorld);
   size_t turn_ = 0, block_ = 0;
-  volatile int topk_ = kTopk;  // no constant where the library has none
+  volatile int topk_ = kTopk;  // volatile: the library has no constant here
 };
 
 }  // namespace

@@ -26,8 +26,8 @@ constexpr int64_t kHidden = 7168;
 constexpr size_t kRowBytes = kHidden * 2;
 constexpr int kPlaces[] = {1, 2, 4};  ///< rows on the other side
 constexpr int kMax = 4;
-constexpr int kQuantizedPlaces = 2;                 ///< of a row that is quantised
-constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< of such a row
+constexpr int kQuantizedPlaces = 2;                 ///< destinations of a quantized row
+constexpr int64_t kScaleBytes = kHidden / 128 * 4;  ///< scale bytes of a quantized row
 constexpr int kMinProbePasses = 5, kMaxProbePasses = 60;
 
 double median(std::vector<double> values) {
@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Rows of one worker: of a program, or of a heap, which asks the system for large pages.
+/// Rows of one worker: memory of a program, or of a heap, which requests large pages from the system.
 class Rows {
  public:
   Rows(size_t rows, bool heap) : rows_(rows) {
@@ -49,7 +49,7 @@ class Rows {
   Rows& operator=(const Rows&) = delete;
   std::byte* row(size_t i) const { return static_cast<std::byte*>(data_) + i % rows_ * kRowBytes; }
   size_t rows() const { return rows_; }
-  /// By the thread that uses them.
+  /// Called by the thread that uses the rows.
   void touch() const {
     auto* words = static_cast<uint16_t*>(data_);
     for (size_t i = 0; i < rows_ * kHidden; ++i) words[i] = static_cast<uint16_t>(0x3f80 + i % 61);  // about 1, bf16
@@ -61,7 +61,7 @@ class Rows {
   size_t rows_;
 };
 
-/// What one worker has: rows of its program, which a dispatch reads and a combine writes, and rows of its heap.
+/// Memory of one worker: rows of its program, which a dispatch reads and a combine writes, and rows of its heap.
 struct Worker {
   explicit Worker(size_t rows)
       : program(rows, false), heap(rows, true), scratch(kHidden * 2), scales(rows * kQuantizedPlaces * kScaleBytes) {}
@@ -69,10 +69,10 @@ struct Worker {
   std::vector<std::byte> scratch, scales;
 };
 
-/// A pass of a worker over its `n` rows. `next` is the worker whose memory lies behind a link.
+/// A pass of a worker over its `n` rows. `next` is the worker whose memory is at the other end of a link.
 using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 
-/// Each source row goes to `places` rows, in ranges apart, as the memories of ranks are.
+/// Copies each source row to `places` rows in separate ranges, like the memories of ranks.
 void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
@@ -83,7 +83,7 @@ void copy_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
-/// The same few rows, which stay in a cache, to memory of another worker.
+/// Copies the same few rows, which stay in a cache, to memory of another worker.
 void link_pass(Worker& mine, Worker& to, size_t n) {
   constexpr size_t kFew = 8;
   bool streamed = false;
@@ -91,7 +91,7 @@ void link_pass(Worker& mine, Worker& to, size_t n) {
   if (streamed) detail::flush_streams();
 }
 
-/// `n` sums of `places` rows each, in ranges apart.
+/// `n` sums of `places` rows each, from separate ranges.
 void sum_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
@@ -103,7 +103,7 @@ void sum_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
-/// As a dispatch that quantises: into a row that stays in the cache, and from there with its scales to places apart.
+/// Like a dispatch that quantizes: into a row that stays in the cache, and from there with its scales to separate places.
 void quantize_pass(Worker& mine, size_t n) {
   auto* const q = reinterpret_cast<uint8_t*>(mine.scratch.data());
   std::byte* const row_scales = mine.scratch.data() + kHidden;
@@ -121,7 +121,7 @@ void quantize_pass(Worker& mine, size_t n) {
   if (streamed) detail::flush_streams();
 }
 
-/// Workers that pass over their rows, some of them or all.
+/// Workers of which some or all make passes over their rows.
 class Crew {
  public:
   Crew(const Machine& machine, int workers, size_t rows) : gate_(workers + 1) {
@@ -175,11 +175,11 @@ class Crew {
   std::barrier<> gate_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::thread> threads_;
-  const Pass* pass_ = nullptr;  // written between two passes, like the others
+  const Pass* pass_ = nullptr;  // written between two passes, like the next two members
   size_t active_ = 0, rows_ = 0;
 };
 
-/// Rates of `active` workers, added up.
+/// Sum of the rates of `active` workers.
 RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
   double ns_per_byte[3] = {};
   for (size_t i = 0; i < 3; ++i) {
@@ -194,7 +194,7 @@ RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
   return rate_of_line(ns_per_byte, sums);
 }
 
-/// Of source bytes, `active` workers: the time of rows that are quantised and written, less what writing takes at `write_gbs`.
+/// Rate in source bytes of `active` workers: the time of quantizing and writing rows, less the time of writing at `write_gbs`.
 double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   const size_t n = crew.rows();
   const double seconds = crew.seconds([](Worker& mine, Worker&, size_t rows) { quantize_pass(mine, rows); }, active, n, budget);
@@ -203,7 +203,7 @@ double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   return rows * kRowBytes * 1e-9 / std::max(seconds - writing, seconds * 0.1);
 }
 
-/// One way, microseconds: two threads that answer each other.
+/// One-way time in microseconds: two threads answer each other.
 double flag_time(const Machine& machine, int workers) {
   if (workers < 2) return 0;
   constexpr uint64_t kRounds = 20'000;
@@ -234,7 +234,7 @@ double flag_time(const Machine& machine, int workers) {
   return us;
 }
 
-/// As workers of a rank wait for its next call, after they have given up to look for it.
+/// Sleeps like a worker of a rank that waits for the next call and has stopped polling.
 class Sleeper {
  public:
   explicit Sleeper(const std::vector<int>& cpus) : thread_([this, cpus] { sleep(cpus); }) {}
@@ -245,7 +245,7 @@ class Sleeper {
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
 
-  /// Microseconds from now until it runs.
+  /// Microseconds from now until the sleeper runs.
   double wake_up() {
     const Clock::time_point begin = Clock::now();
     wake(false);
@@ -287,7 +287,7 @@ class Sleeper {
 double wake_time(const Machine& machine, int workers) {
   if (workers < 2) return 0;
   constexpr int kTimes = 200;
-  constexpr std::chrono::microseconds kAsleep{300};  // about as long as a rank plans before its workers have something to do
+  constexpr std::chrono::microseconds kAsleep{300};  // about the time that a rank plans before its workers have work
   std::vector<double> all;
   std::thread([&] {
     pin_thread(share_of_cpus(machine, 0, workers));
@@ -308,7 +308,7 @@ RowRate rate_of_line(const double (&t)[3], bool many_read) {
   // t = once + each * places, over places 1, 2, 4: mean 7 / 3, squared deviations 14 / 3.
   const double mean = (t[0] + t[1] + t[2]) / 3,
                each_fit = (t[0] * (1 - 7.0 / 3) + t[1] * (2 - 7.0 / 3) + t[2] * (4 - 7.0 / 3)) / (14.0 / 3);
-  const double least = t[0] * 0.02;  // 50 times the rate of the whole is noise, not a rate
+  const double least = t[0] * 0.02;  // more than 50 times the rate of the whole is noise, not a rate
   const double each = std::clamp(each_fit, least, t[0] - least), once = std::max(mean - each * 7 / 3, least);
   return many_read ? RowRate{1 / each, 1 / once} : RowRate{1 / once, 1 / each};
 }

@@ -20,19 +20,19 @@ bool is_device_or_pipe(const fs::file_status& status) {
   return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
 }
 
-/// The file that `path` leads to.
+/// The file to which `path` resolves.
 fs::path target_of(const std::string& path) {
   std::error_code ignored;
   const fs::path target = fs::canonical(path, ignored);
   return ignored ? fs::path(path) : target;
 }
 
-/// The new file, of this process.
+/// The temporary file of this process.
 fs::path draft_of(const fs::path& target) {
   return target.parent_path() / (".switchyard-" + std::to_string(getpid()) + ".tmp");
 }
 
-/// "" or what went wrong.
+/// Writes the file. \returns "" or the error
 std::string written(const fs::path& path, const std::string& text) {
   errno = 0;
   std::ofstream out(path, std::ios::binary);
@@ -47,12 +47,12 @@ std::string replaced(const fs::path& target, const fs::file_status& before, cons
   std::error_code error;
   if (problem.empty() && fs::exists(before)) fs::permissions(draft, before.permissions(), error);
   if (problem.empty() && !error) fs::rename(draft, target, error);
-  if (error) problem = written(target, text);  // a mount of its own
+  if (error) problem = written(target, text);  // the file is a mount
   fs::remove(draft, error);
   return problem;
 }
 
-/// What standard output was before it was claimed.
+/// Descriptor of the original standard output, once it was claimed.
 int standard_output = STDOUT_FILENO;
 
 std::string written_to_standard_output(const std::string& text) {
@@ -96,7 +96,7 @@ std::string why_not_writable(const std::string& path, size_t least) {
   if (fs::exists(before) && access(path.c_str(), W_OK) != 0) return std::strerror(errno);
   if (is_device_or_pipe(before)) return "";
   const fs::path draft = draft_of(target_of(path));
-  std::string problem = written(draft, std::string(least, ' '));  // a full disk, a limit
+  std::string problem = written(draft, std::string(least, ' '));  // fails on a full disk or at a file size limit
   fs::remove(draft, error);
   return problem;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that bypass the caches on the way out: the destination is written without being read first.
+// Copies that bypass the caches when writing: the destination is written without being read first.
 #include "measure/stream_copy.hpp"
 
 #include <cstring>
@@ -13,10 +13,10 @@ namespace {
 
 #if defined(__x86_64__)
 
-constexpr size_t kAhead = 1024;  // bytes between the load and what is asked for next: hides part of the memory's latency
+constexpr size_t kAhead = 1024;  // distance in bytes between load and prefetch: hides part of the memory's latency
 
 // NOLINTBEGIN(bugprone-macro-parentheses): a type cannot be in parentheses
-// One body per vector width; each is compiled for its own instruction set and chosen at run time.
+// One body per vector width. Each is compiled for its own instruction set and chosen at run time.
 #define SWITCHYARD_STREAM_COPY(name, isa, vector, load, store)                                           \
   __attribute__((target(isa))) void name(std::byte* to, const std::byte* from, size_t bytes) {           \
     constexpr size_t kLine = 64;                                                                         \

@@ -9,12 +9,12 @@ namespace {
 
 size_t idx(int i) { return static_cast<size_t>(i); }
 
-/// Rows of `source` that `dest` takes, or returns.
+/// Number of rows of `source` that `dest` receives, or returns.
 double rows_between(const Traffic& traffic, Variant variant, int source, int dest) {
   return variant == Variant::flat_per_route ? traffic.routes(source, dest) : traffic.pairs(source, dest);
 }
 
-/// Rows of `source` for the ranks of `host`, written by `writer`, which is one of them.
+/// Rows of `source` for the ranks of `host`, written by `writer`, one of these ranks.
 void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int source, int writer, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   for (int d = where.first(host); d < where.first(host + 1); ++d) {
@@ -27,7 +27,7 @@ void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int sour
   }
 }
 
-/// Rows of owner `owner` at the ranks of `host`, read by `reader`, which is one of them. \returns bytes
+/// Rows of owner `owner` on the ranks of `host`, read by `reader`, one of these ranks. \returns bytes
 double collect(CallLoads& loads, const Traffic& traffic, Variant variant, int owner, int reader, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   double all = 0;
@@ -55,7 +55,7 @@ double peers_of(const HostsOfRanks& where, Variant variant) {
   return where.world() - min_host_size;
 }
 
-/// Rows of `source` to one host that is not its own.
+/// Rows of `source` to one other host.
 void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traffic, Variant variant, int source, int host) {
   const HostsOfRanks& where = traffic.where();
   if (is_flat(variant)) {
@@ -75,7 +75,7 @@ void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traff
   deliver(loads, traffic, variant, source, proxy, host, shape.sent_row());
 }
 
-/// Rows of `owner` from one host that is not its own.
+/// Rows of `owner` from one other host.
 void return_from_host(CallLoads& loads, const PlanShape& shape, const Traffic& traffic, Variant variant, int owner, int host) {
   const HostsOfRanks& where = traffic.where();
   const double row = shape.returned_row();
@@ -130,15 +130,15 @@ CallLoads dispatch_loads(const PlanShape& shape, const Traffic& traffic, Variant
   const bool quantises = shape.quantize != ScaleKind::none;
   for (int s = 0; s < where.world(); ++s) {
     const int own = where.host_of(s);
-    double remote = 0;  // tokens, once for each host
+    double remote = 0;  // tokens, once per host
     for (int h = 0; h < where.hosts(); ++h) {
       if (h == own) continue;
       remote += traffic.tokens_to(s, h);
       send_to_host(loads, shape, traffic, variant, s, h);
     }
     deliver(loads, traffic, variant, s, s, own, shape.sent_row());
-    // A token is read, and quantised, once for its own host and once for each other one: a crossing row is made in its slot. A
-    // flat exchange makes it once for all other hosts. What is quantised lies in a cache afterwards.
+    // A token is read, and quantized, once for its own host and once for each other host: a crossing row is created in its
+    // slot. A flat exchange creates it once for all other hosts. Quantized rows are in a cache afterwards.
     const double read = traffic.tokens_to(s, own) + (is_flat(variant) ? std::min(remote, traffic.tokens(s)) : remote);
     (quantises ? loads.quantize : loads.copy.read)[idx(s)] += shape.source_row() * read;
   }
@@ -157,7 +157,7 @@ CallLoads combine_loads(const PlanShape& shape, const Traffic& traffic, Variant 
     loads.sum.read[idx(s)] += collect(loads, traffic, variant, s, s, own, row);
     loads.sum.write[idx(s)] += row * static_cast<double>(shape.tokens);
     if (variant != Variant::per_host || where.hosts() == 1) continue;
-    const double own_sums = row * traffic.tokens_to(s, own);  // made first, then added to those of other hosts
+    const double own_sums = row * traffic.tokens_to(s, own);  // computed first, then added to the sums of other hosts
     loads.sum.write[idx(s)] += own_sums;
     loads.sum.read[idx(s)] += own_sums;
   }

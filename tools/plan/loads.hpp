@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rank has to do in a call, in bytes.
+// Work of each rank in a call, in bytes.
 #pragma once
 
 #include <vector>
@@ -20,8 +20,8 @@ struct CallLoads {
   std::vector<double> quantize;           ///< [W] bytes of source rows
   std::vector<double> link_out, link_in;  ///< [W]
   std::vector<double> net_out, net_in;    ///< [W]
-  std::vector<double> records;            ///< [W] that a rank's warps write
-  double peers = 0;                       ///< ranks of other hosts that a rank sends to
+  std::vector<double> records;            ///< [W] written by a rank's warps
+  double peers = 0;                       ///< ranks of other hosts to which a rank sends
   PlanBytes bytes(const HostsOfRanks& where) const;
 };
 

@@ -11,28 +11,28 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr double kUsPerGb = 1e-3;   ///< microseconds of a byte at 1e9 bytes a second
-constexpr double kChunk = 4 << 20;  ///< bytes of crossing rows that travel together
+constexpr double kUsPerGb = 1e-3;   ///< microseconds of a byte at 1e9 bytes per second
+constexpr double kChunk = 4 << 20;  ///< bytes of crossing rows that are transferred together
 constexpr int kRoundsInFlight = 3;  ///< slots of a ring of chunks
-constexpr double kCountsHead = 32;  ///< bytes of a row of counts besides the counts
+constexpr double kCountsHead = 32;  ///< bytes of a row of counts in addition to the counts
 
 double padded(double bytes) { return std::ceil(bytes / 128) * 128; }
 
-/// Rates that hold for a worker, a rank with several workers and a host.
+/// Combines rates of a worker, of a rank with several workers, and of a host.
 class Machines {
  public:
   Machines(const Topology& topology, const HostsOfRanks& where) : t_(topology), where_(where) {}
 
-  /// Ranks that share the workers, or the GPUs, of rank `r`.
+  /// Number of ranks that share the workers, or the GPUs, of rank `r`.
   int sharing(int r) const { return t_.one_machine ? where_.world() : where_.size(where_.host_of(r)); }
-  /// Ranks go round the GPUs: one of them has a part of one where there are more.
+  /// Ranks are distributed over the GPUs: with more ranks than GPUs a rank has a fraction of one.
   double workers_of(int r) const {
     if (!t_.host.on_gpus()) return std::max(1, t_.host.workers / sharing(r));
     const int on_fullest = (sharing(r) + t_.host.ranks - 1) / t_.host.ranks;
     return 1.0 / on_fullest;
   }
-  /// Most of the ranks, or of the hosts: `rank(r)` is the time of one worker of rank r, `host(r)` that of rank r's part if all
-  /// workers are busy.
+  /// Maximum over ranks, and over hosts: `rank(r)` is the time of one worker of rank r, `host(r)` that of rank r's part when
+  /// all workers are busy.
   template <class Rank, class Host>
   double slowest(Rank rank, Host host) const {
     double max = 0;
@@ -43,7 +43,7 @@ class Machines {
     }
     return std::max(max, *std::max_element(hosts.begin(), hosts.end()));
   }
-  /// The same for a time of workers who do not disturb each other.
+  /// The same for a time of workers that do not disturb each other.
   template <class Rank>
   double slowest(Rank rank) const {
     return slowest(rank, [&](int r) { return t_.host.on_gpus() ? 0.0 : rank(r) / t_.host.workers; });
@@ -75,12 +75,12 @@ class Machines {
   const HostsOfRanks& where_;
 };
 
-/// Bytes that go to one other rank at a time.
+/// Bytes that are sent to one other rank at a time.
 double message_of(const CallLoads& loads, const PlanBytes& bytes) {
   return loads.peers > 0 ? std::min(kChunk, bytes.network_out / loads.peers) : 0;
 }
 
-/// Rails, hosts, and the middle of the network, whatever takes longest.
+/// Maximum of the times of rails, hosts, and the middle of the network.
 double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads& loads, const PlanBytes& bytes) {
   if (bytes.network_all == 0) return 0;
   const NetworkTopology& n = t.network;
@@ -100,13 +100,13 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
   }
   if (t.one_machine) return kUsPerGb * std::max(max, bytes.network_all / host_gbs);
   const double hosts = where.hosts();
-  const double across = bytes.network_all * hosts / (4 * (hosts - 1));  // one way, if all pairs of hosts have equally much
+  const double across = bytes.network_all * hosts / (4 * (hosts - 1));  // one way, with equal traffic between all pairs of hosts
   return kUsPerGb * std::max(max, across / (n.bisection * hosts / 2 * host_gbs));
 }
 
-/// Rounds of small messages: counts and placements, `rounds` of them.
+/// `rounds` rounds of small messages: counts and placements.
 double counts_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, Variant variant, int rounds) {
-  if (where.hosts() == 1) return 0;  // a part of a call that moves nothing
+  if (where.hosts() == 1) return 0;  // then part of a call that moves nothing
   const double row = kCountsHead + 4.0 * (where.world() + shape.experts + where.hosts());
   const double peers = is_flat(variant) ? where.world() - where.max_host_size() : where.hosts() - 1;
   const double written = is_flat(variant) ? 0 : row * where.hosts() * (where.max_host_size() - 1);  // by proxies, to their host
@@ -123,18 +123,18 @@ double plan_us(const Topology& t, const PlanShape& shape, const Traffic& traffic
     return 1e-3 * shape.topk * (static_cast<double>(shape.tokens) * t.host.route_ns + records * t.host.record_read_ns);
   };
   const Machines machines(t, where);
-  // One thread of each rank plans, however many workers the rank has.
+  // One thread per rank plans, regardless of the number of the rank's workers.
   return machines.slowest([&](int r) { return rank(r) * machines.workers_of(r); },
                           [&](int r) { return t.host.on_gpus() ? 0 : rank(r) / t.host.workers; });
 }
 
-/// Workers write records besides rows.
+/// Time in which workers write records in addition to rows.
 double records_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, const CallLoads& loads) {
   const double ns = shape.topk * t.host.record_write_ns;
   return Machines(t, where).slowest([&](int r) { return 1e-3 * ns * loads.records[static_cast<size_t>(r)]; });
 }
 
-/// Until the first chunk has crossed and from when the last one has: the others are hidden behind the longest phase.
+/// Time until the first chunk has crossed, and after the last one has: all others are hidden behind the longest phase.
 double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes) {
   const double chunk = message_of(loads, bytes);
   if (chunk == 0) return 0;
@@ -143,7 +143,7 @@ double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes
   return t.network.us + (t.host.on_gpus() ? kUsPerGb * in_memory : 0);
 }
 
-/// A call that moves nothing, with as many ranks.
+/// A call that moves nothing, with the same number of ranks.
 double empty_us(const Topology& t, const HostsOfRanks& where, const std::vector<double>& times) {
   const double wake = Machines(t, where).workers_of(0) > 1 ? t.host.wake_us : 0;
   return wake + call_us(t.host, times, t.one_machine ? where.world() : where.max_host_size());
@@ -153,7 +153,7 @@ void add(CallPrediction& call, const char* name, double us, bool overlaps) {
   if (us > 0) call.phases.push_back({name, us, overlaps});
 }
 
-/// The phases that move rows, and the sum of all.
+/// Adds the phases that move rows, and the total of all phases.
 void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, const CallLoads& loads, double link_gbs,
             double link_start_us) {
   const Machines machines(t, where);
@@ -162,7 +162,7 @@ void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, 
   const double memory = machines.move_us(t.host.copy, loads.copy) + machines.move_us(t.host.sum, loads.sum);
   const double links = machines.links_us(loads, link_gbs);
   add(call, "quantise", machines.rate_us(loads.quantize, t.host.quantize_gbs, t.host.host_quantize_gbs), overlaps);
-  // On a CPU the same threads do all of it, and what they write to other ranks is counted as written already.
+  // On a CPU the same threads do all of it, and writes to other ranks are already counted as written bytes.
   add(call, "memory", overlaps || memory >= links ? memory : 0, overlaps);
   add(call, "links", !overlaps ? (links > memory ? links : 0) : links > 0 ? links + link_start_us : 0, overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
@@ -189,7 +189,8 @@ NormalConfig config_of(const PlanShape& shape) {
   return c;
 }
 
-/// docs/design/0055-several-hosts.md: rings of three chunks each way for each other host, and an inbox for a whole combine.
+/// docs/design/0055-several-hosts.md: rings of three chunks in each direction for each other host, and an inbox for a whole
+/// combine.
 double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant variant) {
   if (where.hosts() == 1) return 0;
   const double hosts = where.hosts() - 1, tokens = static_cast<double>(shape.tokens), row = shape.returned_row();

@@ -25,7 +25,7 @@ using detail::PhysicalMemory;
 using detail::UniqueFd;
 using detail::VmmSegment;
 
-/// The descriptor as the other end of a Unix socket gets it.
+/// The descriptor as received at the other end of a Unix socket.
 UniqueFd passed(const UniqueFd& fd) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
@@ -46,7 +46,7 @@ std::vector<uint32_t> pattern(uint32_t first) {
   return words;
 }
 
-/// Writes through one mapping, reads through the other.
+/// Writes through one mapping and reads through the other.
 void check(const VmmSegment& to, int writer, const VmmSegment& from, int reader, uint32_t first) {
   const std::vector<uint32_t> written = pattern(first);
   std::vector<uint32_t> read(written.size());

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// A block writes a row.
+/// Each block writes one row.
 __global__ void __launch_bounds__(kThreads)
     weights_kernel(const __grid_constant__ WeightForm form, int64_t first_expert, int64_t rows, int64_t groups, uint4* to) {
   __shared__ uint16_t levels[WeightForm::kLevels];
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block writes a row; that of the first row of a block of weights also its scales.
+/// Each block writes one row; the block of the first row of a weight block also writes its scales.
 __global__ void __launch_bounds__(kThreads) fp8_weights_kernel(const __grid_constant__ Fp8WeightForm form, int64_t first_expert,
                                                                Fp8WeightSize size, uint2* to, float* scales) {
   __shared__ uint8_t codes[Fp8WeightForm::kScales][WeightForm::kLevels];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The closed form of ExpertWeights (docs/expert.md) once more, so that a GPU can write gigabytes of weights in a moment.
+// The closed form of ExpertWeights (docs/expert.md) for GPUs, which write gigabytes of weights quickly.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace switchyard::measure {
 
-/// The matrices of one kind, of all experts: gate and up, or down.
+/// The matrices of one kind for all experts: gate and up, or down.
 struct WeightForm {
   static constexpr int kLevels = 256;
-  uint64_t key = 0;          ///< of seed and kind
-  uint16_t levels[kLevels];  ///< what the values of a byte stand for
+  uint64_t key = 0;          ///< derived from seed and kind
+  uint16_t levels[kLevels];  ///< the value that each byte represents
 };
 
 SWITCHYARD_WEIGHT_FN uint64_t mix_weight_key(uint64_t x) {
@@ -29,45 +29,45 @@ SWITCHYARD_WEIGHT_FN uint64_t mix_weight_key(uint64_t x) {
 SWITCHYARD_WEIGHT_FN uint64_t weight_row_key(uint64_t form_key, int64_t expert, int64_t row) {
   return mix_weight_key(mix_weight_key(form_key + static_cast<uint64_t>(expert)) + static_cast<uint64_t>(row));
 }
-/// Eight bytes, one for each of the columns [8 * group, 8 * group + 8) of a row, the lowest first.
+/// Eight bytes, one for each column in [8 * group, 8 * group + 8) of a row, the lowest first.
 SWITCHYARD_WEIGHT_FN uint64_t weight_bytes(uint64_t row_key, int64_t group) {
   return mix_weight_key(row_key + static_cast<uint64_t>(group + 1) * 0x9E3779B97F4A7C15u);
 }
 
-/// The same matrices in e4m3, with a scale for each block of 128 x 128. A scale is one of four, so that one block's is wrong
-/// for the next.
+/// The same matrices in e4m3, with a scale for each block of 128 x 128. A scale is one of four, so that the scale of one block
+/// is wrong for the next.
 struct Fp8WeightForm {
   static constexpr int kScales = 4;
   static constexpr int64_t kBlock = 128;
   uint64_t key = 0;
   float scales[kScales];
-  uint8_t codes[kScales][WeightForm::kLevels];  ///< what the values of a byte stand for in a block of each scale
+  uint8_t codes[kScales][WeightForm::kLevels];  ///< the value that each byte represents in a block of each scale
 };
-/// Which of the scales a block has.
+/// Index of a block's scale.
 SWITCHYARD_WEIGHT_FN int weight_scale_of(int64_t expert, int64_t block_row, int64_t block_col) {
   return static_cast<int>(mix_weight_key(weight_row_key(0, expert, block_row) + static_cast<uint64_t>(block_col)) %
                           Fp8WeightForm::kScales);
 }
-/// Row of blocks in which a row lies, if a row of blocks begins anew after `half_rows` rows: the up half of gate and up.
+/// The row of blocks that contains a row. A new row of blocks begins after `half_rows` rows: the up half of gate and up.
 SWITCHYARD_WEIGHT_FN int64_t weight_block_row(int64_t row, int64_t half_rows) {
   const int64_t half_blocks = (half_rows + Fp8WeightForm::kBlock - 1) / Fp8WeightForm::kBlock;
   return row / half_rows * half_blocks + row % half_rows / Fp8WeightForm::kBlock;
 }
 
-/// Enqueues on `stream` (cudaStream_t): writes [num_experts, rows, cols] bf16 of the experts from `first_expert` on. `to` is a
-/// multiple of 16 bytes, cols of 8. \throws std::runtime_error
+/// Enqueues on `stream` (cudaStream_t). Writes [num_experts, rows, cols] bf16 of the experts from `first_expert` on. `to` is
+/// aligned to 16 bytes, cols is a multiple of 8. \throws std::runtime_error
 void write_expert_weights(const WeightForm& form, int64_t first_expert, int64_t num_experts, int64_t rows, int64_t cols,
                           void* to, void* stream);
 
-/// The dimensions of a matrix that has scales. `half_rows`: rows before a new row of blocks begins, `rows` or half of them.
+/// The dimensions of a matrix with scales. `half_rows`: rows before a new row of blocks begins, `rows` or half of them.
 struct Fp8WeightSize {
   int64_t num_experts = 0, rows = 0, cols = 0, half_rows = 0;
   SWITCHYARD_WEIGHT_MEMBER int64_t block_rows() const { return weight_block_row(rows - 1, half_rows) + 1; }
   SWITCHYARD_WEIGHT_MEMBER int64_t block_cols() const { return (cols + Fp8WeightForm::kBlock - 1) / Fp8WeightForm::kBlock; }
-  SWITCHYARD_WEIGHT_MEMBER int64_t scales() const { return block_rows() * block_cols(); }  ///< of an expert
+  SWITCHYARD_WEIGHT_MEMBER int64_t scales() const { return block_rows() * block_cols(); }  ///< per expert
 };
-/// Likewise: [num_experts, rows, cols] codes, and [num_experts, block_rows(), block_cols()] float32 scales. \throws
-/// std::runtime_error
+/// Like write_expert_weights(), for [num_experts, rows, cols] codes and [num_experts, block_rows(), block_cols()] float32
+/// scales. \throws std::runtime_error
 void write_fp8_expert_weights(const Fp8WeightForm& form, int64_t first_expert, const Fp8WeightSize& size, void* to,
                               float* scales, void* stream);
 

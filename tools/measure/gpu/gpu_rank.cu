@@ -34,8 +34,8 @@ struct DeviceMoves {
   const int32_t* row;
 };
 
-/// One warp. A rank that does not come ends it after the deadline; the figures are then worthless, and the next call of the
-/// library reports the missing rank. `meetings`: how many there were, in device memory, so that graphs can be replayed.
+/// One warp. If a rank is missing, the kernel ends after the deadline; the figures are then meaningless, and the next call of
+/// the library reports the missing rank. `meetings`: number of past meetings, in device memory, so that graphs can be replayed.
 __global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t* meetings) {
   const int lane = static_cast<int>(threadIdx.x);
   const uint64_t value = *meetings + 1;
@@ -106,10 +106,10 @@ __global__ void compute_kernel(int64_t rounds, float* sink) {
     a = a * 0.5f + b;
     b = b * 0.5f + a * 0.25f;
   }
-  if (a == -1.0f) *sink = b;  // keeps the loop
+  if (a == -1.0f) *sink = b;  // prevents removal of the loop
 }
 
-/// A warp sums one token's rows: kUnroll vectors of each row are in flight per lane.
+/// Each warp sums the rows of one token: kUnroll vectors of each row are in flight per lane.
 template <int kUnroll, int kMax, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     pull_kernel(const __grid_constant__ HeapView heap, DeviceMoves moves, std::byte* out, uint64_t floor_at, int64_t tokens,
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-/// f.operator()<unroll, most rows of a token, threads>() of the kernel for so many rows of a token.
+/// Calls f.operator()<unroll, maximum rows of a token, threads>() of the kernel for at most `max` rows of a token.
 template <class F>
 void pull_shaped(int max, int shape, F&& f) {
   if (max > 16) return f.template operator()<1, 32, 256>();
@@ -186,7 +186,7 @@ struct GpuRank::Impl {
   size_t rows_bytes = 0;
   uint64_t* meetings = nullptr;  ///< in device memory
   int multiprocessors = 1;       ///< of this rank
-  double rounds_per_us = 1;      ///< of compute_kernel
+  double rounds_per_us = 1;      ///< rounds of compute_kernel
   cudaGraphExec_t graph = nullptr;
   int flushes = 0;
   std::vector<cudaEvent_t> events;
@@ -246,7 +246,7 @@ void GpuRank::calibrate() {
   check(cudaDeviceGetAttribute(&i.multiprocessors, cudaDevAttrMultiProcessorCount, i.device), "device attribute");
   i.multiprocessors = std::max(1, i.multiprocessors / ((world + devices - 1) / devices));
   constexpr int64_t kRounds = 1 << 17;
-  for (int turn = 0; turn < 2; ++turn) {  // the first one loads the kernel
+  for (int turn = 0; turn < 2; ++turn) {  // the first turn loads the kernel
     begin();
     compute_kernel<<<i.multiprocessors, kComputeThreads, 0, i.stream>>>(kRounds, reinterpret_cast<float*>(i.flush));
     check(cudaGetLastError(), "arithmetic");
@@ -294,7 +294,7 @@ void GpuRank::align() {
   meet();
 }
 void GpuRank::meet() {
-  if (impl_->group->hosts() > 1) {  // GPUs of other hosts are not reached by stores
+  if (impl_->group->hosts() > 1) {  // stores do not reach GPUs of other hosts
     wait();
     impl_->group->barrier();
     return;
@@ -323,7 +323,7 @@ void GpuRank::wait() const { check(cudaStreamSynchronize(impl_->stream), "wait f
 
 namespace {
 
-/// What the stream captured last, being one node.
+/// The node that the stream captured last; it must be a single node.
 cudaGraphNode_t captured_last(cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
   const cudaGraphNode_t* last = nullptr;
@@ -354,7 +354,7 @@ cudaGraphNode_t kernel_behind(cudaGraphNode_t node) {
   return next.nodes[0];
 }
 
-/// Puts a record of `event` between `node` and all that depends on it, which then waits for the end of `node`.
+/// Inserts a record of `event` between `node` and all its dependents, which then wait for the end of `node`.
 void record_behind(cudaGraph_t graph, cudaGraphNode_t node, cudaEvent_t event) {
   const Dependents next = dependents_of(node);
   const size_t count = next.nodes.size();
@@ -435,7 +435,7 @@ int max_rows_per_token(const RowMoves& moves) {
 }  // namespace
 
 DeviceMoves GpuRank::Impl::upload(GpuRank& rank, const RowMoves& given) const {
-  RowMoves moves = given;  // ranks in turn, this one last, as the library serves them (docs/design/0020)
+  RowMoves moves = given;  // ranks in cyclic order, this one last, as the library does (docs/design/0020)
   for (size_t t = 0; t + 1 < moves.begin.size(); ++t) {
     const auto begin = moves.begin[t], end = moves.begin[t + 1];
     auto next = begin;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's quantisation of rows by itself: what bounds a dispatch that quantises.
+// The library's quantization of rows alone: the limit of a dispatch that quantizes.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::measure {
 
-/// Enqueues: `rows` bf16 rows of `hidden` columns are read and quantised into shared memory, by `sms` blocks, with float32
-/// scales. `sink`: 4 bytes of device memory, which nothing is written to. hidden is a multiple of 512.
-/// \throws std::runtime_error naming the call that failed
+/// Enqueues on `stream`: `sms` blocks read `rows` bf16 rows of `hidden` columns and quantize them into shared memory with
+/// float32 scales. `sink`: 4 bytes of device memory, which are not written. hidden is a multiple of 512.
+/// \throws std::runtime_error naming the failed call
 void enqueue_quantize(void* stream, const void* rows, int64_t num_rows, int64_t hidden, int sms, void* sink);
 
 }  // namespace switchyard::measure
