@@ -8,7 +8,7 @@
 
 namespace switchyard::tool {
 
-/// In the order in which --help lists them.
+/// The verbs in the order of --help.
 std::span<const Verb* const> all_verbs();
 
 }  // namespace switchyard::tool

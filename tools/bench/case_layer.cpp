@@ -29,7 +29,7 @@ using nlohmann::json;
 struct Section {
   const char* key;
   void (*call)(LayerRank&, CombineOrder);
-  enum Where { everywhere, in_parts, fuses } where;  ///< in_parts: up and down can be called separately
+  enum Where { everywhere, in_parts, fuses } where;  ///< in_parts: needs separate up and down; fuses: needs the fused form
 };
 constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, Section::everywhere},
                                  {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, Section::everywhere},

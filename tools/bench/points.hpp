@@ -18,7 +18,7 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options);
 /// --contest: the five benchmark shapes of the published all-to-all contest.
 std::vector<BenchOptions> contest_points(const BenchOptions& options);
 
-/// Throws UsageError if less than `bytes` of this machine's memory is available, the total of all ranks of a point.
+/// Throws UsageError if this machine has less than `bytes` of available memory. `bytes`: total of all ranks of a point.
 void check_point_memory(const BenchOptions& point, double bytes, const measure::Machine& machine);
 
 /// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)), for K distinct choices among E experts that are
@@ -35,9 +35,9 @@ std::string common_hidden(const BenchOptions& point);
 /// The value of a sweepable option if all points share it, else "(see below)".
 std::string common(const BenchOptions& point, const std::string& name);
 
-/// If a table has `max` in place of p99, prints why.
+/// If a table has `max` in place of p99, prints the reason below it.
 void print_tail(const BenchOptions& any);
-/// If rank 0 entered late, prints so below the table.
+/// If rank 0 entered late, prints a note below the table.
 void print_late(const BenchOptions& any);
 
 /// A table of results. Swept options that are not among `shown`, the quantities in `header`, get a column in front.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of one exchange against the oracle. Every rank of a group runs them, together.
+// Collective checks of one exchange against the oracle: every rank of a group runs them.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ struct CombineCase {
   bool apply_weights = true;
   uint64_t set = 0;
   int num_bias = 0;
-  bool identity = false;  ///< experts return the dispatched rows token_rows(seed, set, ...) unchanged, or scaled:
+  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged, or scaled:
   const std::vector<float>* expert_scale = nullptr;  ///< by expert; with identity: rows are round(row * scale)
   bool repeats_alias = false;  ///< low latency: an expert that a token names again has one row, that of its first k
   int64_t capacity = -1;       ///< of every rank in the preceding dispatch; < 0: none

@@ -40,8 +40,8 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows + program;
 }
 
-/// Memory of all GPUs: weights, and on each rank space for any possible routing: received and returned rows and the rows between
-/// the experts' two products. The fused form takes all of it once more, with its tokens and the returned rows.
+/// Memory of all GPUs: weights, and on each rank space for any possible routing: received and returned rows and the rows
+/// between the experts' two products. The fused form takes all of it once more, with its tokens and the returned rows.
 double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden), width = static_cast<double>(s.intermediate);
   const double rows = static_cast<double>(ranks * s.tokens * topk) + static_cast<double>(experts);

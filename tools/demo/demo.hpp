@@ -46,7 +46,7 @@ struct DemoOptions {
 /// backend cuda at most half of the GPUs' memory. \throws UsageError if requested sizes do not fit
 DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
-/// The complete plan of the demo; equal on all ranks.
+/// All data that a rank needs; equal on all ranks.
 struct DemoPlan {
   DemoOptions options;
   std::shared_ptr<const RoutingSource> source;

@@ -90,7 +90,7 @@ RowArray gate_weights(const DemoPlan& plan) {
 /// Device memory of a rank's rows, ids, weights and results and of its experts' weights, with a margin.
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
-  const int experts_here = plan.shape.first_expert(1);  // rank 0 has most experts
+  const int experts_here = plan.shape.first_expert(1);  // rank 0 has the most experts
   return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(experts_here * 3 * o.hidden * o.intermediate) * 2 +
          (size_t{1} << 20);
 }

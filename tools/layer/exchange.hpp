@@ -26,7 +26,7 @@ LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize 
 
 /// Symmetric memory per rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
-/// Maximum number of rows of the experts of a rank with most experts. The array always has that many rows.
+/// Maximum number of expert rows on the rank with the most experts. The array always has that many rows.
 int64_t exchange_max_rows(const LayerExchangeConfig& config, int world);
 
 /// The tokens of a rank, in memory of its device.

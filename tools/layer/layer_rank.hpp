@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in one call
-// (MoeForm::fused). Rows and weights have a closed form. Results are checked against one rank that computes everything without
-// exchange.
+// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in one
+// call (MoeForm::fused). Rows and weights have a closed form. Results are checked against one rank that computes everything
+// without exchange.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,7 @@ struct LayerTimes {
 /// first calls of each rank that do not count.
 std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices, size_t left_out = 0);
 
-/// Workers that record the calls of a rank: all warps of `sms` multiprocessors of a GPU, or the workers of a rank on the host.
+/// Options that record all warps of `sms` multiprocessors of a GPU, or the workers of a rank on the host.
 TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, int64_t warps);
 /// Collective. Records `calls` fused layers, at least 2, and returns this rank's times without the first call, which takes
 /// longer on a GPU than those that follow immediately. Returns one entry, or none if records were lost.

@@ -38,10 +38,9 @@ struct HostPrimitives {
 };
 
 struct PrimitiveOptions {
-  int workers = 1;     ///< thread i is pinned to share_of_cpus(machine, i, workers)
-  double seconds = 3;  ///< approximate total time
-  double llc_factor =
-      4;  ///< bytes read in a pass = factor * last-level cache, at most an eighth of the available memory
+  int workers = 1;        ///< thread i is pinned to share_of_cpus(machine, i, workers)
+  double seconds = 3;     ///< approximate total time
+  double llc_factor = 4;  ///< bytes read in a pass = factor * last-level cache, at most an eighth of the available memory
 };
 
 /// \throws std::runtime_error if memory is insufficient. `on_progress`, if given, receives the finished fraction.

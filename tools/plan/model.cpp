@@ -100,7 +100,7 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
   }
   if (t.one_machine) return kUsPerGb * std::max(max, bytes.network_all / host_gbs);
   const double hosts = where.hosts();
-  const double across = bytes.network_all * hosts / (4 * (hosts - 1));  // one way, with equal traffic between all pairs of hosts
+  const double across = bytes.network_all * hosts / (4 * (hosts - 1));  // one way, with equal traffic of all pairs of hosts
   return kUsPerGb * std::max(max, across / (n.bisection * hosts / 2 * host_gbs));
 }
 

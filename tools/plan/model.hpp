@@ -14,12 +14,12 @@
 
 namespace switchyard::tool {
 
-/// Routes of rows between hosts. On one host the last three are equal.
+/// How rows are sent between hosts. On one host the last three are equal.
 enum class Variant {
   flat_per_route,  ///< a row for each route, from its source to the expert's rank: an all-to-all without savings
   flat_per_rank,   ///< a row for each (token, rank)
-  hierarchical,    ///< a row for each (token, host), forwarded there; returned are exact rows, one for each (token, rank)
-  per_host,        ///< like hierarchical, but returned is one sum for each (token, host)
+  hierarchical,    ///< a row for each (token, host), forwarded there; the exact rows return, one for each (token, rank)
+  per_host,        ///< like hierarchical, but one sum returns for each (token, host)
 };
 inline constexpr Variant kVariants[] = {Variant::flat_per_route, Variant::flat_per_rank, Variant::hierarchical,
                                         Variant::per_host};

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The hosts that `ranks` ranks fill. \throws UsageError if the topology has fewer
+/// The hosts filled by `ranks` ranks. \throws UsageError if the topology has fewer hosts
 std::vector<int> hosts_of(const Topology& t, const PlanOptions& o, int ranks) {
   const int each = static_cast<int>(o.ranks_per_host);
   std::vector<int> hosts;
@@ -111,7 +111,7 @@ json shape_json(const PlanOptions& o, const PlanShape& shape, const std::string&
           {"staging", "direct"}};
 }
 
-/// What speaks against the figures.
+/// Caveats about the figures.
 std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsOfRanks>& groups, const PlanShape& shape) {
   std::vector<std::string> notes;
   int max = 0;

@@ -16,8 +16,8 @@ inline constexpr int kMaxPlannedRanks = 2048;
 
 struct PlanOptions {
   std::string topology;
-  std::vector<int64_t> ranks;         ///< empty: 1, 2, 4, ... as many as the topology has
-  int64_t ranks_per_host = 0;         ///< 0: as the topology has them
+  std::vector<int64_t> ranks;         ///< empty: 1, 2, 4, ... up to the ranks of the topology
+  int64_t ranks_per_host = 0;         ///< 0: as in the topology
   std::vector<std::string> variants;  ///< empty: all
   int64_t tokens = 4096;
   int64_t hidden = 7168;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows go where, counted over the routes of all ranks, for groups of any size.
+// Numbers of rows between ranks and hosts, counted over the routes of all ranks, for groups of any size.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace switchyard::tool {
 
-/// Which ranks share a host: those of host 0 first, then host 1, ... Ranks of a host have rails, ascending from 0; on every
-/// other host a rank has a proxy, the rank there with the same rail, modulo the number of ranks there
+/// Assignment of ranks to hosts: first the ranks of host 0, then those of host 1, ... The ranks of a host have rails, ascending
+/// from 0. On every other host a rank has a proxy: the rank there with the same rail, modulo the number of ranks there
 /// (docs/design/0055-several-hosts.md).
 class HostsOfRanks {
  public:
@@ -32,13 +32,13 @@ class HostsOfRanks {
   std::vector<int> host_of_;  ///< [world]
 };
 
-/// Rows of one call, as counted. Repeated experts of a token are one (token, rank) pair and several routes.
+/// Counted rows of one call. Repeated experts of a token are one (token, rank) pair and several routes.
 class Traffic {
  public:
   Traffic(HostsOfRanks where, int num_experts);
-  /// Adds the tokens of rank `source`. \pre ids are below num_experts; negative ones are dropped routes
+  /// Adds the tokens of rank `source`. \pre ids are below num_experts; negative ids are dropped routes
   void add(int source, const Routing& routing);
-  /// Of `counted` tokens a rank there are really `tokens`: all numbers are scaled.
+  /// Scales all numbers from `counted` tokens per rank to `tokens`.
   void scale(int64_t counted, int64_t tokens);
 
   const HostsOfRanks& where() const { return where_; }
@@ -50,9 +50,9 @@ class Traffic {
   double tokens_to(int source, int host) const {
     return scale_ * touching_[static_cast<size_t>(source) * static_cast<size_t>(where_.hosts()) + static_cast<size_t>(host)];
   }
-  /// Tokens of `source` with a row for anybody.
+  /// Tokens of `source` with a row for any rank.
   double tokens(int source) const { return scale_ * tokens_[static_cast<size_t>(source)]; }
-  /// Most tokens of a rank, those without a route too.
+  /// Maximum number of tokens of a rank, including tokens without a route.
   double max_tokens() const { return scale_ * static_cast<double>(max_tokens_); }
 
  private:
@@ -63,16 +63,16 @@ class Traffic {
   std::vector<int> owner_;                          ///< [experts]
   std::vector<int32_t> pairs_, routes_, touching_;  ///< [W, W], [W, W], [W, H]
   std::vector<int32_t> tokens_;                     ///< [W]
-  std::vector<int64_t> rank_seen_, host_seen_;      ///< number of the token that was seen last
+  std::vector<int64_t> rank_seen_, host_seen_;      ///< number of the last token seen
   int64_t seen_ = 0, max_tokens_ = 0;
   double scale_ = 1;
 };
 
-/// Most tokens of all ranks that are counted: beyond them each rank's first ones stand for all.
+/// Maximum number of counted tokens of all ranks: beyond it, the first tokens of each rank represent all.
 inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 24;
 
-/// The traffic of each group, `tokens` of every rank. `source_of(world)` gives the routing of a group of at most kMaxRanks
-/// ranks; that of larger groups is kMaxRanks ranks' again and again, with further tokens each time.
+/// The traffic of each group with `tokens` tokens per rank. `source_of(world)` returns the routing of a group of at most
+/// kMaxRanks ranks; larger groups repeat the routing of kMaxRanks ranks, with further tokens each time.
 std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
                                    const std::function<RoutingSource(int world)>& source_of);
 

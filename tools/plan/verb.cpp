@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard plan`.
+// Options of `switchyard plan`.
 #include <memory>
 
 #include "cli/options.hpp"

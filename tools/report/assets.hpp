@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The web parts of the pages, embedded from assets/ when the tool is built (CMakeLists.txt of this folder).
+// Web parts of the pages, embedded from assets/ when the tool is built (CMakeLists.txt of this folder).
 #pragma once
 
 namespace switchyard::tool {
 
-extern const char* const kPageStyle;   ///< of every page
-extern const char* const kPlotStyle;   ///< of pages with plots besides
-extern const char* const kDemoBody;    ///< of the demo's report, as
-extern const char* const kDemoScript;  ///< its script fills it
+extern const char* const kPageStyle;   ///< style of every page
+extern const char* const kPlotStyle;   ///< additional style of pages with plots
+extern const char* const kDemoBody;    ///< body of the demo's report,
+extern const char* const kDemoScript;  ///< which this script fills
 
 }  // namespace switchyard::tool

@@ -20,11 +20,11 @@ namespace {
 
 using nlohmann::json;
 
-/// Quantities that may differ between runs.
+/// A quantity that may differ between runs.
 struct Axis {
-  const char* key;    ///< of the config
-  const char* title;  ///< in the page
-  const char* swept;  ///< as `swept` of the document names it
+  const char* key;    ///< key in the config
+  const char* title;  ///< name on the page
+  const char* swept;  ///< name in `swept` of the document
   bool words = false;
 };
 constexpr Axis kAxes[] = {
@@ -48,7 +48,7 @@ constexpr Axis kAxes[] = {
     {"scale_order", "order of scales", "scale-order", true},
 };
 
-/// A line of a plot: where its values lie in a run, and how it looks.
+/// A line of a plot: the path of its values in a run, and its style.
 struct Line {
   std::string name;
   std::vector<const char*> path;
@@ -78,14 +78,14 @@ const std::vector<Line> kShares = {{"layer", {"share_of_limit", "layer"}, "--ink
                                    {"combine", {"share_of_limit", "combine"}, "--compute"},
                                    {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
 
-/// A run's value of a quantity, as it is shown.
+/// A run's value of a quantity, as displayed.
 std::string text_of(const json& run, const Axis& axis) {
   const json& config = run.at("config");
   if (axis.words) return config.value(axis.key, std::string("-"));
   return chart_number(static_cast<double>(config.value(axis.key, int64_t{0})));
 }
 
-/// The values of an axis in all runs, each once, in their order.
+/// The distinct values of an axis in all runs, in order of appearance.
 std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   std::vector<std::string> texts;
   for (const json& run : runs) {
@@ -95,7 +95,7 @@ std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   return texts;
 }
 
-/// What a plot is over: numbers where they lie, words side by side.
+/// The horizontal axis of a plot: numbers at their positions, or words side by side.
 struct Horizontal {
   Horizontal(const json& runs, const Axis& given)
       : axis(given), words(given.words ? texts_of(runs, given) : decltype(words)()) {}
@@ -104,7 +104,7 @@ struct Horizontal {
     return static_cast<double>(std::find(words.begin(), words.end(), text_of(run, axis)) - words.begin());
   }
   std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : chart_number(at); }
-  /// As much of it as fits below an axis.
+  /// The part of the text that fits below an axis.
   std::string label(double at) const {
     const size_t max_chars = axis.words ? 70 / words.size() : 70;
     const std::string whole = text(at);
@@ -175,10 +175,10 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   return out + "</table></div>";
 }
 
-/// A column of the table of fused layers: its figure of the rank with least, or most, of it.
+/// A column of the table of fused layers: the minimum of a share, or the maximum of a time, over ranks.
 struct WorkersColumn {
   const char *title, *key;
-  bool share;  ///< least of all ranks, per cent; otherwise most, microseconds
+  bool share;  ///< minimum over ranks, per cent; otherwise maximum, microseconds
 };
 constexpr WorkersColumn kWorkersColumns[] = {{"up", "up_share", true},
                                              {"down", "down_share", true},
@@ -195,7 +195,7 @@ std::string workers_cell(const json& ranks, const WorkersColumn& column) {
   return duration(*std::max_element(values.begin(), values.end()) * 1e-6);
 }
 
-/// What the warps of fused layers did: nothing if there are none.
+/// Work of the warps of fused layers; empty if there are none.
 std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
   std::string rows;
   for (const json& run : runs) {
@@ -217,7 +217,7 @@ std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
          "most.</p></section>\n";
 }
 
-/// How a mode's figures came about. Normal mode on the CPU names its limit.
+/// Method of a mode's figures. Normal mode on the CPU names its limit.
 struct LimitsText {
   const char* mode;
   bool gpus;
@@ -252,7 +252,7 @@ std::string limits_text(const json& d) {
       d.at("copy_limit").value("gb_per_s", 0.0));
 }
 
-/// Columns of the table: what differs. A value may follow another one: warps the ranks, SMs a tuning.
+/// Columns of the table: values that differ. A value may depend on another one: warps on the ranks, SMs on a tuning.
 std::vector<size_t> varied_in(const json& runs) {
   std::vector<size_t> varied;
   for (size_t a = 0; a < std::size(kAxes); ++a)
@@ -260,8 +260,9 @@ std::vector<size_t> varied_in(const json& runs) {
   return varied;
 }
 
-/// What was swept, the one with most values first, numbers before words: it is plotted over, and each combination of the others
-/// has its plots. Old documents do not name what was swept: then the first quantity that varies, alone.
+/// Swept quantities. The first one, numbers before words and then the one with the most values, is the horizontal axis; each
+/// combination of the others has its own plots. Old documents do not name swept quantities: for them, the first quantity that
+/// varies.
 std::vector<size_t> swept_in(const json& document) {
   const json& runs = document.at("runs");
   if (!document.contains("swept")) {
@@ -288,7 +289,7 @@ json shared(const json& runs, const char* key) {
   return value;
 }
 
-/// What all runs have in common.
+/// Values that all runs have in common.
 std::string common_text(const json& runs) {
   std::vector<std::string> parts;
   const auto add = [&](const char* key, const std::string& before, const std::string& after) {
@@ -311,7 +312,7 @@ std::string common_text(const json& runs) {
   return joined(parts, ", ");
 }
 
-/// What speaks against the figures.
+/// Caveats about the figures.
 std::string bench_notes_of(const json& document) {
   std::string out;
   for (const json& note : document.value("notes", json::array()))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `switchyard bench --html`: plots and a table from what --json writes, on the CPU and on GPUs.
+// The page of `switchyard bench --html`: plots and a table from the document of --json, for CPU and GPUs.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,9 +7,9 @@
 
 namespace switchyard::tool {
 
-/// One self-contained page: drawn here, no script, nothing fetched from anywhere. Time and share of the limit over what was
-/// `swept` (the quantity with most values), one pair of plots for each combination of the others; at the top what all runs have
-/// in common. `document` has the schema switchyard.bench/1 and at least one run.
+/// One self-contained page: drawn here, no script, no external resources. Shows time and share of the limit over the swept
+/// quantity with the most values, one pair of plots for each combination of the other swept quantities; the values that all
+/// runs have in common are at the top. `document` has the schema switchyard.bench/1 and at least one run.
 std::string bench_html(const nlohmann::json& document);
 
 }  // namespace switchyard::tool

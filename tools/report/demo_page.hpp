@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of `switchyard demo`: one self-contained HTML file with data, style and script inside, nothing fetched from
-// anywhere.
+// The report of `switchyard demo`: one self-contained HTML file with data, style and script, without external resources.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,7 +7,7 @@
 
 namespace switchyard::tool {
 
-/// The page. `data` is what demo_report makes.
+/// The page. `data` is a result of demo_report.
 std::string report_html(const nlohmann::json& data);
 /// \throws switchyard::Error(io) naming the path
 void write_report(const std::string& path, const nlohmann::json& data);

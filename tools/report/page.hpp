@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the pages with plots have in common.
+// Common parts of the pages with plots.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +7,7 @@
 
 namespace switchyard::tool {
 
-/// Safe between tags and in attributes.
+/// Escapes text for use between tags and in attributes.
 std::string escaped(const std::string& text);
 /// The beginning of a page, up to its sections. `lead` is HTML; `document` names machine, commit and date.
 std::string page_head(const std::string& title, const std::string& lead, const nlohmann::json& document);

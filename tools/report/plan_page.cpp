@@ -19,7 +19,7 @@ using nlohmann::json;
 
 struct Known {
   const char* name;   ///< in the document
-  const char* title;  ///< in the page
+  const char* title;  ///< on the page
   const char* color;
 };
 constexpr Known kVariantLines[] = {{"flat_per_route", "flat, a row per route", "--user"},
@@ -55,14 +55,14 @@ std::vector<ChartLine> lines_of(const json& points, const std::function<double(c
   return lines;
 }
 
-/// Without lines that are 0 everywhere, and without the points that are: an axis may be logarithmic.
+/// Removes points that are 0, because an axis may be logarithmic, and lines without other points.
 std::vector<ChartLine> positive(std::vector<ChartLine> lines) {
   for (ChartLine& line : lines) std::erase_if(line.points, [](const ChartPoint& p) { return p.y <= 0; });
   std::erase_if(lines, [](const ChartLine& line) { return line.points.empty(); });
   return lines;
 }
 
-/// A line for each phase of `call` of a variant; dashed: what overlaps with nothing.
+/// A line for each phase of `call` of a variant; dashed: phases that do not overlap.
 std::vector<ChartLine> phases_of(const json& points, const std::string& variant, const char* call) {
   std::vector<ChartLine> lines;
   for (const Known& known_phase : kPhaseLines) {
@@ -95,7 +95,7 @@ const json* entry_of(const json& point, const std::string& variant) {
   return nullptr;
 }
 
-/// How many times as fast as the first variant the others are; nothing without it.
+/// Speedups of the other variants over the first one; empty without the first one.
 std::vector<ChartLine> gains_of(const json& points) {
   const std::string first = kVariantLines[0].name;
   if (entry_of(points.at(0), first) == nullptr) return {};
@@ -116,13 +116,13 @@ std::string tile(const std::string& label, const std::string& value, const std::
       escaped(label), escaped(value), escaped(note));
 }
 
-/// What takes longest in both calls.
+/// Bottlenecks of both calls.
 std::string bounds_of(const json& entry) {
   const std::string dispatch = entry.at("dispatch").at("bottleneck"), combine = entry.at("combine").at("bottleneck");
   return dispatch == combine ? dispatch : dispatch + " and " + combine;
 }
 
-/// The largest group that there can be, or the smallest point.
+/// The largest possible group, or the smallest point.
 std::string tiles(const json& points) {
   const json* shown = &points.at(0);
   for (const json& point : points)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard plot`: the page of figures that were measured earlier.
+// `switchyard plot`: the page of earlier measurements.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@ namespace switchyard::tool {
 extern const Verb kPlotVerb;
 
 struct PlotOptions {
-  std::string file;       ///< what `bench --json`, `tune --json` or `plan --json` wrote
-  std::string html_path;  ///< empty: `file` with .html in place of its ending
+  std::string file;       ///< output of `bench --json`, `tune --json` or `plan --json`
+  std::string html_path;  ///< empty: `file` with the extension .html
 };
 
-/// Writes what --html of that run wrote. \throws UsageError, std::runtime_error \returns the exit status
+/// Writes the page that --html of that run would have written. \throws UsageError, std::runtime_error \returns the exit status
 int run_plot(const PlotOptions& options);
 
 }  // namespace switchyard::tool

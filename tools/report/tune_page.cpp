@@ -21,7 +21,7 @@ std::string value_of(const json& trial) {
   return value == 0 ? "by row size" : std::to_string(value);
 }
 
-/// A bar for each value, from 0 on: green what is chosen, grey what the library does by itself if that is another.
+/// A bar for each value, from 0: green for the chosen value, grey for the library's default if that is another one.
 std::string bars(const std::vector<const json*>& trials) {
   double max = 0;
   for (const json* t : trials) max = std::max(max, t->at("us").get<double>());
@@ -57,7 +57,7 @@ std::string section_of(const json& chosen) {
     out += fmt::format("<tr><td>{}</td><td>{:.1f} us</td><td>{:.1f} us</td></tr>", escaped(gain.at("of").get<std::string>()),
                        gain.at("untuned_us").get<double>(), gain.at("tuned_us").get<double>());
   out += "</table></div><div class=\"two\">";
-  std::vector<std::pair<std::string, std::vector<const json*>>> keys;  // in the order in which they were searched
+  std::vector<std::pair<std::string, std::vector<const json*>>> keys;  // in search order
   for (const json& trial : chosen.at("trials")) {
     const auto name = trial.at("name").get<std::string>();
     auto known = std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.first == name; });

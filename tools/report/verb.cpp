@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard plot`.
+// Options of `switchyard plot`.
 #include <memory>
 
 #include "cli/options.hpp"

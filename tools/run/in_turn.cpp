@@ -19,7 +19,7 @@ namespace {
 
 struct Interrupted : std::exception {};
 
-/// While it lives, the first Ctrl-C, SIGTERM or SIGHUP is remembered instead of ending the program; the second one ends it.
+/// During its lifetime the first Ctrl-C, SIGTERM or SIGHUP is recorded instead of ending the program; the second one ends it.
 class Interrupts {
  public:
   Interrupts() {
@@ -40,7 +40,7 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  /// The signal that came, or 0.
+  /// The recorded signal, or 0.
   static int which() { return last_signal; }
 
  private:
@@ -54,16 +54,16 @@ class Interrupts {
 
   static void remember(int signal) {
     if (last_signal != 0) {
-      // timeout(1) sends its signal to the program and then to its group: that is one request.
+      // timeout(1) sends its signal to the program and then to its process group: both are one request.
       if (signal != SIGINT && signal == last_signal && now_ms() - last_signal_ms < 1000) return;
       ::signal(signal, SIG_DFL);
-      raise(signal);  // when this handler has returned
+      raise(signal);  // delivered when this handler has returned
       return;
     }
     last_signal_ms = now_ms();
     last_signal = signal;
     static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
-    if (owner == getpid()) [[maybe_unused]]  // ranks that it forked have this handler too
+    if (owner == getpid()) [[maybe_unused]]  // forked ranks inherit this handler
       const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
   }
   static inline std::atomic<int> last_signal{0};
@@ -85,7 +85,7 @@ int Stopped::status(bool passed) const {
   }
   std::fflush(nullptr);
   ::signal(signal, SIG_DFL);
-  raise(signal);  // so that a script that runs this ends, too
+  raise(signal);  // so that a script that runs this program ends, too
   return kExitRuntime;
 }
 
@@ -106,7 +106,7 @@ Stopped in_turn(Progress& progress, size_t count, const std::function<std::strin
       stopped.error = std::current_exception();
       return stopped;
     }
-    guard();  // there is something to keep, as the next line says
+    guard();  // from now on there are results to keep
     progress.finish(words);
     if (stopped.guard && Interrupts::which() != 0 && i + 1 < count) {
       stopped.what = fmt::format("interrupted after {} of {}", i + 1, count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A series of measurements that may end before its last one: what was measured is kept.
+// A series of measurements that may end early: results of finished measurements are kept.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace switchyard::tool {
 
-/// What ended a series of measurements before its last one, if anything did.
+/// The reason why a series of measurements ended early, if it did.
 struct Stopped {
   std::string what;
   std::exception_ptr error;
-  std::shared_ptr<const void> guard;  ///< while it lives, a signal does not end the program: what was measured gets written
-  /// The exit status. \throws the error, or ends the program as Ctrl-C does: call it when what was measured is written
+  std::shared_ptr<const void> guard;  ///< during its lifetime signals do not end the program, so that results can be written
+  /// The exit status. Call it after results were written. \throws the error, or ends the program like Ctrl-C
   int status(bool passed) const;
 };
-/// Calls one(0), one(1), ..., each of which returns the words that its stage of `progress` ends with. What the first call
-/// throws is thrown, what a later one throws ends the series and is returned. So does the first Ctrl-C, SIGTERM or SIGHUP, when
-/// the call under way has returned; ranks of a launcher it ends at once.
+/// Calls one(0), one(1), ..., each of which returns the text with which its stage of `progress` ends. An exception of the first
+/// call is rethrown; an exception of a later call ends the series and is returned. The first Ctrl-C, SIGTERM or SIGHUP also
+/// ends the series, when the current call has returned; it ends ranks of a launcher at once.
 Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one);
 
 }  // namespace switchyard::tool

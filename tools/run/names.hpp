@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of the command line for the library's types, and the types that they name. Those of enumerations are the library's own
-// (switchyard/names.hpp); what rows there are besides is told here and nowhere else in the tool.
+// Words of the command line for the library's types, and the types that they name. Names of enumerations are the library's own
+// (switchyard/names.hpp); this file alone defines the further words for rows.
 #pragma once
 
 #include <iterator>
@@ -22,23 +22,24 @@ std::vector<std::string> words_of() {
   for (const Named<E>& known : NamesOf<E>::kAll) words.emplace_back(known.name);
   return words;
 }
-/// The value that is called `word`. `what` is how errors call the enumeration. \throws std::invalid_argument
+/// The value named `word`. `what` is the name of the enumeration in errors. \throws std::invalid_argument
 template <NamedEnum E>
 E named(const char* what, const std::string& word) {
   if (const auto value = from_string<E>(word)) return *value;
   throw std::invalid_argument(std::string(what) + " '" + word + "' is not known");
 }
 
-/// Source rows: their type, and of fp8 rows the scales that come with them.
+/// Source rows: their type, and the scales of fp8 rows.
 struct SourceRows {
   DType type = DType::bf16;
   ScaleKind scales = ScaleKind::none;
 
   bool quantised() const { return scales != ScaleKind::none; }
-  /// Type of the result, and of the rows that experts return.
+  /// Type of the result and of the rows that experts return.
   DType result_type() const { return quantised() ? DType::bf16 : type; }
 };
-/// Words for rows: types without scales by their own names, then `fp8` with float32 scales and, if asked for, with others.
+/// Words for rows: types without scales by their own names, then `fp8` with float32 scales and, with `all_scales`, other
+/// scales.
 std::vector<std::string> row_words(bool all_scales);
 /// Words for types whose rows can be summed.
 std::vector<std::string> combined_words();
@@ -51,7 +52,7 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kCombinedTypes = combined_words();
 inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 
-// The values of words in the lists above. \throws std::invalid_argument for other words
+// Values of the words in the lists above. \throws std::invalid_argument for other words
 SourceRows rows_named(const std::string& word);
 inline ScaleKind scales_named(const std::string& word) { return named<ScaleKind>("kind of scales", word); }
 inline Backend backend_named(const std::string& word) { return named<Backend>("backend", word); }

@@ -27,17 +27,16 @@ using measure::pin_thread;
 using nlohmann::json;
 
 /// How a rank ended. An empty error means that `result` is valid.
-struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json throws nothing, its header only does not show that
+struct Outcome {  // moving a json does not throw, but its header does not declare so
   json result;
   std::string error;
   ErrorCode code = ErrorCode::peer_failed;
-  int distance =
-      0;  ///< from the cause: 0 an error of its own, 1 it waited in vain for a peer, 2 it was told that a peer failed
-  bool joined = true;      ///< the group had been formed
+  int distance = 0;        ///< from the cause: 0 its own error, 1 waited in vain for a peer, 2 was informed that a peer failed
+  bool joined = true;      ///< the group was formed
   std::string field = {};  ///< Error::field()
 };
 
-/// The outcome of a rank that threw the exception that is being handled.
+/// The outcome of a rank, from the exception that is being handled.
 Outcome failed(bool joined) {
   try {
     throw;
@@ -64,7 +63,7 @@ Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
   }
 }
 
-/// The results, or the error that lies nearest to the cause.
+/// The results, or the error closest to the cause.
 std::vector<json> collect(std::vector<Outcome>&& outcomes) {
   for (const int distance : {0, 1, 2}) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
@@ -100,7 +99,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
       if (!job.cpus.empty()) pin_thread(job.cpus[r]);
       ThreadLink link(static_cast<int>(r), on_progress);
       outcomes[r] = run_body(groups[r], body, link);
-      // A rank that failed leaves the group now, so that peers that wait for it at a barrier learn of it at once.
+      // A failed rank leaves the group now, so that peers that wait for it at a barrier are notified at once.
       if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
     });
   }
@@ -120,7 +119,7 @@ void write_all(int fd, const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = write(fd, at, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // the parent is gone: this process ends with it
+    if (n <= 0) return;  // the parent has ended, and so does this process
     at += n;
     bytes -= static_cast<size_t>(n);
   }
@@ -163,7 +162,7 @@ struct Child {
     joined = true;
     PipeLink link(pipe);
     outcome = run_body(group, body, link);
-    if (outcome.error.empty()) group.barrier();  // nobody leaves while a peer may still read its memory
+    if (outcome.error.empty()) group.barrier();  // no rank leaves while a peer may still read its memory
   } catch (...) {
     outcome = failed(joined);
   }
@@ -175,7 +174,7 @@ struct Child {
   _exit(0);
 }
 
-/// Takes whole messages from the front of the child's buffer.
+/// Removes complete messages from the front of the child's buffer.
 void take_messages(Child& child, int rank, const OnProgress& on_progress) {
   size_t at = 0;
   while (child.buffer.size() - at >= 5) {
@@ -216,7 +215,7 @@ void drain(std::vector<Child>& children, const OnProgress& on_progress) {
       polled.push_back(r);
     }
     if (fds.empty()) return;
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // every wait inside a rank has a deadline: the pipes close in the end
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // every wait of a rank has a deadline: all pipes close eventually
     for (size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents == 0) continue;
       Child& child = children[polled[i]];
@@ -240,10 +239,10 @@ void reap(Child& child) {
   if (!WIFSIGNALED(status)) return;
   const int signal = WTERMSIG(status);
   child.outcome = {json(), fmt::format("its process was ended by signal {} ({})", signal, strsignal(signal)),
-                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // how a system without memory ends them
+                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // how systems kill when out of memory
 }
 
-/// Ends the ranks that were started: errno says why another one cannot be.
+/// Ends the started ranks: errno contains the reason why another one cannot start.
 [[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
   const int error = errno;
   for (Child& child : children) {
@@ -263,7 +262,7 @@ std::string random_text() {
 }
 
 std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
-  const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing is left behind, however this ends
+  const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing remains, however this ends
   const std::string token = random_text();
   std::vector<Child> children(static_cast<size_t>(job.world));
   std::fflush(nullptr);
@@ -298,13 +297,13 @@ std::vector<json> run_processes(const RankJob& job, const RankBody& body, const 
 
 // ------------------------------------------------------------------------------------------------------------------- launched
 
-/// What this process is, once join_launched_ranks has said so.
+/// The rank of this process, set by join_launched_ranks.
 std::optional<Membership>& launched() {
   static std::optional<Membership> me;
   return me;
 }
 
-/// Collective: what every rank has.
+/// Collective: gathers the values of all ranks.
 std::vector<json> gathered(Group& group, const json& mine) {
   const std::vector<uint8_t> bytes = json::to_cbor(mine);
   const auto world = static_cast<size_t>(group.size());
@@ -332,7 +331,7 @@ std::vector<json> run_launched(const RankJob& job, const RankBody& body, const O
     joined = true;
     ThreadLink link(rank, on_progress);
     outcome = run_body(group, body, link);
-    if (outcome.error.empty()) return gathered(group, outcome.result);  // nobody leaves while a peer may still read its memory
+    if (outcome.error.empty()) return gathered(group, outcome.result);  // no rank leaves while a peer may still read its memory
   } catch (...) {
     outcome = failed(joined);
   }
@@ -386,7 +385,7 @@ std::optional<Membership> join_launched_ranks() {
   try {
     const Membership me = Group::find_in_environment();
     if (me.world > 1) launched() = me;
-  } catch (const Error&) {  // no launcher, or what one has left: this process is on its own
+  } catch (const Error&) {  // no launcher, or variables of an earlier one: this process is on its own
   }
   return launched();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one function on every rank of a group: as threads of this process, as processes that it starts, or as one of those that
-// a launcher started.
+// Runs one function on every rank of a group: as threads of this process, as processes that it starts, or as one of the
+// processes that a launcher started.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace switchyard::tool {
 
-/// What a rank tells while it works. Calls are cheap, local, and may come from any rank.
+/// Progress reports of a rank. Calls are cheap and local, and may come from any rank.
 class RankLink {
  public:
   virtual ~RankLink() = default;
@@ -24,44 +24,45 @@ class RankLink {
 };
 
 using RankBody = std::function<nlohmann::json(Group& group, RankLink& link)>;
-/// Called from the rank's thread, or for processes from the caller's.
+/// Called from the rank's thread, or for processes from the caller's thread.
 using OnProgress = std::function<void(int rank, int64_t done, const std::string& note)>;
 
 struct RankJob {
   int world = 1;
   bool processes = false;
   GroupOptions group;
-  std::vector<std::vector<int>> cpus;  ///< per rank, or empty: rank r's thread, or whole process, is pinned to cpus[r]
-  std::string size_flags = "--tokens, --hidden or --ranks";  ///< what to make smaller if the heaps find no room
+  std::vector<std::vector<int>> cpus;  ///< per rank, or empty: rank r's thread or whole process is pinned to cpus[r]
+  std::string size_flags = "--tokens, --hidden or --ranks";  ///< flags to reduce if the heaps do not fit into memory
 };
 
-/// A rank threw while it worked, or its process ended. The text begins with the rank that was the cause. The code is that of
-/// its Error; `system` if it had no memory or was killed; else `peer_failed`.
+/// A rank threw an exception while it worked, or its process ended. The text begins with the rank that was the cause. The code
+/// is that of its Error; `system` if it had no memory or was killed; else `peer_failed`.
 class RankError : public Error {
  public:
   RankError(int rank, ErrorCode code, const std::string& what, const std::string& field = {})
       : Error(code, what, field), rank_(rank) {}
   int rank() const { return rank_; }
-  /// Calls that had what they need went wrong. Otherwise they were refused, or the system had no room for them.
+  /// True if valid calls failed; false if calls were refused or the system had no memory for them.
   bool blames_exchange() const;
 
  private:
   int rank_;
 };
 
-/// Element r is what `body` returned on rank r. If a rank throws, the others are ended (they get PeerFailed). Ranks as
-/// processes are forked here and meet at an abstract Unix socket: the caller must not hold threads that `body` relies on.
+/// Element r is the result of `body` on rank r. If a rank throws, the others are aborted with PeerFailed. Ranks that are
+/// processes are forked here and meet at an abstract Unix socket: `body` must not rely on threads of the caller.
 /// \throws RankError; Error, the same for threads and processes, if the group cannot be formed.
 std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress = {});
 
-/// On the CPU, where the number is not asked for: 2 ranks, or 8 with 16 cores or more; and so many warps that all cores work.
+/// Defaults on the CPU: 2 ranks, or 8 with 16 cores or more; and the number of warps that keeps all cores busy.
 int64_t default_ranks(const measure::Machine& machine);
 int64_t default_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks);
 
-/// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs that
-/// rank alone, every rank returns the results of all, and one that fails throws for itself. \returns which, or nothing
+/// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks, run_ranks runs only that rank
+/// from now on, every rank returns the results of all ranks, and a failing rank throws only its own error. \returns the
+/// membership, or nothing
 std::optional<Membership> join_launched_ranks();
-/// True if join_launched_ranks() found a launcher. What one rank alone decides, such as to stop early, leaves the others
+/// True if join_launched_ranks() found a launcher. A decision of one rank alone, such as to stop early, would leave the others
 /// waiting.
 bool ranks_are_launched();
 

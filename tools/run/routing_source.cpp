@@ -20,7 +20,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Word, what its number means, and what the word means.
+/// A word, the meaning of its number, and the meaning of the word.
 struct Word {
   const char* name;
   const char* number;
@@ -65,7 +65,7 @@ bool looks_like_path(const std::string& text) {
          text.find(".npy") != std::string::npos || exists(text);
 }
 
-/// The number behind a word, if there is one. \throws UsageError
+/// The number after a word, if present. \throws UsageError
 std::optional<double> number_of(const std::string& flag, const std::string& spec, const Word& word) {
   const size_t colon = spec.find(':');
   if (colon == std::string::npos) return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<double> number_of(const std::string& flag, const std::string& spec
       *word.number == 0 ? alone + ", without a number" : fmt::format("{} or '{}:<{}>'", alone, word.name, word.number)));
 }
 
-/// The layer of "layer=3"; none if `text` is something else. \throws UsageError
+/// The layer of "layer=3"; none if `text` has another form. \throws UsageError
 std::optional<int> layer_of(const std::string& flag, const std::string& text) {
   if (text.rfind("layer=", 0) != 0) return std::nullopt;
   return static_cast<int>(parse_integer(flag + " layer", text.substr(6), 0, 1 << 20));
@@ -97,7 +97,7 @@ Routing slice(const Routing& all, int64_t first, int64_t tokens) {
   return part;
 }
 
-/// Routes of a recorded layer whose id is outside [0, experts), as a fraction of all.
+/// Fraction of routes of a recorded layer whose id is outside [0, experts).
 double share_without_expert(const RoutingFile& file, int layer, int experts) {
   int64_t routes = 0, without = 0;
   for (int r = 0; r < file.ranks(layer); ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closed-form rows: every byte is a function of a key, so that any rank can say what any other rank's row must hold.
+// Closed-form rows: every byte is a function of a key, so that any rank can compute the expected row of any other rank.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,22 @@
 
 namespace switchyard::tool {
 
-/// What a row is.
+/// Kind of a row, and the meaning of the key's other arguments.
 enum class RowKind : uint64_t {
   token = 1,          ///< a token's activation: a = rank, b = token
-  token_scales = 2,   ///< its scales, fp8
-  rank_output = 3,    ///< what rank a's experts made of token b of rank c
-  expert_output = 4,  ///< what expert a made of route b = token * K + k of rank c
-  bias = 5,           ///< a = rank, b = token, c = which
+  token_scales = 2,   ///< scales of a token, fp8
+  rank_output = 3,    ///< output of rank a's experts for token b of rank c
+  expert_output = 4,  ///< output of expert a for route b = token * K + k of rank c
+  bias = 5,           ///< a = rank, b = token, c = index of the bias
 };
 
-/// Key of a row; `set` tells apart the data of different calls.
+/// Key of a row; `set` distinguishes the data of different calls.
 uint64_t row_key(uint64_t seed, uint64_t set, RowKind kind, uint64_t a, uint64_t b, uint64_t c = 0);
 
-/// Fills `hidden` elements: finite values of both signs, magnitudes in [2^-4, 2), all mantissa bits used; some +0 and -0.
-/// fp8: any code that is not NaN.
+/// Fills `hidden` elements with finite values of both signs, magnitudes in [2^-4, 2) with all mantissa bits used, and some +0
+/// and -0. fp8: any code that is not NaN.
 void fill_row(void* row, DType type, int64_t hidden, uint64_t key);
-/// Fills a scale row of scale_row_bytes(hidden, kind): normal values, padding included (payload is opaque to a dispatch).
+/// Fills a scale row of scale_row_bytes(hidden, kind) with normal values, padding included (payload is opaque to a dispatch).
 void fill_scales(void* row, int64_t hidden, ScaleKind kind, uint64_t key);
 
 /// Memory for rows, aligned to 64 bytes.

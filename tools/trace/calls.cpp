@@ -16,7 +16,7 @@ namespace switchyard::tool {
 
 namespace {
 
-constexpr size_t kRest = size_t{1} << 20;  ///< of device memory, for alignment
+constexpr size_t kRest = size_t{1} << 20;  ///< device memory for alignment
 
 class LowLatencyCalls final : public TracedCalls {
  public:
@@ -95,7 +95,7 @@ class NormalCalls final : public TracedCalls {
   void* out_ = nullptr;
 };
 
-/// Most routes to the experts of one rank.
+/// Maximum number of routes to the experts of one rank.
 int64_t max_routes_per_rank(const Scenario& s) {
   std::vector<int64_t> routes(static_cast<size_t>(s.world));
   for (int r = 0; r < s.world; ++r)
@@ -105,7 +105,7 @@ int64_t max_routes_per_rank(const Scenario& s) {
   return *std::max_element(routes.begin(), routes.end());
 }
 
-/// Ledger combines of the rows that a dispatch of the same tokens would deliver, by its ledger.
+/// Ledger combines of the rows that a dispatch of the same tokens would deliver, with its ledger.
 class LedgerCalls final : public TracedCalls {
  public:
   LedgerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device) {
@@ -125,7 +125,7 @@ class LedgerCalls final : public TracedCalls {
       DispatchOptions d;
       d.stream = device.stream();
       tables = exchange.dispatch(rows, ids, nullptr, d).handle.ledger();
-      group.barrier();  // all have taken theirs before any object goes
+      group.barrier();  // all ranks have copied theirs before any object is destroyed
     }
     ledger_ = std::make_unique<LedgerCombine>(group, config(o, s));
     prepared_ = ledger_->prepare(tables);
@@ -145,7 +145,7 @@ class LedgerCalls final : public TracedCalls {
     c.row_type = rows_named(o.dtype).type;
     return c;
   }
-  /// The dispatch whose ledger is used: of short rows, because only its counts matter.
+  /// The dispatch that supplies the ledger: with short rows, because only its counts matter.
   static NormalConfig dispatch_config(const BenchOptions& o, const Scenario& s) {
     NormalConfig c;
     c.hidden = 8;
@@ -179,7 +179,7 @@ class LedgerCalls final : public TracedCalls {
   void* out_ = nullptr;
 };
 
-/// A whole layer around normal mode.
+/// A whole layer with normal mode.
 class LayerCalls final : public TracedCalls {
  public:
   LayerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
@@ -204,7 +204,7 @@ class LayerCalls final : public TracedCalls {
   void call(Trace* recording) override {
     if (spec_.fused) return rank_.fused();
     rank_.dispatch();
-    if (recording && !rank_.in_parts()) {  // on the host, where a call ends with its work
+    if (recording && !rank_.in_parts()) {  // on the host, where a call returns when its work is done
       const Trace::Span span(recording, rank_.rank(), recording->event("expert_mlp"), rank_.delivered());
       rank_.experts();
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `switchyard trace` records: the calls of one rank, in any mode, on the CPU or on a GPU.
+// The calls that `switchyard trace` records, on one rank, in any mode, on the CPU or on a GPU.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ namespace switchyard::tool {
 class TracedCalls {
  public:
   virtual ~TracedCalls() = default;
-  /// Collective. One dispatch and combine, or what the mode has instead. `recording`: the group's trace, or null: for spans of
-  /// what the library does not record by itself.
+  /// Collective. One dispatch and combine, or the mode's equivalent. `recording`: the group's trace, or null; used for spans
+  /// that the library does not record itself.
   virtual void call(Trace* recording) = 0;
 };
 
-/// What this verb does in a mode.
+/// The calls of this verb for a mode.
 struct TraceMode {
   const Mode& mode;
   /// Collective. `o` and `s` must outlive the result.
@@ -31,8 +31,8 @@ struct TraceMode {
   size_t (*device_bytes)(const BenchOptions& o, const Scenario& s);  ///< of a rank's device
 };
 const TraceMode& trace_mode(const BenchOptions& o);
-/// Mode layer: makes --form automatic the one that the library has, fused before separate, and what else follows from it.
-/// \throws UsageError if the form asked for is none that the library has, or does not go together with other words
+/// Mode layer: resolves --form automatic to a form that the library has, preferring fused over separate, and sets dependent
+/// options. \throws UsageError if the library does not have the requested form, or if it excludes other words
 void settle_layer(BenchOptions& o, const Scenario& s);
 /// Names of the modes that can be traced.
 std::vector<std::string> trace_modes();

@@ -21,10 +21,10 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMaxTraceWarps = 1024, kMaxTraceTracks = 1024 * kMaxTraceWarps;  ///< of a block, of a rank: as Trace has them
+constexpr int kMaxTraceWarps = 1024, kMaxTraceTracks = 1024 * kMaxTraceWarps;  ///< per block, and per rank: the limits of Trace
 constexpr double kMaxMicros = 9e12;                                            ///< times are exact up to 104 days
 
-/// A span's arguments are its own, named by its unit, and, if there are any, the bytes that it carried.
+/// Reads the arguments of a span: its own, named by its unit, and optionally the number of bytes that it carried.
 void take_arguments(const json& args, TraceSlice& slice) {
   for (const auto& [name, value] : args.items()) {
     if (name == "bytes" && args.size() > 1)
@@ -34,7 +34,7 @@ void take_arguments(const json& args, TraceSlice& slice) {
   }
 }
 
-/// Exact, and the same as of a span of the run: files may have a tenth of a nanosecond more.
+/// Rounds to the value of a span of the run: files may differ by a tenth of a nanosecond.
 double whole_ns(double us) { return std::round(us * 1e3) / 1e3; }
 
 /// A span of a file. \throws BadEvent
@@ -58,7 +58,7 @@ TraceSlice slice_from(const json& e, size_t index, int world) {
   return s;
 }
 
-/// "block 3 warp 1" tells that a block has at least 2. \throws BadEvent
+/// Number of warps that an event implies: "block 3 warp 1" implies at least 2. \throws BadEvent
 int warps_in(const json& metadata, size_t index) {
   if (metadata.at("name") != "thread_name") return 1;
   const auto name = metadata.at("args").at("name").get<std::string>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trace as Trace::write_chrome_json left it in a file.
+// A trace file that Trace::write_chrome_json wrote.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard::tool {
 
-/// An event of a trace that no trace can have: which one, what was given, and what is allowed.
+/// An event that no trace can contain: its index, its value, and the allowed values.
 struct BadEvent : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -23,12 +23,12 @@ struct TraceFile {
   std::vector<TraceSlice> slices;  ///< in the order of Trace::slices()
 };
 
-/// \throws UsageError if the file cannot be read, is packed or is no trace of this library
+/// \throws UsageError if the file cannot be read, is compressed, or is not a trace of this library
 TraceFile read_trace_file(const std::string& path);
-/// Reads a trace from its document; the markers at the heads of arrows are left out. \throws BadEvent naming the event whose
-/// time, process or track cannot be; std::exception where something else is missing
+/// Reads a trace from its document, without the markers at the heads of arrows. \throws BadEvent naming an event with an
+/// impossible time, process or track; std::exception if something else is missing
 TraceFile trace_file_from(const nlohmann::json& document);
-/// As Trace::summary(), phases in the order in which they occur.
+/// Like Trace::summary(), with the phases in order of appearance.
 std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices);
 
 }  // namespace switchyard::tool

@@ -34,7 +34,7 @@ Scenario scenario_of(BenchOptions& o) {
   return s;
 }
 
-/// Collective. Microseconds per call of `n` calls, on this rank. `recording`: the group's trace, or null.
+/// Collective. Microseconds per call over `n` calls on this rank. `recording`: the group's trace, or null.
 double time_calls(TracedCalls& calls, int64_t n, Trace* recording, Group& group, RankDevice& device) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -44,7 +44,7 @@ double time_calls(TracedCalls& calls, int64_t n, Trace* recording, Group& group,
   return spent.count() / static_cast<double>(n);
 }
 
-/// Collective. Rounds of the same calls without recording and with it, in turn.
+/// Collective. Alternates rounds of the same calls without and with recording.
 json time_recording(const TraceVerbOptions& options, TracedCalls& calls, const TraceOptions& trace_options, Group& group,
                     RankDevice& device) {
   json plain = json::array(), traced = json::array();
@@ -88,7 +88,7 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   return {{"trace", json::binary({raw, raw + bytes.size()})}, {"cost", cost}};
 }
 
-/// Cost of recording, by the slowest rank of each round.
+/// Cost of recording, from the slowest rank of each round.
 TraceCost cost_of(const std::vector<json>& ranks) {
   const auto slowest = [&](const char* which) {
     std::vector<double> max;
@@ -102,13 +102,13 @@ TraceCost cost_of(const std::vector<json>& ranks) {
   return {slowest("plain"), slowest("traced")};
 }
 
-/// A run: its scenario, and the number of GPUs, 0 for the CPU.
+/// A run: its scenario and its number of GPUs, 0 for the CPU.
 struct Fitted {
   Scenario scenario;
   int gpus = 0;
 };
 
-/// Fills in what was left to choose.
+/// Fills in the options that were left to choose.
 Fitted fit(TraceVerbOptions& options) {
   BenchOptions& o = options.run;
   const bool on_gpus = backend_named(o.backend) == Backend::cuda, whole_layer = mode_named(o.mode).has_experts;
@@ -126,7 +126,7 @@ Fitted fit(TraceVerbOptions& options) {
   if (!whole_layer) return fitted;
   settle_layer(o, fitted.scenario);
   if (!used) return fitted;
-  if (form_named(o.form) == MoeForm::fused && o.sms == 0) o.sms = used->sms_of_rank(o.ranks);  // as the library does
+  if (form_named(o.form) == MoeForm::fused && o.sms == 0) o.sms = used->sms_of_rank(o.ranks);  // as in the library
   choose_sms(o, used->name(), used->sms_of_rank(o.ranks));
   return fitted;
 }
@@ -178,7 +178,7 @@ int run_trace(const TraceVerbOptions& asked) {
     const auto& bytes = rank.at("trace").get_binary();
     trace.merge(std::as_bytes(std::span(bytes.data(), bytes.size())));
   }
-  std::exception_ptr problem;  // the summary is printed all the same
+  std::exception_ptr problem;  // rethrown after the summary is printed
   try {
     measure::write_file(options.out, trace.chrome_json());
   } catch (const std::exception&) {

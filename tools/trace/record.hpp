@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard trace`: a timeline of what every warp of every rank did in a few calls, and a summary of it.
+// `switchyard trace`: a timeline of the work of every warp of every rank in a few calls, and its summary.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace switchyard::tool {
 
 extern const Verb kTraceVerb;
 
-inline constexpr int64_t kMaxTraceEvents = 1 << 20;  ///< of a worker
+inline constexpr int64_t kMaxTraceEvents = 1 << 20;  ///< per worker
 
 struct TraceVerbOptions {
-  BenchOptions run;  ///< what is run; its measuring options are not used
+  BenchOptions run;  ///< the traced run; its measurement options are not used
   int64_t calls = 1;
-  int64_t cost_rounds = 0;  ///< of `calls` without recording and with it
+  int64_t cost_rounds = 0;  ///< number of rounds of `calls`, each without and with recording
   int64_t events = 256;
   std::string out = "switchyard-trace.json";
-  std::string in;  ///< a written trace: nothing is run
+  std::string in;  ///< an existing trace: nothing is run
   bool json = false;
   std::string gpus;  ///< names and driver, filled in
 };

@@ -24,11 +24,11 @@ using nlohmann::json;
 
 struct Link {
   int from = 0, to = 0;
-  double bytes = 0;            ///< of one call
+  double bytes = 0;            ///< per call
   const char* by = "routing";  ///< or "trace": the bytes that its spans carried
 };
 
-/// What summaries are made of.
+/// Input of summaries.
 struct Seen {
   int world = 1, num_warps = 1;
   uint64_t lost = 0, clock_error_ns = 0;
@@ -43,7 +43,7 @@ Seen seen_of(TraceFile file) {
   return {file.world, file.num_warps, file.lost, file.clock_error_ns, std::move(file.slices), std::move(phases)};
 }
 
-/// Which way the rows of a span go: out to the experts or back, and from its rank or to it.
+/// Direction of a span's rows: to the experts or back, and from its rank or to it.
 struct Direction {
   bool back = false, to_rank = false;
 };
@@ -65,8 +65,8 @@ std::map<int, std::vector<const TraceSlice*>> calls_of(const std::vector<TraceSl
   return calls;
 }
 
-/// The link that carried most bytes, one way, by what the spans say. Spans name no peer: of two ranks it is the other one, of
-/// more nothing is known; nor if spans were forgotten.
+/// The link that carried most bytes in one direction, according to the spans. Spans do not name the peer: with two ranks it is
+/// the other one; with more ranks, or if spans were lost, there is no result.
 std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   if (seen.world != 2 || seen.lost > 0) return std::nullopt;
   const auto calls = calls_of(seen.slices);
@@ -112,7 +112,7 @@ std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_rou
   return rows;
 }
 
-/// The link that carries most payload out, from tokens to experts. Nothing if the mode has no such call.
+/// The link that carries most payload from tokens to experts. Empty if the mode has no such call.
 Link busiest_out(const BenchOptions& o, const Scenario& s) {
   Link heaviest;
   const Mode& mode = mode_named(o.mode);
@@ -139,7 +139,7 @@ Link busiest(const Seen& seen, const BenchOptions& o, const Scenario& s, bool ba
   return busiest_in_trace(seen, back).value_or(back ? busiest_back(o, s) : busiest_out(o, s));
 }
 
-using Spans = std::vector<const TraceSlice*>;  // of one worker, by begin
+using Spans = std::vector<const TraceSlice*>;  // spans of one worker, by begin
 std::map<int, std::map<int, Spans>> workers_of(const std::vector<TraceSlice>& slices) {
   std::map<int, std::map<int, Spans>> workers;  // rank -> track
   for (const TraceSlice& s : slices)
@@ -147,14 +147,14 @@ std::map<int, std::map<int, Spans>> workers_of(const std::vector<TraceSlice>& sl
   return workers;
 }
 
-/// The first of a worker's spans that may reach into a call.
+/// The first span of a worker that may reach into a call.
 Spans::const_iterator first_in(const TraceSlice& call, const Spans& spans) {
   const auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
                                       [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
   return first == spans.begin() ? first : first - 1;
 }
 
-/// False of warps that the call's kernels do not have.
+/// False for warps that the call's kernels do not have.
 bool takes_part(const TraceSlice& call, const Spans& spans) {
   const double call_end = call.begin_us + call.duration_us;
   for (auto s = first_in(call, spans); s != spans.end() && (*s)->begin_us < call_end; ++s)
@@ -162,8 +162,8 @@ bool takes_part(const TraceSlice& call, const Spans& spans) {
   return false;
 }
 
-/// Share of the time between a rank's first and last record in which its workers did not do anything that was recorded. The
-/// time of a call counts for those workers that take part in it.
+/// Share of the time between a rank's first and last record during which its workers recorded no activity. The time of a call
+/// counts only for the workers that take part in it.
 struct Gaps {
   double window_us = 0, idle_share = 0;
 };
@@ -195,14 +195,14 @@ std::map<int, Gaps> gaps_of(const std::vector<TraceSlice>& slices) {
   return out;
 }
 
-/// The longest time inside a call in which a worker that takes part in it did nothing that was recorded.
+/// The longest time inside a call during which a participating worker recorded no activity.
 struct LongestGap {
   std::string call, after, before;
   int track = 0;
   double begin_us = 0, us = -1;  ///< from the begin of the call
 };
 
-/// One worker's spans of one rank, by begin, against one call.
+/// Updates `longest` with the gaps of one call in the spans of one worker, sorted by begin.
 void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
   if (!takes_part(call, spans)) return;
   const double call_end = call.begin_us + call.duration_us;
@@ -223,7 +223,7 @@ void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
   if (reached < call_end) offer(call_end, "its end", spans.front()->track);
 }
 
-/// The longest gap of each rank, in the calls whose spans are all there.
+/// The longest gap of each rank, in calls without lost spans.
 std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
   const std::map<int, Spans> calls = calls_of(slices);
   std::map<int, std::map<int, Spans>> workers = workers_of(slices);
@@ -235,7 +235,7 @@ std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bo
   return out;
 }
 
-/// Milliseconds that all workers of all ranks waited for each rank.
+/// Milliseconds that all workers of all other ranks waited for each rank.
 std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
   std::vector<double> ms(static_cast<size_t>(world));
   for (const TraceSlice& s : slices)
@@ -244,7 +244,7 @@ std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world)
   return ms;
 }
 
-/// What a rank's layers in one call say of themselves.
+/// Times of fused layers, by rank.
 void add_layers(json& out, const Seen& seen) {
   if (const std::vector<LayerTimes> layers = layer_times(seen.slices); !layers.empty())
     out["layers"] = layer_times_json(layers);
@@ -358,7 +358,7 @@ void print_clocks(const Seen& seen) {
     fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(seen.clock_error_ns) * 1e-9));
 }
 
-/// For --events: what keeps all spans, if workers record equally many; a power of two, at most what the flag takes.
+/// The value of --events that would keep all spans if workers record equally many; a power of two, at most the flag's maximum.
 int64_t enough_events(const Trace& trace, int world, int64_t given) {
   const int64_t workers = int64_t{trace.options().num_blocks} * trace.options().num_warps * world;
   const int64_t needed = given + (static_cast<int64_t>(trace.lost()) + workers - 1) / std::max<int64_t>(workers, 1);

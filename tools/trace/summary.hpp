@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a recorded trace says: time by phase and rank, the busiest links, whom the others waited for, where nothing happened,
-// and what recording costs.
+// Summary of a recorded trace: time by phase and rank, the busiest links, the ranks that others waited for, gaps, and the cost
+// of recording.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,16 +14,16 @@
 
 namespace switchyard::tool {
 
-/// Times of the same calls with and without recording, a pair per round, of the slowest rank.
+/// Times of the same calls with and without recording on the slowest rank, one pair per round.
 struct TraceCost {
   std::vector<double> plain_us, traced_us;
-  /// Ratio of the lower quartiles of the rounds, less one. Quartiles, because what disturbs a round makes it longer.
+  /// Ratio of the lower quartiles of the rounds, minus one. Lower quartiles, because disturbances only make rounds longer.
   double share() const;
 };
 
 nlohmann::json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
 void print_summary(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
-/// Summary of a written trace: everything but what only the run knew (its configuration, links between more than two ranks).
+/// Summary of a written trace: everything except data of the run (its configuration, links between more than two ranks).
 nlohmann::json file_summary_json(const std::string& path, TraceFile file);
 void print_file_summary(const std::string& path, TraceFile file);
 

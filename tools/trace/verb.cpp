@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard trace`.
+// Options of `switchyard trace`.
 #include <memory>
 
 #include "cli/options.hpp"
@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// \throws UsageError for options that would change nothing
+/// \throws UsageError for options without effect
 void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
   for (const std::string& name : add.given())
     if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");

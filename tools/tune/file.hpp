@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of `switchyard tune`: what it keeps of an older one, and files for single measurements.
+// The file of `switchyard tune`: merging with an older file, and temporary files for single measurements.
 #pragma once
 
 #include <string>
@@ -9,27 +9,28 @@
 
 namespace switchyard::tool {
 
-/// An entry to write, and the lines of comment above it.
+/// An entry to write, and the comment lines above it.
 struct CommentedEntry {
   TuningEntry entry;
   std::vector<std::string> comments;
 };
 
-/// Text of the file at `path`, or of one without entries if it does not exist or is empty. \throws Error(invalid_argument) if
-/// it is no tuning file.
+/// Text of the file at `path`, or of a file without entries if it does not exist or is empty. \throws Error(invalid_argument)
+/// if it is not a tuning file
 std::string read_or_new(const std::string& path);
-/// `text` with these entries at its end. Entries of the same keys go, with the comments directly above them; all else stays.
+/// Appends these entries to `text`. Existing entries of the same keys are removed with the comments directly above them;
+/// everything else stays.
 std::string merged(const std::string& text, const std::vector<CommentedEntry>& entries);
 
-/// While it lives, groups that are formed by this process, or by ones that it forks, read their tuning from a file of its own.
-/// One at a time; the process has one thread whenever a member is called.
+/// During its lifetime, groups formed by this process or by processes that it forks read their tuning from a temporary file.
+/// One object at a time; the process must have one thread whenever a member is called.
 class TuningOverride {
  public:
   TuningOverride();
   ~TuningOverride();
   TuningOverride(const TuningOverride&) = delete;
   TuningOverride& operator=(const TuningOverride&) = delete;
-  /// Groups formed from now on have these entries; the first of several equally near ones counts.
+  /// Groups formed from now on have these entries; of several equally near entries the first counts.
   void set(const std::vector<TuningEntry>& entries);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every measurement is one of bench (or of `verify ledger`), made while SWITCHYARD_TUNING names a file with the values in
-// question: what is measured is what the file will do.
+// Every measurement is one of bench (or of `verify ledger`) while SWITCHYARD_TUNING names a file with the candidate values: the
+// measured effect is the effect of the file.
 #include "tune/tune.hpp"
 
 #include <fmt/core.h>
@@ -63,20 +63,20 @@ std::unique_ptr<BenchCase> bench_case(const BenchOptions& o) {
 void check_bench_shape(const BenchOptions& o) { bench_case(o)->check(o); }
 json measured_bench_shape(const BenchOptions& o, int) { return bench_case(o)->measured(o); }
 
-/// What this verb does in a mode.
+/// The tuning of a mode.
 struct TuneMode {
   TuningMode tuning;
   const Mode& mode;
   Layout layout;
   int64_t alignment;
   int64_t default_token_count;
-  bool on_cpu;                                            ///< has something to tune there
+  bool on_cpu;                                            ///< has values to tune on the CPU
   bool quantised;                                         ///< --quantize applies to every row
-  void (*check)(const BenchOptions& shape);               ///< throws what is wrong before anything is measured
+  void (*check)(const BenchOptions& shape);               ///< throws for invalid options before anything is measured
   json (*measured)(const BenchOptions& shape, int gpus);  ///< \throws RankError, UsageError
 };
-/// In the order in which they are tuned: what is found for low_latency is in force when flat is measured. Of normal mode with
-/// expert-major rows, aligned as grouped GEMMs want them.
+/// In tuning order: the values found for low_latency are in force when flat is measured. Normal mode with expert-major rows is
+/// aligned as grouped GEMMs require.
 constexpr TuneMode kModes[] = {
     {TuningMode::normal, kNormal, Layout::rank_major, 1, 4096, false, false, check_bench_shape, measured_bench_shape},
     {TuningMode::normal_expert_major, kNormal, Layout::expert_major, 128, 4096, false, false, check_bench_shape,
@@ -92,28 +92,28 @@ const TuneMode& tune_mode_named(const std::string& name) {
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TuneMode& m) { return name == to_string(m.tuning); });
 }
 
-/// Scales of the dispatches that quantise, where these are measured beside those that do not: in normal mode. Else "".
+/// Scales of quantizing dispatches, which normal mode measures in addition to other dispatches. Other modes: "".
 std::string quantised_beside(const TuneOptions& o, const TuneMode& mode) {
   if (&mode.mode != &kNormal) return "";
   return scales_named(o.quantize) == ScaleKind::none ? to_string(ScaleKind::f32) : o.quantize;
 }
 
-/// Where is tuned, the same for all shapes.
+/// The device of the tuning, the same for all shapes.
 struct Place {
   std::string device = "cpu";
   int gpus = 0;       ///< 0: the CPU
-  int max_sms = 0;    ///< of a rank
-  int64_t warps = 1;  ///< CPU: workers of a rank
+  int max_sms = 0;    ///< per rank
+  int64_t warps = 1;  ///< CPU: workers per rank
   json described;     ///< the GPUs, for the JSON
   std::string limit_text;
   json limit;  ///< CPU: copy limit
 };
 
-/// One entry in the making.
+/// A shape to tune.
 struct Shape {
   TuningKey key;
   BenchOptions base;
-  std::optional<BenchOptions> quantising = {};  ///< what is measured beside it; see quantised_beside()
+  std::optional<BenchOptions> quantising = {};  ///< measured in addition; see quantised_beside()
 };
 struct Tuned {
   TuningEntry entry;
@@ -140,7 +140,7 @@ TuneOptions resolved(const TuneOptions& asked) {
         throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most {}", tokens, name, m.mode.max_tokens));
   }
   for (const auto& [flag, text] : {std::pair("--commit", o.commit), {"--routing", o.routing}})
-    if (text.find_first_of("\r\n") != std::string::npos)  // they stand in comments of the file
+    if (text.find_first_of("\r\n") != std::string::npos)  // the texts go into comments of the file
       throw UsageError(fmt::format("{}: a text with a line break given; allowed: one line", flag));
   if (o.commit.empty()) o.commit = source_commit();
   return o;
@@ -225,7 +225,7 @@ class Tuner {
     require(first);
     LowLatencyConfig config;
     config.hidden = shape.key.hidden;
-    config.topk = first.value(json::json_pointer("/config/topk"), 0);  // the routing's own, unless it was given
+    config.topk = first.value(json::json_pointer("/config/topk"), 0);  // that of the routing, unless it was given
     config.max_tokens = shape.key.tokens;
     const std::vector<TuneStage> stages =
         tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.max_sms);
@@ -252,7 +252,7 @@ class Tuner {
   json runs = json::array();
 
  private:
-  /// The file as it will be, if `entry` is in it.
+  /// The entries of the future file with `entry`.
   std::vector<TuningEntry> in_force(const TuningEntry& entry) const {
     std::vector<TuningEntry> all{entry};
     all.insert(all.end(), kept_.begin(), kept_.end());
@@ -271,7 +271,7 @@ class Tuner {
     override_.set(entries);
     const auto once = [&](BenchOptions o, bool with_limits) {
       o.limits = with_limits;
-      o.pieces = values.pieces;  // asked for, so that a number that this device cannot have is refused
+      o.pieces = values.pieces;  // set explicitly, so that a number that this device cannot use is refused
       if (place_.gpus > 0) choose_sms(o, place_.device, place_.max_sms);
       return mode_of(shape.key.mode).measured(o, place_.gpus);
     };
@@ -437,7 +437,8 @@ std::string old_text(const std::string& path) {
   }
 }
 
-/// The tuning file, --json and --html. What cannot be written is returned, so that what was found is printed all the same.
+/// Writes the tuning file, --json and --html. Returns the exception instead of throwing it, so that the findings are printed in
+/// any case.
 std::exception_ptr write_all(const TuneOptions& o, const std::string& tuning, const json& document) {
   try {
     measure::write_file(o.out, tuning);

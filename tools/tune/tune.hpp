@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard tune`: finds launch shapes and pieces by measurement and writes the file that the library reads.
+// `switchyard tune`: finds launch shapes and pieces by measurement, and writes the tuning file of the library.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ extern const Verb kTuneVerb;
 
 struct TuneOptions {
   std::string backend = "cpu";
-  std::vector<std::string> modes;  ///< empty: all that have something to tune on this backend
-  int64_t ranks = 0;               ///< 0: as bench
+  std::vector<std::string> modes;  ///< empty: all modes with tunable values on this backend
+  int64_t ranks = 0;               ///< 0: as in bench
   std::vector<int64_t> tokens;     ///< empty: by mode
   std::vector<int64_t> hidden{7168};
   int64_t experts = 0, topk = 0;
-  std::string quantize = "f32";  ///< low_latency; normal: of the dispatches that quantise, f32 if none
+  std::string quantize = "f32";  ///< low_latency: scales; normal: scales of the quantizing dispatches, f32 if none
   std::string routing = "uniform";
   int64_t iterations = 100, warmup = 10;
   int64_t slack = 3;  ///< per cent
@@ -30,7 +30,7 @@ struct TuneOptions {
   std::string commit;
 };
 
-/// Names of the modes that can be tuned: normal mode has two.
+/// Names of the tunable modes: normal mode has two.
 std::vector<std::string> tune_modes();
 /// \returns the exit status
 int run_tune(const TuneOptions& options);

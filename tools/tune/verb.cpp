@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard tune`.
+// Options of `switchyard tune`.
 #include <memory>
 
 #include "cli/options.hpp"

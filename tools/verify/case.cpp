@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case of `switchyard verify`: what every rank does in each mode, and how the ranks' results are merged.
+// One case of `switchyard verify`: the checks of every rank in each mode, and the merge of the ranks' results.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-/// What one rank does in normal mode. Every check is made by all ranks in the same order, whatever the outcome. On a GPU the
-/// same calls take device memory; what they deliver is copied to the host to be checked.
+/// Checks of one rank in normal mode. All ranks make every check in the same order, regardless of the outcome. On a GPU the
+/// same calls use device memory, and results are copied to the host for the checks.
 class NormalChecks {
  public:
   NormalChecks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device)
@@ -62,7 +62,7 @@ class NormalChecks {
     return o;
   }
 
-  // What calls take. The arena is free again at each new input: nothing of the call before is needed then.
+  // Inputs of calls. Each new input frees the arena: nothing of the previous call is needed then.
   ConstRows given(const RowArray& x) {
     device_.release();
     ConstRows rows = x.view();
@@ -74,7 +74,7 @@ class NormalChecks {
   const T* given(const std::vector<T>& values) {
     return device_.lend(values.data(), values.size() * sizeof(T));
   }
-  /// Ranks of one process may share a GPU: nobody's copies may have to wait for a kernel that waits for a call still to come.
+  /// Ranks of one process may share a GPU: no rank's copies may have to wait for a kernel that waits for a later call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -102,8 +102,8 @@ class NormalChecks {
   }
   Dispatched dispatch(uint64_t set) { return dispatch(set, {}); }
 
-  /// Combines what the experts make of set `set` from a row buffer (or, if `ordinary`, from memory of the caller's). Rows
-  /// beyond those delivered hold NaNs, so that reading them shows.
+  /// Combines the experts' outputs of set `set` from a row buffer (or, if `ordinary`, from memory of the caller). Rows beyond
+  /// the delivered ones hold NaNs, so that reading them becomes visible.
   RowArray combined(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
                     float* out_weights = nullptr) {
     RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
@@ -173,7 +173,7 @@ class NormalChecks {
     if (s_.layout == Layout::rank_major && s_.weighted()) returned_weights(d);
   }
 
-  /// Rank-major: each rank returns its part of the weights, and their sums are the weights of all valid routes.
+  /// Rank-major: each rank returns its part of the weights; their sums must be the weights of all valid routes.
   void returned_weights(const Dispatched& d) {
     Comparison c("combine returns the weights");
     CombineOptions o;
@@ -191,7 +191,7 @@ class NormalChecks {
     add(c.take());
   }
 
-  /// Two dispatches alive, combined in the other order.
+  /// Two live dispatches, combined in reverse order.
   void two_handles(const Dispatched& first, const Dispatched& second) {
     CombineCase expected;
     expected.type = out_type_;
@@ -219,7 +219,7 @@ class NormalChecks {
     o.size = SizePolicy::capacity;
     o.capacity = largest;
     add(delivered("sufficient capacity", dispatch(0, o), sent_, true));
-    if (!device_.on_host()) {  // the others had the worst case
+    if (!device_.on_host()) {  // the calls above used worst-case sizes
       o.size = SizePolicy::exact;
       add(delivered("exact size", dispatch(0, o), sent_, true));
       o.size = SizePolicy::capacity;
@@ -229,7 +229,7 @@ class NormalChecks {
     o.capacity = largest - 1;
     try {
       const Dispatched d = dispatch(0, o);
-      (void)d.handle.counts();  // a GPU finds it later than the call
+      (void)d.handle.counts();  // a GPU detects it after the call
       fails.fail("no error was raised");
     } catch (const Error& e) {
       fails.is_true(e.code() == ErrorCode::capacity_exceeded, fmt::format("another error was raised: {}", e.what()));
@@ -261,7 +261,7 @@ std::vector<CheckResult> normal_checks(const VerifyCase& c, const Scenario& s, G
   return NormalChecks(c, s, group, device).run();
 }
 
-/// Low-latency mode: both ways of sending, both halves together and apart, scales in both orders.
+/// Low-latency mode: both ways of sending, both halves together and separately, scales in both orders.
 std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -275,7 +275,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
       group.barrier();
       for (const std::string& name : c.orders) {
         const CombineOrder order = order_named(name);
-        if (order == CombineOrder::per_host) continue;  // of normal mode
+        if (order == CombineOrder::per_host) continue;  // belongs to normal mode
         rank.combine(order, split);
         results.push_back(rank.check_combined(fmt::format("combine {}{}", name, split ? ", in halves" : ""), order));
         group.barrier();
@@ -285,7 +285,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
   return results;
 }
 
-/// Flat: the whole exchange at once, and as dispatch and combine of rows that stay where they are, with both ways of sending.
+/// Flat: the whole exchange in one call, and as a dispatch and a combine of rows in place, with both ways of sending.
 std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -308,9 +308,9 @@ std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Gro
   return results;
 }
 
-/// Copies of normal mode's rows: with ring staging outputs are not in the heap.
+/// Number of copies of normal mode's rows: with ring staging outputs are not in the heap.
 double normal_copies(const VerifyCase& c) { return staging_named(c.staging) == Staging::ring ? 2 : 1; }
-/// What was received, what the experts made of it, a copy of either.
+/// The received rows, the experts' outputs, and a copy of either.
 double low_latency_copies(const VerifyCase&) { return 3; }
 /// The experts of a rank, and those of the reference, widened.
 double layer_copies(const VerifyCase&) { return 3; }
@@ -346,7 +346,7 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.heap_bytes = heap_bytes(c, s);
   return merged_by_place(run_ranks(job, [&](Group& group, RankLink&) {
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), c.gpus, arena);
-    group.barrier();  // every rank has its stream and its memory before any waits for another
+    group.barrier();  // every rank has its stream and its memory before any rank waits for another one
     return encode_checks(verify_mode(c).run(c, s, group, *device));
   }));
 }

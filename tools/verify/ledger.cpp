@@ -29,11 +29,11 @@ namespace {
 using nlohmann::json;
 using Steady = std::chrono::steady_clock;
 
-constexpr double kTolerance = 1e-2;  // absolute and relative, of the published check
+constexpr double kTolerance = 1e-2;  // absolute and relative tolerance of the published check
 
 double us_since(Steady::time_point begin) { return std::chrono::duration<double, std::micro>(Steady::now() - begin).count(); }
 
-/// One rank's share of the check.
+/// One rank's part of the check.
 class LedgerRank {
  public:
   LedgerRank(const LedgerFixture& fixture, Group& group, RankDevice& device, int sms)
@@ -57,7 +57,7 @@ class LedgerRank {
       const auto prepare_begin = Steady::now();
       prepare();
       const double prepared = us_since(prepare_begin);
-      group_.barrier();  // all ranks are ready: outside of the time
+      group_.barrier();  // all ranks are ready: not part of the time
       const auto begin = Steady::now();
       ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options_);
       device_.wait();
@@ -72,7 +72,7 @@ class LedgerRank {
     return {{"prepare", prepares}, {"combine", samples}};
   }
 
-  /// Collective, after run(): seconds of the call alone, replayed. What the last replay wrote is checked.
+  /// Collective, after run(). Seconds of the call alone, replayed. Checks the output of the last replay.
   json time_replayed(Clock& clock, int64_t late_us, int64_t n) {
     LedgerCombineOptions options = options_;
     options.stream = clock.device().stream();
@@ -98,7 +98,8 @@ class LedgerRank {
   }
 
  private:
-  /// The ledger, expert outputs and probabilities, where the backend wants them: anew for every call, with the same content.
+  /// Ledger, expert outputs and probabilities in the memory that the backend requires; recreated for every call with the same
+  /// content.
   void prepare() {
     prepared_ = ledger_.prepare(tables_);
     rows_ = prepared_.rows();
@@ -110,7 +111,7 @@ class LedgerRank {
     device_.wait();
   }
 
-  /// Where route f of this rank comes back to; -1: nowhere.
+  /// The row to which route f of this rank returns; -1: none.
   int32_t row_of(int64_t f) const { return tables_.expanded_row_idx[static_cast<size_t>(f)]; }
 
   /// Rows by (local expert, source, route order), as a dispatch delivers them.
@@ -124,7 +125,7 @@ class LedgerRank {
     }
   }
 
-  /// The return buffer and the results, and how far these are from their float32 sums.
+  /// The return buffer and the results, and their distance from the float32 sums.
   struct Golden {
     std::vector<std::byte> returned, out;
     double max_diff = 0;
@@ -147,7 +148,7 @@ class LedgerRank {
       if (const int32_t at = row_of(f); at >= 0)
         f_.fill_row(rank_, f / f_.topk, golden_.returned.data() + static_cast<size_t>(at) * f_.row_bytes());
   }
-  /// Of a token, in float32.
+  /// The sums of a token in float32.
   std::vector<float> golden_sums(int64_t t) const {
     std::vector<float> x(static_cast<size_t>(f_.hidden)), sums(x.size());
     for (size_t c = 0; c < x.size(); ++c) x[c] = oracle::rounded(f_.type, f_.input(rank_, t, static_cast<int64_t>(c)));
@@ -229,7 +230,7 @@ class LedgerRank {
   int64_t compared_ = 0;
 };
 
-/// Mean and largest of the samples, each the largest over the ranks.
+/// Mean and maximum of the samples, each the maximum over the ranks.
 struct Profile {
   double average = 0, largest = 0;
 };
@@ -261,12 +262,12 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
   const size_t arena = LedgerRank::device_bytes(fixture);
   const RankBody body = [&](Group& group, RankLink& link) {
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), gpus, arena);
-    group.barrier();  // every rank has its stream and its memory before any waits for another
+    group.barrier();  // every rank has its stream and its memory before any rank waits for another one
     LedgerRank rank(fixture, group, *device, static_cast<int>(o.sms));
     json result = rank.run(o.warmup, o.measured, link);
     if (timed) result["kernel"] = rank.time_replayed(*make_gpu_clock(group, Timing::replayed, {}), o.late_us, 100);
     result.update(rank.findings());
-    group.barrier();  // memory is freed only now
+    group.barrier();  // memory is not freed earlier
     return result;
   };
   return run_ranks(job, body, [&](int, int64_t done, const std::string&) {
@@ -274,7 +275,7 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
   });
 }
 
-/// All but what was measured.
+/// The report without measurements.
 json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
   const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
   return {{"pes", o.pes},
@@ -303,7 +304,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
           {"max_diff", 0.0}};
 }
 
-/// Adds what the ranks found and measured.
+/// Adds the findings and measurements of the ranks.
 void add_results(json& report, const std::vector<json>& ranks) {
   std::string problem;
   double max_diff = 0;
@@ -348,7 +349,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
              o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
   fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", r.at("workspace_bytes").get<size_t>(),
              r.at("route_meta_bytes").get<size_t>(), r.at("window_bytes").get<size_t>(), r.at("guard_bytes").get<size_t>());
-  if (!r.at("combine_e2e_us").is_null()) {  // the ranks came to their end
+  if (!r.at("combine_e2e_us").is_null()) {  // all ranks finished
     fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", us("prepare_fixture_us", "avg"),
                us("prepare_fixture_us", "max"));
     fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", us("combine_e2e_us", "avg"), us("combine_e2e_us", "max"));
@@ -367,7 +368,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 double host_bytes(const LedgerVerifyOptions& o, int gpus) {
   const LedgerFixture f(o);
   const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes_for(f.config(), f.world));
-  // What the experts return, as it grows and once more, and its check; results and theirs.
+  // The experts' outputs, while they are appended and as a copy, and their check; the results and their check.
   const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
   return f.world * (heap + rows * static_cast<double>(f.row_bytes()));
 }

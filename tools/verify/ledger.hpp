@@ -10,7 +10,7 @@
 namespace switchyard::tool {
 
 struct LedgerVerifyOptions {
-  bool chosen = false;  ///< `ledger` stood on the command line
+  bool chosen = false;  ///< `ledger` was on the command line
   bool quick = false;   ///< the published small shape
   int64_t pes = 2;
   int64_t tokens = 64;
@@ -22,7 +22,7 @@ struct LedgerVerifyOptions {
   int64_t warmup = 3, measured = 5;
   int64_t blocks = 1, warps = 1;
   int64_t sms = 0;
-  int64_t late_us = 0;  ///< GPUs: rank 0 enters replayed calls so much later than the others
+  int64_t late_us = 0;  ///< GPUs: delay of rank 0's entry into replayed calls after the others
   int64_t timeout_ms = 30000;
   std::string dtype = "f16";
   std::string backend = "cpu";
@@ -30,9 +30,10 @@ struct LedgerVerifyOptions {
   bool json = false;
 };
 
-/// Memory of the host that the check takes, all ranks together: heaps, rows and what they are compared with.
+/// Host memory of the check, all ranks together: heaps, rows and their references.
 double host_bytes(const LedgerVerifyOptions& options, int gpus);
-/// Runs the check on `gpus` GPUs (0: the CPU). Returns what --json prints. `on_progress` gets the number of finished calls.
+/// Runs the check on `gpus` GPUs (0: the CPU). Returns the document of --json. `on_progress` receives the number of finished
+/// calls.
 /// \throws Error if it could not run
 nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus,
                                const std::function<void(int64_t)>& on_progress = {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `switchyard verify`.
+// Options of `switchyard verify`.
 #include <memory>
 
 #include "cli/options.hpp"

@@ -39,7 +39,7 @@ struct Tally {
   int64_t compared = 0;
 };
 
-/// Replaces every case by one for each value.
+/// Replaces every case by one case per value.
 template <class T, class Set>
 void vary(std::vector<VerifyCase>& cases, const std::vector<T>& values, Set set) {
   std::vector<VerifyCase> next;
@@ -84,7 +84,7 @@ void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, dou
   std::fflush(stdout);
 }
 
-/// What has been found so far.
+/// Results so far.
 class Report {
  public:
   explicit Report(const VerifyOptions& options) : options_(options), begin_(std::chrono::steady_clock::now()) {}
@@ -104,7 +104,7 @@ class Report {
     if (!options_.json) print_case(c, checks, seconds, options_.verbose);
   }
 
-  /// A case that could not run.
+  /// Adds a case that could not run.
   void add(const VerifyCase& c, const Error& error) {
     cases_.push_back(
         {{"case", describe(c)}, {"seconds", 0}, {"problem", error.what()}, {"checks", json::array()}, {"passed", false}});
@@ -159,15 +159,15 @@ class Report {
 
   const VerifyOptions& options_;
   const std::chrono::steady_clock::time_point begin_;
-  std::vector<std::string> order_;  ///< of the checks
+  std::vector<std::string> order_;  ///< order of the checks
   std::map<std::string, Tally> tallies_;
-  std::set<std::pair<std::string, std::string>> reasons_;  ///< checks that were skipped, and why
+  std::set<std::pair<std::string, std::string>> reasons_;  ///< skipped checks, and why
   json cases_ = json::array();
-  std::string problem_;  ///< of the first case that could not run
+  std::string problem_;  ///< problem of the first case that could not run
   int64_t failed_ = 0, not_run_ = 0;
 };
 
-/// A case is run if --quantize is not given: with rows as they are, or a layer whose sizes fp8 allows.
+/// Whether a case is run if --quantize is not given: unquantized rows, or a layer whose sizes fp8 allows.
 bool runs_by_default(const VerifyCase& c) {
   if (scales_named(c.quantize) == ScaleKind::none) return true;
   return mode_named(c.mode).has_experts && layer_widths_allowed(c.hidden, c.intermediate, scales_named(c.quantize));
@@ -196,11 +196,11 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
   vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
   vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
-  // Low-latency calls have one layout and one way to stage.
+  // Low-latency calls have one layout and one kind of staging.
   std::erase_if(cases, [&](const VerifyCase& c) {
     return !mode_named(c.mode).has_layouts && (c.layout != o.layouts.front() || c.staging != o.staging.front());
   });
-  // fp8 rows are quantised already; in some modes rows travel as they are.
+  // fp8 rows are quantized already; in some modes rows travel unchanged.
   std::erase_if(cases, [](const VerifyCase& c) {
     const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
     return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
@@ -216,7 +216,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
 
 namespace {
 
-/// Throws for an expert's width that no mode asked for has, and for widths of a layer that a GPU cannot take.
+/// Throws for --intermediate if no requested mode has experts, and for widths of a layer that a GPU does not support.
 void check_intermediate(const VerifyOptions& o) {
   const bool asked =
       std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
@@ -229,7 +229,7 @@ void check_intermediate(const VerifyOptions& o) {
   }
 }
 
-/// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
+/// Resolves options that depend on the GPUs: ranks. Returns the number of GPUs, 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
   if (backend_named(o.backend) == Backend::cpu) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
@@ -243,7 +243,7 @@ int fit_to_gpus(VerifyOptions& o) {
   return gpus;
 }
 
-/// Checks of a case that ran, also if a rank's calls went wrong. \throws Error if it could not run
+/// Checks of a case that ran, even if calls of a rank failed. \throws Error if it could not run
 std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
   try {
     return run_verify_case(c, options, arena);
@@ -253,7 +253,7 @@ std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& opt
   }
 }
 
-/// Throws what is wrong before anything runs. Returns the largest device_bytes.
+/// Throws for invalid cases before anything runs. Returns the maximum device_bytes.
 size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
   if (cases.empty())
     throw UsageError(
@@ -287,7 +287,7 @@ int run_verify(const VerifyOptions& asked) {
       const std::vector<CheckResult> checks = checks_of(c, options, arena);
       report.add(c, checks, seconds_since(begin));
     } catch (const Error& e) {
-      const bool proceeds = e.code() == ErrorCode::system;  // no room for this case, maybe for the next
+      const bool proceeds = e.code() == ErrorCode::system;  // no memory for this case, but perhaps for the next
       if (proceeds || options.json) report.add(c, e);
       if (proceeds) continue;
       if (options.json) report.print();

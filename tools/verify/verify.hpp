@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard verify`: every configuration asked for, PASS or FAIL for each check.
+// `switchyard verify`: runs all requested configurations and prints PASS or FAIL for each check.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct VerifyCase {
   std::string mode, layout, dtype, quantize, staging, routing;
   int ranks = 1, blocks = 1, warps = 1;
   int sms = 0;   ///< CUDA: multiprocessors of each call; 0: the library's default
-  int gpus = 0;  ///< that the ranks go round; 0: on the CPU
+  int gpus = 0;  ///< GPUs over which the ranks are distributed; 0: on the CPU
   int64_t tokens = 0, hidden = 0, intermediate = 0;
   std::vector<std::string> orders;
   uint64_t seed = 1;
@@ -57,15 +57,15 @@ struct VerifyCase {
 /// Names of the modes that can be checked.
 std::vector<std::string> verify_modes();
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
-/// Device memory that each rank of the case needs besides the heap.
+/// Device memory of each rank of the case in addition to the heap.
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Memory of the host that the case may take, all ranks together: heaps, rows and what the checks hold.
+/// Maximum host memory of the case, all ranks together: heaps, rows and the data of the checks.
 double host_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Throws what is wrong with a case before anything runs: UsageError, also if it does not fit into `available` bytes, or the
+/// Throws for an invalid case before anything runs: UsageError, also if it does not fit into `available` bytes, or the
 /// library's Error.
 void check_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t available);
-/// Runs one case on all ranks; results of the ranks merged by check. `arena`: the largest device_bytes of all cases.
-/// \throws RankError, Error, UsageError as run_ranks and RoutingSource do
+/// Runs one case on all ranks; merges the ranks' results by check. `arena`: the maximum device_bytes of all cases.
+/// \throws RankError, Error, UsageError like run_ranks and RoutingSource
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
 /// \returns the exit status
 int run_verify(const VerifyOptions& options);
