@@ -27,7 +27,7 @@ using measure::pin_thread;
 using nlohmann::json;
 
 /// How a rank ended. An empty error means that `result` is valid.
-struct Outcome {  // moving a json does not throw, but its header does not declare so
+struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json does not throw, but its header does not declare so
   json result;
   std::string error;
   ErrorCode code = ErrorCode::peer_failed;
