@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Decides SWITCHYARD_CUDA (ON or OFF). Looks for a toolkit, never for a GPU: the build machine may have none.
+# Decides SWITCHYARD_CUDA (ON or OFF). Searches for a toolkit, never for a GPU: the build machine may have none.
 
 set(SWITCHYARD_CUDA OFF)
 set(SWITCHYARD_CUDA_NOTE "not asked for (SWITCHYARD_BACKENDS=${SWITCHYARD_BACKENDS})")
@@ -24,7 +24,7 @@ if(SWITCHYARD_CUDA)
   endif()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   enable_language(CUDA)
-  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know that nvcc 12 and later take it
+  if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 has no entry for it; nvcc 12 and later accept it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# switchyard_cuda_target(<target>) gives a target with CUDA sources the project's include roots and flags, and adds it to the target
-# `switchyard_cuda`: everything that nvcc compiles, and the command line tool, which calls CUDA. CI builds that target on machines
-# without a GPU.
+# switchyard_cuda_target(<target>) gives a target with CUDA sources the project's include roots and flags, and adds it to the
+# target `switchyard_cuda`: all targets that nvcc compiles, and the command line tool, which calls CUDA. CI builds that target
+# on machines without a GPU.
 add_custom_target(switchyard_cuda)
 
 function(switchyard_cuda_target target)

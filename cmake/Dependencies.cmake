@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# Imported targets of the libraries inside libswitchyard: switchyard_deps::hwy, Threads::Threads. Also installed: a user of the static
-# library links them too. Plain searches, because the config files of some distributions pull in unrelated packages
-# (oneDNN's asks for an OpenCL development package).
+# Imported targets of the libraries that libswitchyard uses: switchyard_deps::hwy, Threads::Threads. This file is also
+# installed: users of the static library link these libraries too. Uses plain searches, because the config files of some
+# distributions pull in unrelated packages (oneDNN's requires an OpenCL development package).
 include_guard(GLOBAL)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
-# switchyard_find_library(<name> <header> <library> <package>) defines switchyard_deps::<name> or says what to install.
+# switchyard_find_library(<name> <header> <library> <package>) defines switchyard_deps::<name>, or fails and names the package
+# to install.
 function(switchyard_find_library name header library package)
   if(TARGET switchyard_deps::${name})
     return()

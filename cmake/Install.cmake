@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Install rules. Each library has a file of targets of its own, which find_package reads where it is asked for that component, and
-# a file for pkg-config.
+# Install rules. Each library has its own targets file, which find_package reads if that component is requested, and a file for
+# pkg-config.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)
 
@@ -27,7 +27,7 @@ function(switchyard_reached_headers result header)
   set(${result} ${seen} PARENT_SCOPE)
 endfunction()
 
-# switchyard_install_library(<name> <description> <what pkg-config requires> <what a static library links besides>)
+# switchyard_install_library(<name> <description> <pkg-config requirements> <further libraries of a static link>)
 function(switchyard_install_library name description requires libs)
   install(TARGETS ${name}_${switchyard_form} EXPORT ${name})
   install(EXPORT ${name} NAMESPACE switchyard:: FILE ${name}Targets.cmake DESTINATION ${package_dir})
@@ -70,7 +70,7 @@ configure_package_config_file(cmake/switchyardConfig.cmake.in ${PROJECT_BINARY_D
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/switchyardConfig.cmake ${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake
               cmake/Dependencies.cmake DESTINATION ${package_dir})
-if(TARGET switchyard_mpi)  # beside the library, which looks for it there
+if(TARGET switchyard_mpi)  # next to the library, which searches for it there
   install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

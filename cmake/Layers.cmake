@@ -2,18 +2,18 @@
 # switchyard_layer(<folder of src, / allowed>
 #   [SEES <path under src>...]     folders or single headers that this layer may include, besides its own folder
 #   [SOURCES <file>...] [CUDA_SOURCES <file>...]   relative to the folder; both may be empty (headers only)
-#   [ALONE <file>...]              those of SOURCES that are compiled alone: names collide, or a tool links the file by itself
+#   [ALONE <file>...]              SOURCES that are compiled separately: their names collide, or a tool links only this file
 #   [LINK <target>...]             libraries that the layer calls itself
-#   [LIBRARY <name>]               the library it is part of: switchyard (default), switchyard_workload, switchyard_layer
+#   [LIBRARY <name>]               library that contains the layer: switchyard (default), switchyard_workload, switchyard_layer
 #   [PUBLIC_API])                  defines symbols of include/switchyard: default visibility, filtered by the export map
 #
-# Makes the object library switchyard_<folder>; cmake/Library.cmake merges those of a library. A layer is compiled against a folder of links to exactly
-# what it may see, so that an include that points up fails to compile.
+# Creates the object library switchyard_<folder>; cmake/Library.cmake merges the layers of a library. A layer is compiled against a
+# folder of links to exactly the paths that it may include, so that an upward include fails to compile.
 
 set_property(GLOBAL PROPERTY switchyard_all_layers "")
 file(WRITE ${PROJECT_BINARY_DIR}/view/layers.txt "")
 
-# Fills <dir> with links, so that -I<dir> shows the given paths of <root> and nothing else.
+# Fills <dir> with links, so that -I<dir> exposes the given paths of <root> and nothing else.
 function(switchyard_link_view dir root)
   file(REMOVE_RECURSE ${dir})
   foreach(path IN LISTS ARGN)
@@ -26,8 +26,8 @@ function(switchyard_link_view dir root)
   endforeach()
 endfunction()
 
-# switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY the given C++ sources of a target are compiled eight at a
-# time, which saves much of the time of a build. The others, and sources with flags of their own, are compiled alone.
+# switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY, compiles the given C++ sources of a target in groups
+# of eight, which saves much of the build time. Other sources, and sources with their own flags, are compiled separately.
 function(switchyard_compile_together target)
   set(position 0)
   foreach(source IN LISTS ARGN)
@@ -57,12 +57,13 @@ function(switchyard_layer folder)
   endif()
 
   add_library(${target} OBJECT ${sources})
-  # Those of builds with CUDA are compiled alone, so that the others are compiled alike in both kinds of builds.
+  # Sources of only one kind of build (with or without CUDA) are compiled separately, so that the groups of the others are equal
+  # in both.
   set(together ${arg_SOURCES})
   list(REMOVE_ITEM together ${arg_ALONE} no_gpu.cpp gpu/no_gpu.cpp gradients/no_gpu.cpp no_device.cpp)
   switchyard_compile_together(${target} ${together})
   target_include_directories(${target} PRIVATE ${view} ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
-  # Sources that both kinds of builds have are compiled alike in both: CUDA's headers are for the others.
+  # Sources that both kinds of builds have are compiled alike in both: they do not get CUDA's headers.
   list(TRANSFORM arg_LINK REPLACE "^(CUDA::.*)$" "$<LINK_ONLY:\\1>" OUTPUT_VARIABLE links)
   target_link_libraries(${target} PRIVATE switchyard_flags Threads::Threads ${links})
   if(SWITCHYARD_CUDA AND arg_CUDA_SOURCES)

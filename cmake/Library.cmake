@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The libraries: layers merged. The same objects make the static and the shared form of each; switchyard::switchyard,
-# switchyard::workload and switchyard::layer are the form that BUILD_SHARED_LIBS chooses. Tests of internals always link the static
-# form (targets switchyard_static, ...).
+# The libraries: merged layers. The same objects form the static and the shared version of each; switchyard::switchyard,
+# switchyard::workload and switchyard::layer are the version that BUILD_SHARED_LIBS selects. Tests of internals always link the
+# static version (targets switchyard_static, ...).
 
 configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in ${PROJECT_BINARY_DIR}/include/switchyard/version.h @ONLY)
 set(switchyard_form static)
@@ -9,8 +9,8 @@ if(BUILD_SHARED_LIBS)
   set(switchyard_form shared)
 endif()
 
-# switchyard_library(<name> <exported name> [<library that it stands on>]) makes <name>_static and <name>_shared of the layers that
-# say LIBRARY <name>.
+# switchyard_library(<name> <exported name> [<base library>]) creates <name>_static and <name>_shared from the layers with
+# LIBRARY <name>.
 function(switchyard_library name exported)
   get_property(layers GLOBAL PROPERTY ${name}_layers)
   get_property(links GLOBAL PROPERTY ${name}_links)
@@ -50,7 +50,7 @@ if(SWITCHYARD_LAYER)
   switchyard_library(switchyard_layer layer switchyard)
 endif()
 
-# For files of the caller that hold device code (include/switchyard/cuda): the headers that they include.
+# For users' files with device code (include/switchyard/cuda): the headers that they include.
 if(SWITCHYARD_CUDA)
   add_library(switchyard_device INTERFACE)
   target_include_directories(switchyard_device INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>

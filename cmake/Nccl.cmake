@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Decides SWITCHYARD_NCCL_HEADERS: the folder of NCCL's device API, with which the kernel of device-initiated networking is compiled
-# (docs/design/0056-device-initiated-networking.md), or nothing. The library links no NCCL in either case.
+# Decides SWITCHYARD_NCCL_HEADERS: the folder of NCCL's device API, against which the kernel of device-initiated networking is
+# compiled (docs/design/0056-device-initiated-networking.md), or empty. The library does not link NCCL in either case.
 
 unset(SWITCHYARD_NCCL_HEADERS CACHE)
 set(SWITCHYARD_GIN_NOTE "not compiled")

@@ -45,8 +45,8 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-  # Lets a program of a bundle find the libraries beside it (./dev bundle); no effect in the build tree.
-  # The old tag, because the new one would not apply to what those libraries need in turn.
+  # Lets a program of a bundle find the libraries next to it (./dev bundle); no effect in the build tree. Uses the old tag,
+  # because the new one would not apply to the dependencies of those libraries.
   set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")
   add_link_options(LINKER:--disable-new-dtags)
   find_program(SWITCHYARD_CCACHE ccache)
@@ -64,11 +64,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 include(GNUInstallDirs)
 
-# Flags of every C and C++ file of the project. Not exported: a user's own flags are theirs.
+# Flags of every C and C++ file of the project. Not exported: users choose their own flags.
 add_library(switchyard_flags INTERFACE)
 target_compile_features(switchyard_flags INTERFACE cxx_std_20 c_std_11)
 set(host $<COMPILE_LANGUAGE:C,CXX>)
-# Bits are part of the contract: no fused multiply-add unless written.
+# Bits are part of the contract: fused multiply-add only where written explicitly.
 target_compile_options(switchyard_flags INTERFACE
   $<${host}:-ffp-contract=off;-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)

@@ -2,16 +2,16 @@
 # switchyard_room(<folder of tools>
 #   [SEES <room>...]               rooms that this one may include, besides itself: those below it
 #   SOURCES <file>...              relative to the folder
-#   [GPU_SOURCES <file>...]        instead of those of NO_GPU_SOURCES, in builds with CUDA
+#   [GPU_SOURCES <file>...]        replace NO_GPU_SOURCES in builds with CUDA
 #   [NO_GPU_SOURCES <file>...]
-#   [ALONE <file>...]              those whose names collide with others': compiled alone
+#   [ALONE <file>...]              sources whose names collide with others: compiled separately
 #   [LINK <target>...])            libraries that the room calls itself
 #
-# Makes the static library switchyard_tool_<folder>, which brings those of the rooms that it sees. A room is compiled against a
-# folder of links to exactly what it may see, as the layers of src are.
+# Creates the static library switchyard_tool_<folder>, which links the rooms that it SEES. A room is compiled against a folder of
+# links to exactly the paths that it may include, like the layers of src.
 
-# Headers that most rooms include, compiled once for all of them. No source may rely on that: a build with
-# CMAKE_DISABLE_PRECOMPILE_HEADERS goes without.
+# Headers that most rooms include, precompiled once for all of them. No source may rely on them: builds with
+# CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tool_headers.cpp CONTENT "")
 add_library(switchyard_tool_headers STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/tool_headers.cpp)
 target_link_libraries(switchyard_tool_headers PRIVATE switchyard_flags fmt::fmt nlohmann_json::nlohmann_json)
@@ -44,8 +44,8 @@ function(switchyard_room folder)
   set_property(GLOBAL APPEND PROPERTY switchyard_rooms ${target})
 endfunction()
 
-# switchyard_embed(<file>...): makes <name>.inc of each text file, a string literal of all but its first line, which holds the
-# licence. For the sources of the calling folder.
+# switchyard_embed(<file>...): creates <name>.inc for each text file: a string literal of all lines but the first, which holds
+# the license. For the sources of the calling folder.
 function(switchyard_embed)
   foreach(file IN LISTS ARGN)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # switchyard_test(<name>
 #   SOURCES <file>...          one executable; relative to the calling folder
-#   [LINK <target>...]         besides GoogleTest, the library with its internals, and the oracle
+#   [LINK <target>...]         further libraries besides GoogleTest, the library with its internals, and the oracle
 #   [DEFINES <macro>...]
-#   [LABELS <label>...]        what .ci/run and ./dev select by; the names are in CONTRIBUTING.md, "Labels"
+#   [LABELS <label>...]        labels by which .ci/run and ./dev select; CONTRIBUTING.md lists them under "Labels"
 #   [TIMEOUT <seconds>]        default 60; three times that under a sanitizer
 #   [SHARDS <n>]               n ctest entries that run disjoint parts
 #   [ARGS <argument>...] [ENVIRONMENT <NAME=value>...]
@@ -12,18 +12,18 @@
 #   [OWN_MAIN])                the sources define main()
 #
 # switchyard_test_program(<name> SOURCES [LINK] [DEFINES] [EXCEPT] [OWN_MAIN])
-#   the executable alone, for suites that run more than once: with ranks as threads and as processes, for example.
+#   the executable alone, for suites that run more than once, for example with ranks as threads and as processes.
 #
 # switchyard_test_run(<name> <executable> [LABELS] [TIMEOUT] [SHARDS] [ARGS] [ENVIRONMENT] [PROCESSORS] [EXCEPT])
-#   one (more) ctest entry of an executable that one of these made, for example with another filter and label.
+#   a further ctest entry for an executable of the functions above, for example with another filter and label.
 
 find_package(GTest REQUIRED)
 find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
 add_custom_target(switchyard_tests)
 
-# Test code is compiled quickly: with less optimisation than the library, and what tests share (harness, oracle). Under AddressSanitizer
-# UndefinedBehaviorSanitizer looks at these alone, and at test programs that say so.
-add_library(switchyard_test_flags INTERFACE)  # behind switchyard_flags
+# Test code and the code that tests share (harness, oracle) are compiled quickly, with less optimization than the library. In
+# AddressSanitizer builds, UndefinedBehaviorSanitizer instruments only this code and test programs that request it.
+add_library(switchyard_test_flags INTERFACE)  # after switchyard_flags
 if(SWITCHYARD_SANITIZE STREQUAL "thread")
   target_compile_options(switchyard_test_flags INTERFACE -O0)
 elseif(SWITCHYARD_SANITIZE STREQUAL "address")
@@ -32,8 +32,8 @@ else()
   target_compile_options(switchyard_test_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-O1>)
 endif()
 
-# Headers that most tests include, compiled once for all of them. No source may rely on that: CUDA files go without, and so does a build
-# with CMAKE_DISABLE_PRECOMPILE_HEADERS.
+# Headers that most tests include, precompiled once for all of them. No source may rely on them: CUDA files and builds with
+# CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
 add_executable(switchyard_test_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cpp)
 target_link_libraries(switchyard_test_headers PRIVATE switchyard_flags switchyard_test_flags GTest::gtest)
@@ -52,7 +52,7 @@ function(switchyard_test_run name executable)
     message(FATAL_ERROR "switchyard_test_run(${name}): unknown argument '${arg_UNPARSED_ARGUMENTS}'")
   endif()
   if(NOT TARGET ${executable} OR SWITCHYARD_SANITIZE IN_LIST arg_EXCEPT)
-    return()  # excepted from this kind of build
+    return()  # excluded from this kind of build
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
@@ -76,7 +76,7 @@ function(switchyard_test_run name executable)
     endif()
     add_test(NAME ${entry} COMMAND ${executable} ${arg_ARGS})
     set_tests_properties(${entry} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "${environment}"
-      PROCESSORS ${arg_PROCESSORS} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter that matches nothing is a failure
+      PROCESSORS ${arg_PROCESSORS} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter without matches is a failure
   endforeach()
 endfunction()
 
@@ -103,7 +103,7 @@ function(switchyard_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "OWN_MAIN" "TIMEOUT;SHARDS;PROCESSORS"
     "SOURCES;LINK;DEFINES;LABELS;ARGS;ENVIRONMENT;EXCEPT")
   if(arg_OWN_MAIN)
-    list(APPEND arg_UNPARSED_ARGUMENTS OWN_MAIN)  # what is unknown is refused there
+    list(APPEND arg_UNPARSED_ARGUMENTS OWN_MAIN)  # unknown arguments are refused there
   endif()
   switchyard_test_program(${name} ${arg_UNPARSED_ARGUMENTS} SOURCES ${arg_SOURCES} LINK ${arg_LINK} DEFINES ${arg_DEFINES}
                           EXCEPT ${arg_EXCEPT})

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One expert-parallel layer over four ranks that are threads of this process. No cluster, GPU or launcher is needed.
 //
-// Every token is sent to the ranks that hold its two experts; expert e multiplies what it receives by e + 1; combine brings the
-// results back and sums them with the tokens' weights. All numbers are small, so that the result can be checked exactly.
+// Every token is sent to the ranks that hold its two experts; expert e multiplies the received rows by e + 1; combine returns
+// the results and sums them with the tokens' weights. All numbers are small, so that the result can be checked exactly.
 #include <switchyard/normal.hpp>
 
 #include <atomic>
@@ -15,12 +15,12 @@ using namespace switchyard;
 
 constexpr int kRanks = 4, kExperts = 8, kTopk = 2, kTokens = 100, kHidden = 64;
 
-// The data of token t of rank r.
+// Data of token t of rank r.
 float value(int r, int t, int column) { return static_cast<float>((r * 7 + t * 3 + column) % 16); }
 int expert(int r, int t, int k) { return (r + t + 3 * k) % kExperts; }
 float weight(int k) { return k == 0 ? 0.75f : 0.25f; }
 
-// The expert layer of this rank, in place: rows come grouped by expert, ready for one matrix product per expert.
+// The expert layer of this rank, in place: rows are grouped by expert, ready for one matrix product per expert.
 void run_experts(const Dispatched& received, int first) {
   float* rows = static_cast<float*>(received.x.data);
   for (size_t e = 0; e < received.tokens_per_expert.size(); ++e) {
@@ -30,7 +30,7 @@ void run_experts(const Dispatched& received, int first) {
   }
 }
 
-// What one rank does. Returns the number of wrong elements.
+// Runs one rank. Returns the number of wrong elements.
 int run_rank(Group& group, const NormalConfig& config) {
   const int rank = group.rank();
   std::vector<float> x(kTokens * kHidden), out(kTokens * kHidden), weights(kTokens * kTopk);
@@ -43,11 +43,11 @@ int run_rank(Group& group, const NormalConfig& config) {
     }
   }
 
-  NormalExchange exchange(group, config);  // all ranks together
+  NormalExchange exchange(group, config);  // collective
   const Dispatched received =
       exchange.dispatch({x.data(), kTokens, kHidden, DType::f32}, ExpertIds::of(ids.data(), kTokens, kTopk), weights.data());
   run_experts(received, first_expert(kExperts, kRanks, rank));
-  exchange.combine(received.x, received.handle, out.data());  // reads the rows where they lie
+  exchange.combine(received.x, received.handle, out.data());  // reads the rows in place
 
   int wrong = 0;
   for (int t = 0; t < kTokens; ++t) {
@@ -79,7 +79,7 @@ int main() try {
     ranks.emplace_back([&] {
       try {
         wrong += run_rank(group, config);
-      } catch (const std::exception& error) {  // the other ranks' waits end too: each with an error that names the cause
+      } catch (const std::exception& error) {  // the waits of other ranks end too, each with an error that names the cause
         std::fprintf(stderr, "rank %d: %s\n", group.rank(), error.what());
         wrong += 1;
       }

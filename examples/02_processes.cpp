@@ -3,8 +3,8 @@
 //   torchrun --no-python --nproc-per-node 4 example_02_processes
 //   mpirun -n 4 example_02_processes        srun -n 4 example_02_processes
 //
-// A bf16 dispatch in rank-major order: one row per (token, rank). Every rank returns the rows as they came, so that combine
-// yields each token times the number of ranks that it visited.
+// A bf16 dispatch in rank-major order: one row per (token, rank). Every rank returns the received rows unchanged, so that
+// combine yields each token times the number of ranks that it visited.
 #include <switchyard/normal.hpp>
 
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ int visited(int rank, int t, int world) {
   return count;
 }
 
-// What one rank does. Returns the exit status of its process.
+// Runs one rank. Returns the exit status of its process.
 int run_rank(Group group, const NormalConfig& config) {
   const int rank = group.rank(), world = group.size();
   std::vector<uint16_t> x(kTokens * kHidden), out(kTokens * kHidden);
@@ -71,7 +71,7 @@ int guarded(const std::function<Group(const GroupOptions&)>& join) try {
   config.num_experts = kExperts;
   config.topk = kTopk;
   config.max_tokens = kTokens;
-  GroupOptions options;  // the size of a launcher's group is not known yet: enough for the largest
+  GroupOptions options;  // the size of a launcher's group is unknown here: reserve for the largest
   options.heap_bytes = NormalExchange::heap_bytes_for(config, kMaxRanks);
   return run_rank(join(options), config);
 } catch (const std::exception& error) {
@@ -84,7 +84,7 @@ int main() {
     if (std::getenv(variable)) return guarded(Group::from_environment);
 
   constexpr int kRanks = 4;
-  const std::string store = "unix:@switchyard-example-" + std::to_string(::getpid());  // a name of the kernel, no file
+  const std::string store = "unix:@switchyard-example-" + std::to_string(::getpid());  // an abstract socket name, not a file
   const std::string token = std::to_string(std::random_device{}()) + "-" + std::to_string(std::random_device{}());
   for (int rank = 0; rank < kRanks; ++rank) {
     if (::fork() != 0) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine from C11: two ranks as threads. Every rank returns the rows that it received as they are, and the
-// weights with them; each token must come back times the number of ranks that it visited, here two.
+// Dispatch and combine from C11 on two ranks that are threads. Every rank returns the received rows and weights unchanged; each
+// token must return multiplied by the number of ranks that it visited, here two.
 #include <switchyard/c/switchyard.h>
 
 #include <pthread.h>
@@ -15,7 +15,7 @@ typedef struct Rank {
   int wrong;
 } Rank;
 
-// Prints what went wrong and ends the function. A real program would clean up here.
+// Prints the error and returns from the function. A real program would clean up here.
 #define TRY(call)                                                       \
   do {                                                                  \
     const switchyard_code_t code = (call);                              \
@@ -25,7 +25,7 @@ typedef struct Rank {
     }                                                                   \
   } while (0)
 
-// What one rank does with its tokens x [kTokens, kHidden]. Returns 0 if all calls succeeded.
+// Runs one rank with its tokens x [kTokens, kHidden]. Returns 0 if all calls succeeded.
 static int exchange_tokens(Rank* me, const float* x, const int32_t* ids, const float* weights, float* out, float* out_weights) {
   sy_exchange* exchange = NULL;
   TRY(sy_exchange_create(me->group, &me->config, &exchange));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of decoding over three ranks that are threads of this process: low-latency dispatch (bf16 tokens travel as fp8), a
-// masked grouped matrix product that reads rows, counts and scales exactly as they were delivered, and combine, which reads the
-// products where the experts wrote them. Once for each form that scales can have. On GPUs the calls are the same, with device
-// pointers; the counts stay on the device.
+// A decode layer over three ranks that are threads of this process: low-latency dispatch (bf16 tokens travel as fp8), a masked
+// grouped matrix product that reads rows, counts and scales exactly as delivered, and combine, which reads the products where
+// the experts wrote them. Runs once for each form of scales. On GPUs the calls are the same with device pointers; the counts
+// stay on the device.
 //
-// Tokens are made so that fp8 holds them exactly: small integers times a power of two for each 128 columns, and in each such
-// group one element of 448 times it, which is the largest fp8 number. So the result must be that of plain arithmetic, bit by
-// bit.
+// Tokens are representable exactly in fp8: small integers times a power of two for each 128 columns, and in each such group one
+// element of 448 times that power, where 448 is the largest fp8 number. Therefore the result must equal that of plain
+// arithmetic, bit by bit.
 #include <switchyard/low_latency.hpp>
 
 #include <atomic>
@@ -22,9 +22,9 @@ using namespace switchyard;
 
 constexpr int kRanks = 3, kExperts = 8, kTopk = 3, kMaxTokens = 5, kHidden = 384, kSteps = 3;
 
-// --- What every rank knows of every token and expert.
+// --- Data of every token and expert, computable on every rank.
 
-int tokens(int step, int rank) { return (2 * step + 3 * rank) % (kMaxTokens + 1); }  // also none
+int tokens(int step, int rank) { return (2 * step + 3 * rank) % (kMaxTokens + 1); }  // including zero
 int expert(int step, int rank, int t, int k) {
   const int e = (step + 5 * rank + t + 3 * k) % (kExperts + 1);
   return e < kExperts ? e : -1;  // -1: no expert
@@ -51,15 +51,15 @@ float from_fp8(uint8_t bits) {
 
 // --- Experts: one masked grouped product.
 
-// The scale of columns [128 g, 128 g + 128) of row r of expert e, from where dispatch put it.
+// The scale of columns [128 g, 128 g + 128) of row r of expert e, at the place where dispatch wrote it.
 float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64_t e, int64_t r, int64_t g) {
-  const bool packed = config.scales == ScaleKind::ue8m0;  // a byte: the exponent of a power of two
+  const bool packed = config.scales == ScaleKind::ue8m0;  // one byte: the exponent of a power of two
   const int64_t groups = num_scales(kHidden);
   int64_t byte;
   if (config.scale_order == ScaleOrder::row_major) {
     const auto row_bytes = static_cast<int64_t>(scale_row_bytes(kHidden, config.scales));
     byte = (e * in.rows_per_expert + r) * row_bytes + (packed ? g : 4 * g);
-  } else if (packed) {  // four groups in a word
+  } else if (packed) {  // four groups per word
     byte = ((e * ((groups + 3) / 4) + g / 4) * in.scale_rows + r) * 4 + g % 4;
   } else {
     byte = ((e * groups + g) * in.scale_rows + r) * 4;
@@ -71,13 +71,13 @@ float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64
   return scale;
 }
 
-// y[row] = matrix of the row's expert * row, for the rows that there are.
+// y[row] = matrix of the row's expert * row, for the rows that exist.
 void masked_grouped_product(const LowLatencyOutput& in, const LowLatencyConfig& config, int first_expert, int experts,
                             const LowLatencyRows& y) {
   const auto* const codes = static_cast<const uint8_t*>(in.x.data);
   auto* const out = static_cast<uint16_t*>(y.data);
   for (int64_t e = 0; e < experts; ++e) {
-    for (int64_t r = 0; r < in.rows_of_expert[e]; ++r) {  // rows beyond these hold anything
+    for (int64_t r = 0; r < in.rows_of_expert[e]; ++r) {  // further rows are undefined
       const int64_t row = e * in.rows_per_expert + r;
       float x[kHidden];
       for (int c = 0; c < kHidden; ++c) x[c] = from_fp8(codes[row * kHidden + c]) * scale_of(in, config, e, r, c / kScaleGroup);
@@ -92,7 +92,7 @@ void masked_grouped_product(const LowLatencyOutput& in, const LowLatencyConfig& 
 
 // --- One rank.
 
-// Wrong elements: the same layer, computed where the token is, without any exchange.
+// Number of wrong elements, compared with the same layer computed on the token's rank without any exchange.
 int wrong_elements(int step, int rank, int t, const uint16_t* out) {
   int wrong = 0;
   float x[kHidden];
@@ -113,8 +113,8 @@ int wrong_elements(int step, int rank, int t, const uint16_t* out) {
 
 int run_rank(Group& group, const LowLatencyConfig& config) {
   const int rank = group.rank(), first = first_expert(kExperts, kRanks, rank);
-  LowLatencyExchange exchange(group, config);          // all ranks together
-  LowLatencyOutput received = exchange.make_output();  // memory: made once, used by every step
+  LowLatencyExchange exchange(group, config);          // collective
+  LowLatencyOutput received = exchange.make_output();  // allocated once, used by every step
   LowLatencyRows y = exchange.make_rows(DType::bf16);  // for the products, [experts here * R, H]
   std::vector<uint16_t> x(kMaxTokens * kHidden), out(kMaxTokens * kHidden);
   std::vector<int32_t> ids(kMaxTokens * kTopk);
@@ -131,7 +131,7 @@ int run_rank(Group& group, const LowLatencyConfig& config) {
     send.weights = weights.data();
     exchange.dispatch({x.data(), count, kHidden, DType::bf16}, ExpertIds::of(ids.data(), count, kTopk), received, send);
     masked_grouped_product(received, config, first, first_expert(kExperts, kRanks, rank + 1) - first, y);
-    exchange.combine(y, received, out.data());  // reads y where it lies
+    exchange.combine(y, received, out.data());  // reads y in place
     for (int t = 0; t < count; ++t) wrong += wrong_elements(step, rank, t, out.data() + t * kHidden);
   }
   return wrong;

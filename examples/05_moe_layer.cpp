@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer over three ranks that are threads of this process: one object for prefill and one for decoding, with the
-// same weights, of which there is no second copy. A shared expert's rows are in `out` already when the layer is called. On GPUs
-// the calls are the same, with device pointers and a stream, and can be captured in a graph.
+// A complete MoE layer over three ranks that are threads of this process: one object for prefill and one for decoding, which
+// share the weights without a second copy. `out` already contains the rows of a shared expert when the layer is called. On GPUs
+// the calls are the same with device pointers and a stream, and can be captured in a graph.
 //
-// The result must be that of the formula, computed where the token is, within the roundings of bf16.
+// The result must equal that of the formula, computed on the token's rank, within the rounding of bf16.
 #include <switchyard/layer.hpp>
 
 #include <atomic>
@@ -19,7 +19,7 @@ using namespace switchyard;
 constexpr int kRanks = 3, kExperts = 7, kTopk = 2, kHidden = 64, kIntermediate = 48;
 constexpr int64_t kPrompt = 300, kDecoded = 4;
 
-// --- What every rank knows of every token.
+// --- Data of every token, computable on every rank.
 
 float token(int rank, int64_t t, int column) {
   return std::sin(static_cast<float>(rank + 1) * 0.7f + static_cast<float>(t) * 1.3f + static_cast<float>(column));
@@ -38,7 +38,7 @@ uint16_t to_bf16(float value) {  // nearest, ties to even
 float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 float rounded(float value) { return from_bf16(to_bf16(value)); }
 
-/// An expert's outputs for one token, added to `sum` [H] with a weight.
+/// Adds an expert's outputs for one token to `sum` [H], with a weight.
 void add_expert(const ExpertWeights& weights, int e, const std::vector<float>& x, double weight, std::vector<double>& sum) {
   std::vector<double> between(kIntermediate);
   for (int i = 0; i < kIntermediate; ++i) {
@@ -57,7 +57,7 @@ void add_expert(const ExpertWeights& weights, int e, const std::vector<float>& x
 
 // --- One rank.
 
-/// Calls `layer` with `tokens` tokens, and returns how far it is from the formula, as a part of it.
+/// Calls `layer` with `tokens` tokens. Returns the relative distance from the formula.
 double call(MoeLayer& layer, int rank, int64_t tokens, const ExpertWeights& weights) {
   std::vector<uint16_t> x, out;
   std::vector<int32_t> ids;
@@ -98,7 +98,7 @@ bool run_rank(Group& group, const MoeLayerConfig& prefill, const MoeLayerConfig&
     const auto at = static_cast<size_t>(e - first) * kMatrix;
     weights.fill(e, {w13.data() + 2 * at, 2 * kMatrix}, {w2.data() + at, kMatrix});
   }
-  MoeLayer many(group, prefill, w13.data(), w2.data());  // all ranks together
+  MoeLayer many(group, prefill, w13.data(), w2.data());  // collective
   MoeLayer few(group, decode, w13.data(), w2.data());
   const double prompt = call(many, rank, kPrompt + rank, weights);
   const double decoded = call(few, rank, kDecoded - rank, weights);
@@ -116,7 +116,7 @@ int main() try {
   prefill.max_tokens = kPrompt + kRanks;
   prefill.storage = WeightStorage::view;  // both layers read the caller's weights
   MoeLayerConfig decode = prefill;
-  decode.max_tokens = kDecoded;  // so few that the exchange is low latency
+  decode.max_tokens = kDecoded;  // few enough for a low-latency exchange
   GroupOptions options;
   options.heap_bytes = MoeLayer::heap_bytes_for(prefill, kRanks) + MoeLayer::heap_bytes_for(decode, kRanks);
   std::vector<Group> groups = Group::in_process(kRanks, options);

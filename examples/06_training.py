@@ -38,7 +38,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     with sy.Group.from_process_group(heap_bytes=64 << 20) as group:
-        torch.manual_seed(0)  # what is to be learned is alike on all ranks, and so is the router
+        torch.manual_seed(0)  # the target is equal on all ranks, and so is the router
         teacher, model = torch.nn.Linear(HIDDEN, HIDDEN), Moe(group)
         torch.manual_seed(1 + rank)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routing of a transformers model over ranks, recorded for the tool, on the CPU:
+"""Records the routing of a transformers model over ranks for the tool, on the CPU:
 
     torchrun --nproc-per-node 2 examples/07_record_routing.py routing.safetensors
     switchyard bench --routing routing.safetensors
 
-The model is a small Mixtral of random weights, whose experts are divided among the ranks; each rank reads texts of its own. Hooks on the
-routers record which experts its tokens go to (docs/routing.md), rank 0 joins the ranks' files to one and reads that back. Needs the
+The model is a small Mixtral with random weights, whose experts are divided among the ranks; each rank reads its own texts. Hooks on the
+routers record the experts of the rank's tokens (docs/routing.md). Rank 0 joins the ranks' files and reads the result back. Needs the
 package (docs/python.md) and transformers.
 """
 import os
@@ -25,7 +25,7 @@ EXPERTS, TOPK, LAYERS, BATCH, LENGTH, TEXTS = 8, 2, 2, 4, 16, 3
 
 
 def make_model() -> torch.nn.Module:
-    """The same on all ranks."""
+    """Equal on all ranks."""
     torch.manual_seed(0)
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(
         num_local_experts=EXPERTS, num_experts_per_tok=TOPK, num_hidden_layers=LAYERS, vocab_size=64, hidden_size=32,
@@ -33,7 +33,7 @@ def make_model() -> torch.nn.Module:
 
 
 def record(group: sy.Group, model: torch.nn.Module) -> record_routing.RoutingRecorder:
-    """What the routers of this rank choose for its texts."""
+    """Records the choices of this rank's routers for its texts."""
     recorder = record_routing.RoutingRecorder(num_experts=EXPERTS, metadata={"model": "Mixtral of random weights"})
     recorder.rank = group.rank
     for number, layer in enumerate(model.model.layers):
@@ -46,7 +46,7 @@ def record(group: sy.Group, model: torch.nn.Module) -> record_routing.RoutingRec
 
 
 def check(path: str, world: int) -> None:
-    """Every layer and rank is there, with as many tokens as the texts had, and ids of experts that exist."""
+    """Checks that every layer and rank is present, with as many tokens as the texts had, and with ids of existing experts."""
     tensors, about = record_routing.load_safetensors(path)
     assert record_routing.experts_of(path, about) == EXPERTS, about
     for layer in range(LAYERS):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps of a Mixture-of-Experts layer; on GPUs a step is a CUDA graph, on the CPU the same calls:
 
-    torchrun --nproc-per-node 2 examples/08_serving.py          # cuda where torch has it; or say so: cpu, cuda
+    torchrun --nproc-per-node 2 examples/08_serving.py          # default: cuda if torch has it; or append cpu or cuda
 
-A step is router, layer and norm of the rank's tokens, one of each sequence that it serves. The layer is computed in two ways: by
-low-latency dispatch, products of torch and combine, and by `MoeLayer`, if there is the library switchyard_layer. The last step of each is
-compared with all experts in torch. Needs the package (docs/python.md), and Hopper GPUs or none.
+A step is router, layer and norm of the rank's tokens, one token of each sequence that the rank serves. The layer is computed in two
+ways: with low-latency dispatch, products of torch and combine; and with `MoeLayer`, if the library switchyard_layer is available. The
+last step of each is compared with all experts computed in torch. Needs the package (docs/python.md), and Hopper GPUs or none.
 """
 import os
 import sys
@@ -23,7 +23,7 @@ Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Step:
-    """One step, on memory that stays where it is, as graphs need it."""
+    """One step, on memory at fixed addresses, as graphs require."""
 
     def __init__(self, layer: Layer, x: torch.Tensor, router: torch.Tensor) -> None:
         self.layer, self.router = layer, router
@@ -38,9 +38,9 @@ class Step:
 
 
 def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Layer:
-    """Rows behind those that came are computed too, and read by nobody."""
+    """Rows beyond the received ones are also computed, but never read."""
     exchange = sy.LowLatency(group, scales=None, **SHAPE)
-    rows = []  # for what the experts make, asked for once
+    rows = []  # expert outputs, allocated once
 
     def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         received = exchange.dispatch(x, ids, weights)
@@ -54,7 +54,7 @@ def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Laye
 
 
 def reference(step: Step, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    """What the layer of the last step should have made, of the weights of all experts, in float32."""
+    """Expected result of the layer in the last step, from the weights of all experts, in float32."""
     out = torch.zeros_like(step.before, dtype=torch.float32)
     for e in range(EXPERTS):
         tokens, positions = torch.where(step.ids == e)
@@ -65,7 +65,7 @@ def reference(step: Step, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
 
 
 def serve(group: sy.Group, step: Step, steps: int) -> float:
-    """Seconds of `steps` steps. The first ones, which are not counted, make what later ones use."""
+    """Seconds of `steps` steps. The first steps are not counted: they create resources of later ones."""
     on_gpu, run = step.x.is_cuda, step.__call__
     for _ in range(2):
         step()
@@ -87,7 +87,7 @@ def serve(group: sy.Group, step: Step, steps: int) -> float:
 
 
 def make_weights(device: str) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Router and all experts, the same on all ranks."""
+    """Router and all experts, equal on all ranks."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -129,7 +129,7 @@ def main() -> None:
             if group.rank == 0:
                 print(f"{name}: {steps * TOKENS * world / seconds:.0f} tokens/s on {world} ranks, {backend}, error {error:.1e}")
             group.barrier()
-            del step  # its graph goes before what it calls does
+            del step  # its graph must be destroyed before the objects that it uses
 
 
 if __name__ == "__main__":

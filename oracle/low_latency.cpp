@@ -41,7 +41,7 @@ LowLatencyView low_latency_view(const Problem& p, int rank) {
     for (const auto& rows : view.arrivals) before.push_back(rows.size());
     for (int64_t token = 0; token < p.tokens(source); ++token) {
       for (int k = 0; k < p.topk; ++k) {
-        const int64_t id = p.id(source, token, k);  // of any value
+        const int64_t id = p.id(source, token, k);  // any value
         if (id < first || id - first >= local_experts) continue;
         auto& rows = view.arrivals[static_cast<size_t>(id - first)];
         const bool again = !rows.empty() && rows.back().source == source && rows.back().token == token;

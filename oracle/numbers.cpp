@@ -17,11 +17,11 @@ int exponent_of(double value) { return static_cast<int>(__builtin_bit_cast(uint6
 
 constexpr int bias_of(int exponent_bits) { return (1 << (exponent_bits - 1)) - 1; }
 
-/// Nearest integer, ties to even, for 0 <= value < 2^51: the sum has no room for a fraction.
+/// Nearest integer, ties to even, for 0 <= value < 2^51: the sum has no bits for a fraction.
 double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 
-/// In line, so that loops over rows have the formats as constants: elements come by the hundred million, and under a sanitizer
-/// every call and every look at a Format costs several times what the arithmetic does.
+/// Inlined, so that loops over rows have the formats as constants: there are hundreds of millions of elements, and under a
+/// sanitizer every call and every read of a Format costs several times as much as the arithmetic.
 [[gnu::always_inline]] inline uint32_t encoded(const Format format, double value) {
   const int bias = bias_of(format.exponent_bits);
   const uint32_t sign = std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0u;
@@ -31,7 +31,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
     if (format.finite_only) return all_ones << format.mantissa_bits | mantissa_mask;
     return all_ones << format.mantissa_bits | (1u << (format.mantissa_bits - 1));
   }
-  // e4m3 loses only its last code to NaN, the others lose a whole exponent to infinity and NaN.
+  // e4m3 reserves only its last code for NaN; the others reserve a whole exponent for infinity and NaN.
   const uint32_t largest = format.finite_only ? (all_ones << format.mantissa_bits | mantissa_mask) - 1
                                               : ((all_ones - 1) << format.mantissa_bits | mantissa_mask);
   const uint32_t overflow = format.finite_only ? largest : all_ones << format.mantissa_bits;
@@ -46,7 +46,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
   const int binade = exponent_of(magnitude), exponent = binade < 1 - bias ? 1 - bias : binade;
   const double steps = nearest(magnitude * power_of_two(format.mantissa_bits - exponent));
   if (steps * power_of_two(exponent - format.mantissa_bits) > top) return sign | overflow;
-  // A normal number has its leading one among the steps; it counts one exponent. A carry into the next binade does the same.
+  // The steps of a normal number include its leading one, which adds one to the exponent. So does a carry into the next binade.
   return sign | ((static_cast<uint32_t>(exponent + bias - 1) << format.mantissa_bits) + static_cast<uint32_t>(steps));
 }
 
@@ -66,7 +66,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
          power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
-// Codes of each type, in one step. bf16 is the upper half of a float32: reading is a shift, and rounding an addition that
+// Codes of each type, in one step. bf16 is the upper half of a float32: decoding is a shift, and rounding is an addition that
 // carries into the exponent.
 [[gnu::always_inline]] inline float bf16_value(uint16_t code) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(code) << 16);
@@ -81,7 +81,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 [[gnu::always_inline]] inline float e4m3_value(uint8_t code) { return static_cast<float>(decoded(kE4m3, code)); }
 [[gnu::always_inline]] inline uint8_t e4m3_code(float value) { return static_cast<uint8_t>(encoded(kE4m3, value)); }
 
-// Rows are read and written as a whole: it is one access to whoever looks for races.
+// Rows are read and written as a whole: race detectors observe one access.
 
 template <class T, class Value>
 [[gnu::always_inline]] inline void load_codes(const void* row, int64_t elements, float* values, const Value& value_of) {

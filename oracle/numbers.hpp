@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats of the oracle, from their definitions: exact in double, one rounding. Shares no code with src/.
+// Number formats of the oracle, by definition: exact in double, one rounding. Shares no code with src/.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ uint32_t encode(const Format& format, double value);
 /// Exact.
 double decode(const Format& format, uint32_t code);
 
-/// All elements of a row of `type`, exactly; and a row of `values`, each rounded once, as decode and encode do it.
+/// Reads all elements of a row of `type`, exactly; writes a row of `values`, each rounded once. Like decode and encode.
 void load_row(switchyard::DType type, const void* row, int64_t elements, float* values);
 void store_row(switchyard::DType type, const float* values, int64_t elements, void* row);
 /// Element `i` of a row of `type`, exactly.
@@ -38,7 +38,7 @@ void store(switchyard::DType type, void* row, int64_t i, float value);
 float rounded(switchyard::DType type, float value);
 /// True if the two elements have equal bits, or both are NaN.
 bool same_element(switchyard::DType type, const void* a, const void* b, int64_t i);
-/// The first of `elements` that is not the same in two rows, or `elements`.
+/// The first of `elements` that differs between two rows, or `elements`.
 int64_t first_difference(switchyard::DType type, const void* a, const void* b, int64_t elements);
 
 }  // namespace oracle

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dispatch must deliver, from its definition: all routes in order, placed and counted. Shares no code with src/.
+// Expected results of a dispatch, by definition: all routes in order, placed and counted. Shares no code with src/.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ using switchyard::Layout;
 using switchyard::Overflow;
 using switchyard::SizePolicy;
 
-/// Experts are split in consecutive ranges; the first E mod W ranks hold one more. Also for rank == world: E.
+/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. For rank == world: E.
 int first_expert(int experts, int world, int rank);
 int owner(int experts, int world, int64_t expert);
 
-/// One dispatch, seen from above: what every rank passes.
+/// One dispatch, seen globally: the inputs of all ranks.
 struct Problem {
   int world = 1;
   int experts = 1;
@@ -28,7 +28,7 @@ struct Problem {
   SizePolicy size = SizePolicy::exact;
   std::vector<int64_t> capacity;  ///< [W], SizePolicy::capacity
   Overflow overflow = Overflow::fail;
-  std::vector<std::vector<int64_t>> ids;  ///< per rank [T, K]; -1, or anything else outside [0, E), which is invalid: no expert
+  std::vector<std::vector<int64_t>> ids;  ///< per rank [T, K]; -1 or any invalid value outside [0, E): no expert
   std::vector<std::vector<float>> weights;  ///< per rank [T, K], or empty: without weights
 
   int64_t tokens(int rank) const { return static_cast<int64_t>(ids[static_cast<size_t>(rank)].size()) / topk; }
@@ -51,7 +51,7 @@ struct Route {
   bool kept = true;
 };
 
-/// Where one delivered row comes from; source -1: padding. k is -1 for rank-major rows.
+/// Origin of one delivered row; source -1: padding. k is -1 for rank-major rows.
 struct Origin {
   int source = -1;
   int64_t token = -1;
@@ -64,14 +64,14 @@ struct Record {
   int64_t token = 0;
 };
 
-/// A token's way to one rank.
+/// The routes of a token to one rank.
 struct Send {
   int rank;
-  int64_t row;     ///< of the first kept route; -1 if none was kept (expert-major)
-  int64_t record;  ///< number of the pair at `rank`
+  int64_t row;     ///< row of the first kept route; -1 if none was kept (expert-major)
+  int64_t record;  ///< index of the pair at `rank`
 };
 
-/// What one rank sees as receiver. Sizes: see Dispatched and HandleData, whose fields these are.
+/// View of one rank as receiver. For sizes see Dispatched and HandleData, which have the same fields.
 struct Received {
   int64_t rows = 0;
   int64_t rows_needed = 0;                ///< before capacity
@@ -80,35 +80,34 @@ struct Received {
   std::vector<float> topk_weights;        ///< [rows, K] rank-major, with weights
   std::vector<int64_t> row_source;        ///< [rows] expert-major
   std::vector<float> row_weights;         ///< [rows] expert-major, with weights
-  std::vector<int64_t> expert_first_row;  ///< [experts here] expert-major
+  std::vector<int64_t> expert_first_row;  ///< [local experts] expert-major
   std::vector<int64_t> tokens_per_expert, aligned_per_expert;
-  std::vector<int64_t> dropped_per_source;  ///< [W, experts here]; empty unless drop_and_report
+  std::vector<int64_t> dropped_per_source;  ///< [W, local experts]; empty unless drop_and_report
   std::vector<Record> records;
   std::vector<int32_t> record_route;  ///< [records, K]
   std::vector<float> record_weight;   ///< [records, K], with weights
 };
 
-/// What one rank sees as owner of its tokens.
+/// View of one rank as owner of its tokens.
 struct Owned {
   std::vector<int32_t> kept_ids;         ///< [T, K]
   std::vector<int32_t> route_row;        ///< [T, K]
-  std::vector<int32_t> route_record;     ///< [T, K]; expert-major: also of routes dropped at capacity
+  std::vector<int32_t> route_record;     ///< [T, K]; expert-major: also for routes dropped at capacity
   std::vector<uint8_t> dropped;          ///< [T, K]; empty unless drop_and_report
   std::vector<std::vector<Send>> sends;  ///< per token, ranks ascending
 };
 
-/// One rank's view alone: all routes are read, and only what belongs to the rank is kept. Under Overflow::fail as if there were
-/// no capacity.
+/// Views of one rank: all routes are read, and only those of the rank are kept. Under Overflow::fail capacity is ignored.
 Received received(const Problem& problem, int rank);
 Owned owned(const Problem& problem, int rank);
-/// How many ids of the rank are neither -1 nor in [0, E).
+/// Number of ids of the rank that are neither -1 nor in [0, E).
 int64_t invalid_ids(const Problem& problem, int rank);
-/// Received::origin, before capacity: the rows that `rank` must receive, in order.
+/// Received::origin before capacity: the rows that `rank` must receive, in order.
 std::vector<Origin> rows_to(const Problem& problem, int rank);
 
 struct RankView : Received, Owned {};
 
-/// All ranks' views, and what they add up to.
+/// Views of all ranks, and their totals.
 
 struct Expected {
   bool capacity_exceeded = false;  ///< under Overflow::fail: the call must fail on all ranks
@@ -120,7 +119,7 @@ struct Expected {
 };
 Expected expect(const Problem& problem);
 
-/// The largest number of rows that any routing can bring to `rank`.
+/// Maximum number of rows of `rank` over all possible routings.
 int64_t worst_case_rows(const Problem& problem, int rank);
 
 }  // namespace oracle

@@ -53,7 +53,7 @@ float wild_value(uint64_t bits, DType type) {
   return scaled(bits >> 63 ? -mantissa : mantissa, exponent);
 }
 
-/// The cases change with the row and the group, so that a few rows have them all.
+/// The cases vary with the row and the group, so that a few rows cover all of them.
 float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   const uint64_t group = static_cast<uint64_t>(column / switchyard::kScaleGroup);
   const float ordinary = random_value(bits);
@@ -77,7 +77,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   }
 }
 
-/// random_value, as a code of `type`, without rounding: any mantissa, exponents -6 to 3.
+/// Like random_value, but as a code of `type` without rounding: any mantissa, exponents -6 to 3.
 [[gnu::always_inline]] inline uint64_t random_code(uint64_t bits, DType type) {
   const uint64_t exponent = (bits >> 32) % 10, sign = bits >> 63;
   switch (type) {
@@ -89,7 +89,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   return 0;
 }
 
-/// A row whose elements are the lower bits of `bits_of(column)`.
+/// Fills a row whose elements are the lower bits of `bits_of(column)`.
 template <class T, class BitsOf>
 void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
   std::vector<T> codes(static_cast<size_t>(hidden));
@@ -98,7 +98,7 @@ void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
   std::memcpy(out, code, codes.size() * sizeof(T));
 }
 
-/// Column `c` of a row whose pattern is one of values.
+/// Column `c` of a row whose pattern consists of values.
 [[gnu::always_inline]] inline float value_of(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t c, uint64_t bits) {
   switch (pattern) {
     case Pattern::unit_interval: return static_cast<float>(bits >> 40) * 0x1p-24f;

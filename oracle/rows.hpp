@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row contents: closed-form data, quantisation and the sums of combine, from the contract. Compile with -ffp-contract=off.
+// Row contents: closed-form data, quantization and the sums of combine, by contract. Compile with -ffp-contract=off.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ using switchyard::CombineOrder;
 using switchyard::DType;
 using switchyard::ScaleKind;
 
-/// What rows contain. All are functions of (seed, row key, column), so any rank can compute any row.
+/// Content of rows. All patterns are functions of (seed, row key, column), so that any rank can compute any row.
 enum class Pattern {
   small_integers,  ///< -8 ... 7: exact in every type, sums of hundreds of them exact in bf16's f32 accumulator
   random_values,   ///< full mantissas, magnitudes 2^-6 ... 2^3
   unit_interval,   ///< [0, 1)
   wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
-  raw_bits,        ///< any bit pattern at all: for transport only
-  blank_words,     ///< random_values, among them runs of 4, 8 and 12 bytes of ones: NaNs, of 16 and 32 bits
+  raw_bits,        ///< arbitrary bit patterns: for transport only
+  blank_words,     ///< random_values with runs of 4, 8 and 12 bytes of ones: NaNs of 16 and 32 bits
   quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, also among zeros, NaN,
                    ///< ordinary
 };
@@ -38,21 +38,22 @@ void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void
 /// Pseudo-random 64 bits; also for routings and shapes.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
-/// Quantises a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero), a scale per `group` columns.
+/// Quantizes a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero), with a scale per `group`
+/// columns.
 void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales,
               int group = switchyard::kScaleGroup);
-/// Scale of a group as the kernel stores it, as a float.
+/// Stored scale of a group, as a float.
 float scale_value(ScaleKind kind, const void* scales, int64_t group);
 
 /// One term of a sum: a row of the combined type and its weight.
 struct Term {
   const void* row;
   float weight = 1.0f;
-  int rank = 0;  ///< where the row lies
+  int rank = 0;  ///< the rank that holds the row
 };
-/// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
-/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum. `host_of`: the host of
-/// each rank of the group, numbered by their lowest ranks, for per_host; empty: one host.
+/// One combined token. `terms`: k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
+/// multiply by the weights. `pre_reduced`: one row per rank (rank-major), so that per_rank has no inner sum. `host_of`: the
+/// host of each rank of the group, numbered by lowest rank, for per_host; empty: one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

@@ -14,7 +14,7 @@ auto& element(V& v, int64_t i) {
   return v[static_cast<size_t>(i)];
 }
 
-/// 1 for the tokens that go to one rank.
+/// 1 for tokens that are sent to one rank.
 using Selection = std::vector<uint8_t>;
 
 /// Channel of a token: consecutive ranges of ceil(T / C) tokens.
@@ -23,7 +23,7 @@ int64_t channel_of(int64_t token, int64_t tokens, int channels) {
   return token / per_channel;
 }
 
-/// Tokens that go, per channel.
+/// Number of selected tokens per channel.
 std::vector<int32_t> per_channel(const Selection& selected, int channels) {
   const auto tokens = static_cast<int64_t>(selected.size());
   std::vector<int32_t> count(static_cast<size_t>(channels), 0);
@@ -31,7 +31,7 @@ std::vector<int32_t> per_channel(const Selection& selected, int channels) {
   return count;
 }
 
-/// Of each token that goes, how many of its channel go before it; -1 of the others.
+/// For each selected token, the number of selected tokens before it in its channel; -1 for other tokens.
 std::vector<int32_t> heads(const Selection& selected, int channels) {
   const auto tokens = static_cast<int64_t>(selected.size());
   std::vector<int32_t> next(static_cast<size_t>(channels), 0), head;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan's other descriptions, from the seed systems' definitions: DeepEP matrices, route ledger.
+// Further views of the plan, by the definitions of the reference systems: DeepEP matrices, route ledger.
 #pragma once
 
 #include <cstdint>
