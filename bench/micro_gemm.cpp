@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the expert compute on one core: single tiles of both products, and whole expert calls. CPU time, so that a busy
-// machine disturbs little. Several experts are used in turn: weights come from memory, as in a layer, not from the caches.
+// Speed of the expert compute on one core: single tiles of both products, and complete expert calls. Measures CPU time, so that
+// a busy machine disturbs little. Several experts alternate, so that weights come from memory, as in a layer, and not from the
+// caches.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kExperts = 4;
 
-/// Values of ordinary size; their bits do not matter, only that no product is subnormal.
+/// Values of ordinary magnitude. Their bits do not matter, as long as no product is subnormal.
 std::vector<uint16_t> some_bf16(int64_t n) {
   std::vector<uint16_t> out(static_cast<size_t>(n));
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<uint16_t>(0x3C00 + i % 251);

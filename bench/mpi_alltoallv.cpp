@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of `switchyard bench`, packed by hand over MPI_Alltoallv: the peer that it is compared with.
+// The exchange of `switchyard bench`, packed by hand over MPI_Alltoallv: the peer for comparisons.
 //
-// The same work: same routing, same rows, one row per (token, rank), ids and weights travel with them, results checked bit by
-// bit, same timing rules (barrier before each call, entry to exit on the slowest rank, input sets in turn that no cache holds).
-// Everything that a careful user would do outside the call is outside: buffers of the final size are allocated and touched
-// before, types are committed.
+// The work is the same: same routing, same rows, one row per (token, rank) with its ids and weights, results checked bit by
+// bit, same timing rules (barrier before each call, entry to exit on the slowest rank, alternating input sets that no cache
+// holds). All work that a careful user would do outside the call is outside: buffers of the final size are allocated and
+// touched before, and types are committed.
 //
 //   mpirun -n 2 --bind-to core mpi_alltoallv --tokens 512 --json peer.json
 #define OMPI_SKIP_MPICXX 1  // the C interface only
@@ -22,7 +22,7 @@
 #include "measure/result_file.hpp"
 #include "run/routing_source.hpp"
 
-// The sum is compiled for several instruction sets, as the library's is.
+// The sum is compiled for several instruction sets, like the library's.
 #if defined(__GNUC__) && !defined(__clang__)
 #define SWITCHYARD_MULTIVERSION __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
 #else
@@ -99,7 +99,7 @@ class Peer {
     num_sets_ = o.sets > 0 ? as_int(o.sets)
                            : rotation_sets(per_set, static_cast<double>(machine_.llc_bytes),
                                            static_cast<double>(machine_.memory_available) / 3);
-    o_.warmup = std::max(o_.warmup, num_sets_ - o_.iterations);  // every set is combined once: all results are checked
+    o_.warmup = std::max(o_.warmup, num_sets_ - o_.iterations);  // every set is combined once, so that all results are checked
     std::vector<std::vector<Routing>> routing;
     for (int r = 0; r < world; ++r) routing.push_back(source.batches(r, o.tokens, num_sets_));
     for (int i = 0; i < num_sets_; ++i) {
@@ -160,7 +160,7 @@ class Peer {
     for (const int32_t id : s.routing[at(rank_)].ids) total_routes_ += s.valid(id) ? 1 : 0;
   }
 
-  /// Bit mask of the ranks that a token of this rank goes to, and their number.
+  /// Bit mask of the ranks to which a token of this rank is sent, and their number.
   std::pair<uint64_t, int> ranks_of(const tool::Scenario& s, int64_t t) const {
     uint64_t mask = 0;
     const int whole = experts_ / world_, larger = experts_ % world_;
@@ -173,7 +173,7 @@ class Peer {
     return {mask, __builtin_popcountll(mask)};
   }
 
-  /// Which token goes where, and the counts of all ranks.
+  /// Computes the destinations of tokens, and the counts of all ranks.
   void plan(Set& set) {
     std::fill(set.send_counts.begin(), set.send_counts.end(), 0);
     masks_.resize(at(o_.tokens));
@@ -222,7 +222,7 @@ class Peer {
                   set.recv_counts.data(), set.recv_at.data(), meta_type_, MPI_COMM_WORLD);
   }
 
-  /// Identity experts: the received rows go back, and are summed by their owner, ranks ascending.
+  /// Identity experts: the received rows are returned and summed by their owner, ranks ascending.
   void combine(Set& set) {
     MPI_Alltoallv(set.received.data(), set.recv_counts.data(), set.recv_at.data(), row_type_, send_rows_.data(),
                   set.send_counts.data(), set.send_at.data(), row_type_, MPI_COMM_WORLD);

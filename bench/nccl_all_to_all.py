@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An exchange between two hosts beside NCCL's all_to_all, on one machine with two GPUs that NCCL takes for two machines.
+"""Compares an exchange between two hosts with NCCL's all_to_all, on one machine with two GPUs that NCCL treats as two machines.
 
     SWITCHYARD_NCCL=.../nvidia/nccl/lib/libnccl.so.2 python3 bench/nccl_all_to_all.py --tool build/cuda/bin/switchyard --json hosts.json
 
-First `switchyard bench` measures normal mode with `--ranks` ranks on two hosts by name, a GPU for each host, over NCCL's sockets of this
-machine. Then one process for each GPU sends, by one all_to_all of a communicator of the two GPUs, the bytes that the ranks of a GPU would
-send to those of the other with one row per (token, rank), and with one row per (token, expert). Both go over NCCL's network: shared memory
-and NVLink between the GPUs are switched off. Times are medians of the slowest.
+First `switchyard bench` measures normal mode with `--ranks` ranks on two hosts by name, one GPU per host, over NCCL's sockets of this
+machine. Then one process per GPU sends the bytes that the ranks of one GPU would send to those of the other, with one row per (token,
+rank) and with one row per (token, expert), by one all_to_all of a communicator of the two GPUs. Both use NCCL's network: shared memory and
+NVLink between the GPUs are disabled. Times are medians of the slowest process.
 """
 import argparse
 import json
@@ -23,7 +23,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 NETWORK = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-#: A row per (token, rank) and one per (token, expert) take at least so many times as many bytes, and as much of that in time.
+#: Minimum ratios of the bytes with one row per (token, rank) and per (token, expert) to ours; and the minimum ratio of times, as a
+#: fraction of the measured ratio of bytes.
 BYTES_BAR, TIME_BAR = {"token_rank_pairs": 1.3, "routes": 3.0}, 0.8
 
 
@@ -44,8 +45,8 @@ def arguments():
 
 
 def measure_exchange(given):
-    """The run of `switchyard bench`, as it writes it."""
-    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # ranks take GPUs in turn, so each host has one
+    """The run of `switchyard bench`, as in its JSON."""
+    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # ranks are assigned to GPUs in turn, so that each host has one GPU
     environment = {**os.environ, **NETWORK, "SWITCHYARD_HOST": hosts}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
@@ -58,7 +59,7 @@ def measure_exchange(given):
 
 
 def exchange_by_nccl(rank, given, sizes, store, out_path):
-    """One GPU. `sizes`: bytes for the other GPU, by name."""
+    """Runs one GPU. `sizes`: bytes for the other GPU, by name."""
     os.environ.update(NETWORK, NCCL_HOSTID=f"host-{rank}")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
@@ -90,7 +91,7 @@ def exchange_by_nccl(rank, given, sizes, store, out_path):
 
 
 def compare(run, nccl):
-    """Figures beside each other, and whether they meet the bars."""
+    """Compared figures, and whether they meet the bars."""
     network, rows = run["network"], run["config"]["hidden"] * 2
     found = []
     for call in ("dispatch", "combine"):

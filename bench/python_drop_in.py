@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at the size of a
-prefill. Ranks are processes, of torchrun or started by this program, one for each GPU. What calls cost the host is measured by
-bench/python_host_time.py.
+prefill. Ranks are processes, one per GPU, started by torchrun or by this program. bench/python_host_time.py measures the host time of
+calls.
 
     PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
     PYTHONPATH=python python3 bench/python_drop_in.py --tool build/cuda/bin/switchyard
 
-With --tool the same calls are measured by `switchyard bench` in the same run, on the same GPUs, and stand beside the figures, with the
-ratio and how large it may be.
+With --tool, `switchyard bench` measures the same calls in the same run on the same GPUs, and its figures are printed next to those of
+Python, with the ratio and its upper bound.
 
-Times are between CUDA events, the slowest rank's of each repetition, median of all; before each the L2 cache is overwritten, the GPU is
-kept busy for a millisecond, so that the call is enqueued by then, and a call of one token lets the ranks begin together. What calls
-compute is checked before it is timed. A pair beside which the tool's stands is measured as the tool measures: in a graph, by events
-inside it, behind a cold L2 cache and a meeting of the ranks.
+Times are between CUDA events: medians over repetitions of the slowest rank. Before each repetition the L2 cache is overwritten, the GPU is
+kept busy for a millisecond, so that the call has been enqueued by then, and a call of one token lets the ranks begin together. Results of
+calls are checked before calls are timed. A pair that is compared with the tool is measured like the tool does: in a graph, by events
+inside it, with a cold L2 cache and after a meeting of the ranks.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ import torch.multiprocessing
 import switchyard as sy
 from switchyard import deep_ep
 
-#: What get_dispatch_layout returns, as dispatch names it.
+#: Results of get_dispatch_layout, by dispatch's names.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 
@@ -52,12 +52,12 @@ def arguments():
     return parser.parse_args()
 
 
-#: How many times as long as in C++ a call may take.
+#: Maximum ratio of a call's time to that in C++.
 PAIR_BAR, NORMAL_BAR = 1.03, 1.05
 
 
 def measure_by_tool(given, world, *options):
-    """The only run of `switchyard bench` with these options, as it writes it."""
+    """The only run of `switchyard bench` with these options, as in its JSON."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def measure_by_tool(given, world, *options):
             return json.load(file)["runs"][0]
 
 
-#: For which a GPU is busy before a call that is timed: about a millisecond, in which the host enqueues it.
+#: Cycles for which a GPU is kept busy before a timed call: about a millisecond, in which the host enqueues the call.
 BUSY_CYCLES = 2_000_000
 
 
@@ -83,7 +83,7 @@ class Bench:
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.figures = []
-        self.meeting = None  # memory of all ranks where they meet, and its handle
+        self.meeting = None  # memory of all ranks for meetings, and its handle
         self.flushed = torch.empty(64 << 20, dtype=torch.float32, device=self.device) if self.cuda else None
 
     def buffer(self, group, max_tokens):
@@ -105,7 +105,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def by_tool(self, *options):
-        """What the tool measures with these options, on all ranks; None without a tool."""
+        """The tool's measurements with these options, on all ranks; None without a tool."""
         if not self.given.tool or not self.cuda:
             return None
         self.synchronize()
@@ -114,7 +114,7 @@ class Bench:
         return found[0]
 
     def print_compared(self, part, name, microseconds, in_cpp, bar, **more):
-        """Beside what the tool measured, in microseconds; None: it did not."""
+        """Prints microseconds next to the tool's measurement `in_cpp`; None: the tool did not measure it."""
         if in_cpp is not None:
             more = {**more, "C++": round(in_cpp, 2), "ratio": round(microseconds / in_cpp, 3), "at most": bar}
         self.print_figure(part, name, microseconds, **more)
@@ -133,7 +133,7 @@ class Bench:
         return statistics.median(map(max, zip(*everybody)))
 
     def gpu_time(self, align, call):
-        """Microseconds of `call`, behind `align`, which lets the ranks begin together."""
+        """Microseconds of `call` after `align`, which lets the ranks begin together."""
         taken = []
         for repetition in range(self.given.repetitions + 5):
             self.synchronize()
@@ -193,7 +193,7 @@ class Bench:
         buffer.destroy()
 
     def barrier(self):
-        """A meeting of all ranks by one small kernel, as the tool's; None: this torch has none."""
+        """A meeting of all ranks by one small kernel, like the tool's; None if this torch has none."""
         if self.meeting is None:
             try:
                 from torch.distributed import _symmetric_memory
@@ -206,8 +206,8 @@ class Bench:
         return lambda: self.meeting[1].barrier(channel=0)
 
     def pair_beside_tool(self, name, pair, align, fp8, tool):
-        """A pair as the tool measures it: by events inside a graph, behind a cold L2 cache and a meeting. `tool`: what that measured, None: not
-        yet; returns it."""
+        """Measures a pair as the tool does: by events inside a graph, with a cold L2 cache and after a meeting. `tool`: the tool's
+        measurement, or None if there is none yet; returns it."""
         try:
             begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         except TypeError:
@@ -226,7 +226,7 @@ class Bench:
             pair()
             end.record()
         dist.barrier()
-        for _ in range(4 * self.given.repetitions + 5):  # one behind the other, as the tool's: a GPU that hosts keep waiting sleeps
+        for _ in range(4 * self.given.repetitions + 5):  # without pauses, like the tool: a GPU that waits for its host enters a sleep state
             graph.replay()
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) * 1e3)
@@ -255,7 +255,7 @@ class Bench:
         sent = int(where.sum()) - int(where[:, self.rank].sum())
         more = {"rows": rows.shape[0], "sent": sent}
 
-        calls = {  # with the name that it has in the tool's results
+        calls = {  # with the names in the tool's results
             "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
             "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
             "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=max_tokens, **keywords)),

@@ -1,25 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a call from Python costs the host before its launch counts, and which part of it is whose: one rank, one token, one GPU, nothing
-but torch.
+"""Measures the host time of a call from Python up to its launch, and its parts: one rank, one token, one GPU, no dependencies but torch.
 
     PYTHONPATH=python python3 bench/python_host_time.py --json host_time.json
     PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; the rest is work there
 
-For each call, in microseconds, of single calls between two looks at the clock:
+For each call, in microseconds of single calls between two readings of the clock:
 
     whole    the call
-    Python   the call with a C function in place of the library's that returns at once: Python, torch, ctypes
-    C        the library's function alone, by ctypes, with the arguments that the call gave it; ctypes' own part is taken off
-    driver   what CUDA's part of C should take: functions that an enqueue calls (counted in the sources), times what each takes here
+    Python   the call with the library's function replaced by a C function that returns at once: Python, torch, ctypes
+    C        the library's function alone, by ctypes, with the arguments of the call; without the time of ctypes
+    driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources), times the time of each
 
-Then what these functions take by themselves, on this machine, from the driver (names with cu), the runtime (cuda) and torch; ctypes' own
-part is taken off. The GPU is waited for every few calls, so that a full launch queue is not measured. Everything is measured on torch's
-default stream, and again on a stream of its own.
+Then the times of these functions alone on this machine, from the driver (names with cu), the runtime (cuda) and torch, without the time of
+ctypes. The program waits for the GPU every few calls, so that it does not measure a full launch queue. Everything is measured on torch's
+default stream, and again on a separate stream.
 
-A host that is shared with others is slow for seconds at a time. So everything takes turns: a round measures 20 calls of each, and a figure is
-the median over rounds of the rounds' medians; the least and the most of these are told beside it, and how long Python takes for a hundred
-additions, which says how fast the host was.
+A host that is shared with others is slow for seconds at a time. Therefore the measurements alternate: a round measures 20 calls of each,
+and a figure is the median over rounds of the rounds' medians. The minimum and maximum over rounds are printed next to it, and so is the
+time that Python takes for a hundred additions, which shows how fast the host was.
 """
 import argparse
 import contextlib
@@ -39,13 +38,14 @@ from switchyard._abi.arrays import arrays_of_torch
 from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
-#: What get_dispatch_layout returns, as dispatch names it.
+#: Results of get_dispatch_layout, by dispatch's names.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
-#: int pthread_equal(a, b): 0 for different pointers, whatever follows them. So it stands for any function of the library that succeeds.
+#: int pthread_equal(a, b): returns 0 for different pointers and ignores further arguments, so it can replace any successful
+#: function.
 NOTHING = ctypes.cast(ctypes.CDLL(None).pthread_equal, ctypes.c_void_p).value
 
-#: Empty, with a parameter of so many bytes.
+#: An empty kernel with a parameter of the given number of bytes.
 KERNEL = """
 .version 7.0
 .target sm_80
@@ -66,7 +66,7 @@ def arguments():
 
 
 class Function:
-    """A function of the library as everybody in this process calls it: each object of ctypes has an address, which is changed."""
+    """A library function as all callers in this process use it: each ctypes object has an address, which is changed."""
 
     def __init__(self, name):
         self.name = name
@@ -83,7 +83,7 @@ class Function:
         self.replace(self.address)
 
     def arguments_of(self, call):
-        """What `call` gives it. What that points to must outlive this."""
+        """The arguments that `call` passes. The memory to which they point must outlive this."""
         given, original = [], self.prototype(self.address)
 
         def note(*arguments):
@@ -100,8 +100,8 @@ class Function:
 
 
 class Figure:
-    """Host time of `call` by rounds, less that of `nothing`, in microseconds. `before` is called ahead of the calls of a round, `after` behind
-    each of them, `behind` at the end; they do not count."""
+    """Host time of `call` by rounds, less that of `nothing`, in microseconds. Not timed: `before` is called before the calls of a round,
+    `after` after each call, `behind` at the end."""
 
     def __init__(self, call, nothing=None, before=None, after=None, behind=None):
         self.call, self.nothing, self.before, self.after, self.behind = call, nothing, before, after, behind
@@ -129,7 +129,7 @@ class Figure:
         return statistics.median(taken) / 1e3
 
     def report(self):
-        """What is written down of it."""
+        """The figures of the report."""
         return {"us": round(max(statistics.median(self.rounds), 0.0), 3), "least": round(max(min(self.rounds), 0.0), 3),
                 "most": round(max(self.rounds), 3)}
 
@@ -150,9 +150,9 @@ def hundred_additions():
     return total
 
 
-# What an enqueue calls of CUDA, by the names of Units.
-ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # and nothing of addresses, because torch knows them
-POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # of rows in the library's memory, which has an end of its own
+# CUDA functions that an enqueue calls, by the names of Units.
+ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # no address queries, because torch has the information
+POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # for rows in the library's memory, whose end is recorded separately
 SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that can be captured
 CALLS_OF = {
     "sy_exchange_dispatch_cached": {**ENQUEUE, "launch, 2 KiB": 1},
@@ -249,7 +249,7 @@ class Units:
 
     def events(self):
         event = ctypes.c_void_p()
-        self.do(self.driver.cuEventCreate(ctypes.byref(event), 2), "cuEventCreate")  # without times
+        self.do(self.driver.cuEventCreate(ctypes.byref(event), 2), "cuEventCreate")  # without timing
         self.measure("cudaEventRecord", [(self.function(self.runtime, "cudaEventRecord"), (event, self.stream))])
         self.measure("cuEventRecord", [(self.driver.cuEventRecord, (event, self.stream))])
         self.measure("cuStreamWaitEvent", [(self.driver.cuStreamWaitEvent, (self.stream, event, 0))])
@@ -263,7 +263,7 @@ class Units:
         return kernel
 
     def launches(self):
-        #: Of PROGRAMMATIC_STREAM_SERIALIZATION, and 1.
+        #: The attribute PROGRAMMATIC_STREAM_SERIALIZATION with value 1.
         attribute = (ctypes.c_uint32 * 18)(6, 0, 1)
         record = (self.driver.cuEventRecord, (self.event, self.stream))
         for size, word in ((64, "64 B"), (2048, "2 KiB"), (3968, "4 KiB")):
@@ -289,7 +289,7 @@ class Units:
 
 
 class Calls:
-    """The calls that are measured, with the function of the library that each calls, and others that it calls besides."""
+    """The measured calls, with the library function of each, and the other functions that it calls."""
 
     def __init__(self, given):
         self.given, self.cuda = given, given.backend == "cuda"
@@ -304,7 +304,7 @@ class Calls:
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
         buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
         until.callback(buffer.destroy)
-        if not self.cuda:  # by the code that GPUs take
+        if not self.cuda:  # with the code for GPUs
             buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
@@ -328,13 +328,13 @@ class Calls:
                 (f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (),
                  lambda: buffer.low_latency_combine(y, ids, weights, handle))]
 
-    #: What a dispatch of an exchange calls besides, if it delivers in the library's memory.
+    #: Further functions that a dispatch of an exchange calls if it delivers into the library's memory.
     DELIVERS = ("sy_dispatched_get", "sy_dispatched_destroy")
 
     def of_package(self, until):
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
         shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
-        normal = {**shape, "pool_bytes": 16 << 20}  # several outputs are there at a time
+        normal = {**shape, "pool_bytes": 16 << 20}  # several outputs exist at a time
         heap = sy.Exchange.heap_bytes(1, backend=given.backend, **normal) + sy.LowLatency.heap_bytes(1, **shape)
         group = until.enter_context(sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend))
         exchange, fast = sy.Exchange(group, **normal), sy.LowLatency(group, **shape)
@@ -352,7 +352,7 @@ class Calls:
 
 
 class Measured:
-    """A call, and the figures of it and its parts. Without a `function` of the library that it calls nothing is known of its parts."""
+    """A call, with its figures and those of its parts. Without a `function` of the library its parts are unknown."""
 
     def __init__(self, name, bar, function, others, call):
         self.name, self.bar, self.call, self.others, self.whole, self.function = name, bar, call, others, Figure(call), None
@@ -366,16 +366,16 @@ class Measured:
         self.by_ctypes = Figure(lambda: nothing(*self.given))
 
     def know(self):
-        """Arguments, which point to what stays only as long as nothing else is called."""
+        """Stores the arguments; the memory to which they point stays valid only as long as nothing else is called."""
         self.given, self.kept = self.function.arguments_of(self.call)
 
     def give_back(self):
-        """What a dispatch delivered in the library's memory."""
+        """Releases the results that a dispatch delivered into the library's memory."""
         if self.function.name == "sy_exchange_dispatch_cached" and self.given[4]:
             library().functions.sy_dispatched_destroy(ctypes.c_void_p.from_address(self.given[4]).value)
 
     def replace(self):
-        self.kept = self.call()  # leaves results that are there while nothing is called
+        self.kept = self.call()  # keeps results valid while nothing is called
         for each in (self.function, *self.rest):
             each.replace(NOTHING)
 
@@ -410,7 +410,7 @@ def print_figures(where, report):
 
 
 def measure_all(given, calls, stream, where):
-    """The figures of one stream, which are printed."""
+    """Measures and prints the figures of one stream."""
     synchronize = torch.cuda.synchronize if calls.cuda else lambda: None
     with contextlib.ExitStack() as until_measured:
         measured = [Measured(*each) for each in (*calls.of_drop_in(until_measured), *calls.of_package(until_measured))]

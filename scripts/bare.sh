@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs commands in a bare system, as a user finds it: a chroot in build/bare/SYSTEM with the essential packages, git and CA
-# certificates. From this machine it gets the name servers, the sources of apt for that distribution, proxies, the index of pip and
-# the CA certificates, and nothing else.
+# Runs commands in a bare system, like that of a new user: a chroot in build/bare/SYSTEM with the essential packages, git and CA
+# certificates. It gets from this machine only the name servers, the sources of apt for that distribution, proxies, the index of
+# pip and the CA certificates.
 #
-#   scripts/bare.sh make SYSTEM              makes the system anew
+#   scripts/bare.sh make SYSTEM              creates the system anew
 #   scripts/bare.sh root SYSTEM COMMAND...   runs a command as root in this clone, which has the same path inside
 #   scripts/bare.sh user SYSTEM COMMAND...   runs a command as the user `dev` in the user's copy of the clone, ~/switchyard
-#   scripts/bare.sh sudo SYSTEM              lets that user call sudo, without a password
+#   scripts/bare.sh sudo SYSTEM              allows that user to call sudo without a password
 #   scripts/bare.sh remove SYSTEM            removes the system
 #   scripts/bare.sh second                   prints ubuntu24.04, or debian13 if Ubuntu's archive does not answer
 #
-# Systems: debian12, debian13, ubuntu24.04. Needs root, debootstrap (`./dev setup bare`) and namespaces of mounts and processes;
-# exit status 2, with the reason, where one is missing. Mounts exist in the namespace of the command alone: they vanish with it,
-# however it ends, and the kernel kills what the command left running.
-# For `root` the system is a chroot, where / is a plain folder; for `user` it is the root of the namespace, as on a machine.
+# Systems: debian12, debian13, ubuntu24.04. Requires root, debootstrap (`./dev setup bare`) and namespaces of mounts and
+# processes; exit status 2, with the reason, if one is missing. Mounts exist only in the namespace of the command: they vanish
+# with it, however it ends, and the kernel kills remaining processes of the command.
+# For `root` the system is a chroot, where / is a plain folder; for `user` it is the root of the namespace, as on a real
+# machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root=$PWD
@@ -51,10 +52,11 @@ require_privileges() {
     die "this machine does not allow namespaces of mounts and processes, and mounts in them: $reason"
 }
 
-# in_namespaces COMMAND...: the command and all that it starts, with mounts of their own, until it ends or this process is killed.
+# in_namespaces COMMAND...: runs the command and its child processes with separate mounts, until it ends or this process is
+# killed.
 in_namespaces() { setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
 
-# fetch URL FILE [SHA256]: as apt fetches, with its proxies.
+# fetch URL FILE [SHA256]: downloads like apt, with its proxies.
 fetch() {
   mkdir -p "$(dirname "$2")"
   rm -f "$2"
@@ -65,7 +67,7 @@ verb_second() {
   if fetch "$ubuntu/dists/noble/InRelease" "$root/build/bare/InRelease"; then echo ubuntu24.04; else echo debian13; fi
 }
 
-# The lines of sources.list for this suite: this machine's if it has any, else the distribution's archive.
+# Prints the lines of sources.list for this suite: this machine's if it has any, else the distribution's archive.
 apt_sources() {
   local lines
   # shellcheck disable=SC2016  # the variables are apt's
@@ -79,20 +81,20 @@ apt_sources() {
   echo "$lines"
 }
 
-# Names of variables that say how this machine reaches archives and indexes, and how CI builds and tests.
+# Names of variables for access to archives and indexes, and for builds and tests in CI.
 readonly passed_variables='^((http|https|ftp|all|no)_proxy|(HTTP|HTTPS|FTP|ALL|NO)_PROXY|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|CLIENT_CERT|PROXY|DEFAULT_TIMEOUT|TIMEOUT|RETRIES|CONFIG_FILE)|CI|CTEST_OUTPUT_ON_FAILURE|SWITCHYARD_WERROR)$'
 passed_environment() {
   local name
   for name in $(compgen -e | grep -E "$passed_variables"); do printf '%s=%s\n' "$name" "${!name}"; done
 }
 
-# copy FILE [AS]: a file of this machine into the system, if there is such a file.
+# copy FILE [AS]: copies a file of this machine into the system, if it exists.
 copy() {
   [[ -f $1 ]] || return 0
   install -D -m 644 "$1" "$tree${2:-$1}"
 }
 
-# What the system gets from this machine.
+# Copies this machine's settings into the system.
 provision() {
   local line file
   copy /etc/resolv.conf
@@ -116,7 +118,7 @@ provision() {
   done
 }
 
-# The user `dev`, who may not call sudo, and that user's copy of the clone, in the state in which it is now.
+# Creates the user `dev`, who may not call sudo, and that user's copy of the clone in its current state.
 make_user() {
   chroot "$tree" useradd --create-home --shell /bin/bash dev
   mkdir "$tree/home/dev/switchyard"
@@ -140,14 +142,14 @@ verb_make() {
     local package=$root/build/bare/ubuntu-keys.deb
     fetch "$ubuntu/$ubuntu_keys" "$package" "$ubuntu_keys_sha256" || die "cannot get $ubuntu/$ubuntu_keys, or it has another checksum"
     dpkg-deb -x "$package" "$root/build/bare/ubuntu-keys"
-    # debootstrap of Debian 12 does not know this suite; all suites of Ubuntu have had this script since 2007.
+    # Debian 12's debootstrap has no script for this suite; all suites of Ubuntu since 2007 use this one
     script=(/usr/share/debootstrap/scripts/gutsy)
   fi
   local mirror
   mirror=$(apt_sources | awk -v suite="$suite" '$3 == suite {print $2; exit}')
   local proxy
   proxy=$(apt-config dump | sed -nE 's/^Acquire::http::Proxy "(.*)";$/\1/p')
-  [[ -z $proxy || $proxy == DIRECT ]] || export http_proxy=${http_proxy:-$proxy}  # debootstrap does not ask apt
+  [[ -z $proxy || $proxy == DIRECT ]] || export http_proxy=${http_proxy:-$proxy}  # debootstrap ignores apt's proxy
   say "making $system from $mirror in $tree"
   in_namespaces debootstrap --variant=minbase --include=git,ca-certificates --components=main --keyring="$keyring" \
     "$suite" "$tree" "$mirror" "${script[@]}" >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; die "debootstrap failed; all it said: $tree.log"; }
@@ -170,7 +172,7 @@ run_inside() {
   in_namespaces "$BASH" "$self" inside "$system" "$@"
 }
 
-# In the namespaces: mounts what a machine has, and runs the command. Not to be called by hand.
+# Runs inside the namespaces: mounts the file systems of a machine and runs the command. Not to be called manually.
 verb_inside() {
   local who=$1 environment home=/root folder=$root enter=(chroot "$tree")
   shift
@@ -183,7 +185,7 @@ verb_inside() {
   mapfile -t environment < <(passed_environment)
   if [[ $who == user ]]; then
     home=/home/dev folder=/home/dev/switchyard
-    cd "$tree" && pivot_root . . && umount -l .  # the old root lies on the new one, until it is unmounted
+    cd "$tree" && pivot_root . . && umount -l .  # the old root is mounted over the new one until it is unmounted
     enter=(setpriv --reuid dev --regid dev --init-groups)
   else
     mkdir -p "$tree$root"
@@ -191,7 +193,7 @@ verb_inside() {
   fi
   environment+=("HOME=$home" "USER=$([[ $who == user ]] && echo dev || echo root)" LANG=C.UTF-8
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
-  # Not exec: a first process that is no shell neither reaps what others leave nor dies of its own signals.
+  # Not exec: a first process that is not a shell neither reaps orphans nor dies from its own signals.
   # shellcheck disable=SC2016
   env -i "${environment[@]}" "${enter[@]}" bash -c 'cd "$1" && shift && exec "$@"' bash "$folder" "$@" && return || return $?
 }

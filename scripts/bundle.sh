@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev bundle`: a folder that runs where nothing is installed. Layout:
+# `./dev bundle`: a folder that runs on machines without any installed dependencies. Layout:
 #   switchyard        start script: checks the machine, then runs bin/switchyard (or, with --run NAME, another program of bin/)
-#   bin/ lib/         programs, and every shared library they need except those of glibc and the GPU driver
+#   bin/ lib/         programs, and all shared libraries that they need except those of glibc and the GPU driver
 #   data/ VERSION LICENSE
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -38,7 +38,7 @@ fi
 install -m 755 "${programs[@]}" "$out/bin/"
 strip --strip-debug "$out"/bin/*
 
-# The libraries that the machine itself must bring: glibc, and what belongs to the GPU driver.
+# Libraries that the machine must provide: glibc and the GPU driver.
 readonly host_libraries='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-.*)(-[a-z0-9-]+)?\.so'
 ldd "$out"/bin/* | awk '$2 == "=>" {print $1, $3} $0 ~ /not found/ {print $1, "missing"}' | sort -u | while read -r soname path; do
   [[ ! $soname =~ $host_libraries ]] || continue
@@ -51,7 +51,7 @@ chmod 755 "$out/switchyard"
 cp VERSION LICENSE "$out/"
 [[ ! -d data ]] || cp -r data "$out/data"
 
-# Proof: every library comes from the bundle or from glibc, and nothing needs a newer glibc than promised.
+# Verifies that every library comes from the bundle or from glibc, and that nothing requires a newer glibc than promised.
 if ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "^$PWD/$out/bin/\.\./lib/|/lib(c|m|dl|rt|pthread|resolv|util)\.so|/ld-linux|/libcuda|/libnvidia"; then
   echo "bundle: the libraries above would be taken from the machine" >&2
   exit 1

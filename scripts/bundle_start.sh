@@ -3,7 +3,7 @@
 # Starts a program of this bundle after checking that the machine can run it.
 #   ./switchyard VERB ...              the command line tool
 #   ./switchyard --run PROGRAM ...     another program of bin/ (tests)
-# SWITCHYARD_BUNDLE_GPU=1 demands a GPU driver as well; the CPU backend needs none.
+# SWITCHYARD_BUNDLE_GPU=1 also requires a GPU driver; the CPU backend does not.
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 needed_glibc=2.36
 needed_driver=580

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the device code of every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100.
 # cuda_archs.sh [BUILD_DIR]: a configured build folder, for its generated header (build/cuda). Needs nvcc 12.9 or later, no GPU.
-# Nothing runs this code: it is hardly optimised, and kernels that trace are left out, whose ops are those of the others and
-# of sm_90a; what an architecture lacks is an error all the same.
+# The code is not run: it is hardly optimized, and kernels with tracing are excluded, because their ops are those of the other
+# kernels and of sm_90a. A feature that an architecture lacks is still an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 generated=${1:-build/cuda}/include
-# Paths of files that are not compiled here, each with its reason: wgmma is of sm_90a alone.
+# Files that are not compiled here. Reason: wgmma exists only on sm_90a.
 exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn,fp8,fp8_many}.cu src/gemm/gradients/weight_gradient_{bf16,f16}.cu
   src/exchange/fused/layer{,_fp8}.cu)
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-# One file needs NCCL's headers, where CMake found them.
-nccl=build/nccl/include  # of ./dev setup nccl
+# One file needs NCCL's headers, if CMake found them.
+nccl=build/nccl/include  # created by ./dev setup nccl
 [ -e "$nccl/nccl_device.h" ] || nccl=$(sed -n 's/^SWITCHYARD_NCCL_HEADERS:INTERNAL=//p' "${generated%/include}/CMakeCache.txt")
 [ -n "$nccl" ] || exceptions+=(src/exchange/gpu/hosts/gin.cu)
 

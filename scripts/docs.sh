@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev docs`: the documents as a site, in build/site. Its tools come from PyPI into build/python/docs, in the versions that
-# scripts/site/requirements.txt names. A warning is a failure: a page that is missing, a link or an anchor that leads nowhere.
+# `./dev docs`: the documents as a site in build/site. Its tools are installed from PyPI into build/python/docs, in the versions
+# of scripts/site/requirements.txt. A warning is a failure: a missing page, or a link or an anchor without a target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,10 +25,10 @@ if ! cmp -s "$wanted" "$environment/installed.txt" || ! "$environment/bin/python
   cp "$wanted" "$environment/installed.txt"
 fi
 
-# The theme would speak of its successor at every start.
+# Otherwise the theme advertises its successor at every start.
 export NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1
 if [[ -n $serve ]]; then exec "$environment/bin/mkdocs" serve --quiet --dev-addr 127.0.0.1:8000; fi
-# Not with --quiet, which would keep warnings from being counted.
+# Without --quiet, which would prevent warnings from being counted.
 log=build/docs.log
 if ! "$environment/bin/mkdocs" build --strict --clean >"$log" 2>&1; then
   grep -vE '^(INFO|  - )' "$log" >&2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Takes every GPU figure of docs/benchmarks.md on this host, one rank per GPU, and writes their JSON files, pages and traces into
-# one folder. Some ten minutes on four GPUs. Fails if a measurement fails or a result differs from the oracle; the others still
-# run.
+# Measures every GPU figure of docs/benchmarks.md on this host, one rank per GPU, and writes the JSON files, pages and traces
+# into one folder. Takes about ten minutes on four GPUs. Fails if a measurement fails or a result differs from the oracle, but
+# still runs the other measurements.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,7 +32,7 @@ done
 [[ -n $list ]] || mkdir -p "$out"
 
 failed=0
-# figure NAME COMMAND...: runs it; what it prints goes into NAME.txt, its progress and errors into NAME.log.
+# figure NAME COMMAND...: runs the command; its output is written to NAME.txt, progress and errors to NAME.log.
 figure() {
   local name=$1 begin=$SECONDS rc=0
   shift
@@ -56,7 +56,7 @@ record() {
   figure "trace_$name" trace --backend cuda "$@" --out "$out/trace_$name.json"
 }
 
-# cost NAME trace-options...: what recording costs, in turn with the same calls without it.
+# cost NAME trace-options...: cost of recording, alternating with the same calls without it.
 cost() {
   local name=$1
   shift
@@ -64,7 +64,7 @@ cost() {
   [[ ! -s $out/trace_cost_$name.txt ]] || mv "$out/trace_cost_$name.txt" "$out/trace_cost_$name.json"
 }
 
-# 1,2,4 on four GPUs: figures of ranks that share one say little. Where there are none (--list): as on four.
+# 1,2,4 on four GPUs: figures of ranks that share a GPU mean little. Without GPUs (--list): as on four.
 ranks_to_sweep() {
   local gpus=0 ranks=1
   if [[ -x $tool ]]; then gpus=$("$tool" doctor --json | grep -c '"name": "GPU [0-9]' || true); fi
@@ -90,7 +90,7 @@ measure normal_ranks --tokens 4096 --sms 24 --sweep "ranks=$(ranks_to_sweep)" --
 measure normal_skew --tokens 4096 --sms 24 --sweep routing=uniform,zipf:1.2,group_limited,recorded --sweep dtype=bf16,fp8 \
   --html "$out/normal_skew.html"
 measure normal_ring --tokens 4096 --staging ring --sweep sms=24,48,132
-# decode NAME low-latency options...: over tokens, with a plot; enough replays for a p99.
+# decode NAME low-latency options...: sweeps over tokens, with a plot; enough replays for a p99.
 decode() {
   local name=$1
   shift
@@ -112,14 +112,14 @@ readonly few=(--sweep "tokens=1,8,32,128")
 measure layer_decode --mode layer --exchange low_latency --sweep experts=64,128 "${few[@]}" --html "$out/layer_decode.html"
 measure layer_decode_fp8 --mode layer --exchange low_latency --quantize f32 --sweep experts=64,128 "${few[@]}" \
   --html "$out/layer_decode_fp8.html"
-# Every other kernel of the mode, at the ends of the range.
+# All other kernels of the mode, at the ends of the range.
 readonly orders=(--sweep "scale-order=row_major,column_major") sendings=(--sweep "sending=per_rank,per_route")
 readonly ends=(--sweep "tokens=1,128")
 measure low_latency_scales --mode low_latency --sweep quantize=f32,ue8m0 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
-# What a call costs once all ranks are there, if one is late.
+# Time of a call once all ranks have entered, if one is late.
 readonly late=(--sweep "late-us=0,5,20,100,1000,5000")
 measure low_latency_late --mode low_latency --quantize f32 --tokens 128 "${late[@]}"
 measure flat_late --mode flat --tokens 128 "${late[@]}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs compute-sanitizer over a subset of the GPU suites, a process per rank. One summary line per tool; fails if a tool found an
-# error or misses one that was planted, a test failed, a filter selected no test, or a program has no report. See CONTRIBUTING.md,
-# "GPU checks".
+# Runs compute-sanitizer over a subset of the GPU suites, one process per rank. Prints one summary line per tool. Fails if a
+# tool found an error or missed a planted one, a test failed, a filter selected no test, or a program has no report. See "GPU
+# checks" in CONTRIBUTING.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,9 +18,10 @@ EOF
 }
 die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 
-# The subset: program, filter and, if not the tests' own, multiprocessors of a rank. Two ranks, all kinds of calls: both layouts
-# and stagings, cached calls, drops and padding, rows that are copied in bulk, quantised rows, weights and biases, ordinary,
-# symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route; then the other modes, the grouped GEMM and the fused layer.
+# The subset: program, filter and, if it differs from the tests' default, multiprocessors of a rank. Two ranks, all kinds of
+# calls: both layouts and stagings, cached calls, drops and padding, bulk copies of rows, quantized rows, weights and biases,
+# ordinary, symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route;
+# then the other modes, the grouped GEMM and the fused layer.
 readonly subset=(
   'gpu_acceptance_a_test */W2_*:-*A12*'
   'gpu_acceptance_b_test *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
@@ -31,14 +32,14 @@ readonly subset=(
   'gpu_moe_layer_test *GiveTheBitsOfTheirCalls/fused_normal_all:*InGraphs/fused_normal_no_tokens'
   'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
-# Not under racecheck, which does not follow the order in which these reuse the scales of a stage (docs/design/0043).
+# Excluded from racecheck, which does not follow the order in which these tests reuse the scales of a stage (docs/design/0043).
 readonly without_racecheck=(
   'gpu_gemm_test Fp8Gemm.QuantisedOutputsAreThoseOfBf16:Fp8Gemm.EveryFormOfTheScales:Fp8Gemm.BitsDependOnTheRowAlone'
 )
-# Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.
+# Two ranks that wait for each other in every call. If this test makes no progress under a tool, no other test can.
 readonly proof='gpu_acceptance_b_test *B02_CombineOfDispatchedRows/W2_*'
 
-# Errors in one of two ranks, a kind per tool. A tool that does not find its own sees nothing.
+# Errors in one of two ranks, one kind per tool. A tool that does not find its own kind detects nothing.
 readonly planted=gpu_planted_errors
 
 tools=() bin=build/cuda/bin deadline=600 limit=3600 logs=build/gpu_sanitize
@@ -67,18 +68,18 @@ mkdir -p "$logs"
 unset SWITCHYARD_GPU_OPTIONAL
 export SWITCHYARD_TEST_DEADLINE_S=$deadline SWITCHYARD_TEST_RANKS=processes
 
-# run TOOL ENTRY LOG: the program's exit status, or 9 if the tool found errors in it.
+# run TOOL ENTRY LOG: returns the program's exit status, or 9 if the tool found errors in it.
 run() {
   local tool=$1 program filter sms
   read -r program filter sms <<<"$2"
   timeout "$limit" env ${sms:+SWITCHYARD_TEST_SMS="$sms"} "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 \
     --print-limit 20 "$bin/$program" --gtest_filter="$filter" >"$3" 2>&1
 }
-# sum PATTERN LOG: the sum of the first group over all matching lines.
+# sum PATTERN LOG: prints the sum of the first group over all matching lines.
 sum() { sed -nE "s/.*$1.*/\1/p" "$2" | awk '{n += $1} END {print n + 0}'; }
 passed_in() { sum '\[  PASSED  \] ([0-9]+) tests?\.' "$1"; }
 errors_in() { sum 'SUMMARY: ([0-9]+) (error|hazard)' "$1"; }
-# The line that ends a report, of a program with all its ranks.
+# The last line of a report, for a program with all its ranks.
 readonly report='(ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: [0-9]+ hazard)'
 
 failed=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev lint`. Every check runs; the last line says how many passed and failed.
+# `./dev lint`. Runs every check; the last line contains the numbers of passed and failed checks.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 . scripts/packages.sh
@@ -20,7 +20,7 @@ if [[ -n $changed ]]; then
 else
   mapfile -t files < <(git ls-files)
 fi
-# select_files REGEX: those of the files that match.
+# select_files REGEX: prints the files that match.
 select_files() { printf '%s\n' "${files[@]}" | grep -E "$1" || true; }
 
 passed=0 failed=0
@@ -37,7 +37,7 @@ check() {
 
 check_format() {
   local tool list
-  # One version, because each formats a little differently.
+  # One fixed version, because each version formats slightly differently.
   tool=$(command -v clang-format-14 || { clang-format --version 2>/dev/null | grep -q 'version 14\.' && command -v clang-format; }) ||
     { echo "clang-format 14 not found: ./dev setup lint"; return 1; }
   mapfile -t list < <(select_files '\.(c|h|cpp|hpp|cu|cuh)$')
@@ -75,7 +75,7 @@ check_results() {
   python3 scripts/result_lines.py --check "${list[@]}"
 }
 
-# Of PyPI, because Debian's takes several times as long over system headers.
+# From PyPI, because Debian's version takes several times as long for system headers.
 check_tidy() {
   local tools=build/lint/tools list wanted
   wanted=$(packages_of lint_python)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of src (cmake/Layers.cmake): every permission that a SEES list gives is used by an include, no layer but arch asks which
-machine it is compiled for, and host code names the GPU runtime in one file only.
+"""Checks the layers of src (cmake/Layers.cmake): an include uses every permission of a SEES list, no layer except arch queries the target
+machine of the compilation, and host code names the GPU runtime in one file only.
 
 The build itself refuses an include that no list permits."""
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parent.parent / "src"
 INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 SOURCES = {".hpp", ".cpp", ".cu", ".cuh", ".def"}
-# Device code that is neither an op of arch nor one of the annotations in base/macros.hpp.
+# Device code that is neither an op of arch nor an annotation of base/macros.hpp.
 MACHINE = re.compile(r"^\s*#\s*(?:if|ifdef|elif)\b.*__(?:CUDA_ARCH|CUDACC|HIP)|\basm\b\s*(?:volatile)?\s*\(", re.M)
 MACHINE_ALLOWED = ("arch/", "base/macros.hpp")
 

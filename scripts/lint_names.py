@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 
-# Words of an identifier (split at underscores and capitals) -> what to say instead.
+# Words of an identifier (split at underscores and capitals) -> replacement.
 WORDS = {
     'most': 'max',
     'fewest': 'min',
@@ -39,7 +39,7 @@ WORDS = {
     'yard': 'leftovers',
     'unasked': 'by_default',
 }
-# Neighbouring words of an identifier.
+# Adjacent words of an identifier.
 PHRASES = {
     ('let', 'go'): 'release',
     ('i', 'stand'): 'is_proxy_of_peer',
@@ -48,10 +48,10 @@ PHRASES = {
     ('it', 'can'): 'a noun',
     ('goes', 'on'): 'proceeds',
 }
-# Last words of an identifier of several.
+# Last words of compound identifiers.
 ENDINGS = {'here': 'local_..., own_...', 'there': 'remote_..., file_...'}
 
-# Exact identifiers that may stay, each with its reason.
+# Exact identifiers that may remain, each with its reason.
 PUBLIC = 'public, renamed separately'
 ALLOWED = {
     'at_most': 'an upper bound, in English',
@@ -65,13 +65,13 @@ ALLOWED.update(dict.fromkeys((
     'kFewestPieceColumns', 'kMostChunkKib', 'kMostCombineWarps', 'kMostCountedExperts', 'kMostDecodeRows', 'kMostDecodeTokens',
     'kMostDispatchStages', 'kMostDispatchWarps', 'kMostGemmColumns', 'kMostGemmExperts', 'kMostLedgerWarps',
     'kMostLowLatencyWarps', 'kMostPieceColumns', 'kMostUsualPieces', 'kUsualChannels', 'kUsualChunkKib', 'kUsualRingRows',
-    # Of python/switchyard, as its tests use it.
+    # Names of python/switchyard that its tests use.
     '_most_sms', '_most_tokens',
 ), PUBLIC))
-# Files with names that are renamed separately: in place of a list of the private names of the Python package.
+# Files whose names are renamed separately. Replaces a list of the private names of the Python package.
 SEPARATE = ('python/switchyard/', 'python/tests/drop_in/test_deep_ep.py')
 
-# In prose, with --prose: pattern -> what to write instead.
+# Prose, with --prose: pattern -> replacement.
 PROSE = {
     r'(?:^|[.:;] )Of (?!course\b)': 'a sentence begins with its subject',
     r'\btold\b': 'announced, reported, named',
@@ -118,7 +118,7 @@ def blank(text):
 
 
 def split_source(text):
-    """Code and comments of C++, CUDA or C, each with the lines of the whole."""
+    """Code and comments of C++, CUDA or C, each with all line breaks of the source."""
     code = TEST.sub(lambda m: blank(m[0]), PIECES.sub(lambda m: blank(m[0]), text))
     comments, at = [], 0
     for m in PIECES.finditer(text):
@@ -155,7 +155,7 @@ def lint(path, with_prose):
         if path.endswith(SOURCES):
             code, comments = split_source(text)
             names = [(n, m[0]) for n, line in enumerate(code.split('\n'), 1) for m in IDENTIFIER.finditer(line)]
-            # Without the slashes, so that a pattern finds the beginning of a sentence.
+            # Without comment markers, so that a pattern finds the beginning of a sentence.
             prose = [(n, re.sub(r'^[\s/*<!]+', '', line)) for n, line in enumerate(comments.split('\n'), 1)]
         else:
             prose = list(enumerate(text.split('\n'), 1))

@@ -3,8 +3,8 @@
 """Size rules: files of at most 500 lines, functions of at most 60, kernel entries (__global__) of at most 150.
 
 Usage: lint_sizes.py [FILE...]   (default: every tracked source)
-Exceptions live in scripts/lint_sizes.allow, one per line: `path lines reason` or `path:function lines reason`. An entry that is no
-longer needed is an error too, so that the list only holds what is true.
+Exceptions are listed in scripts/lint_sizes.allow, one per line: `path lines reason` or `path:function lines reason`. An unnecessary entry
+is also an error, so that the list remains accurate.
 """
 import re
 import subprocess

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every tracked source is built: its name stands in the nearest CMakeLists.txt at or above its folder. Otherwise it would rot."""
+"""Checks that every tracked source is built, so that none rots: the nearest CMakeLists.txt at or above its folder must list it."""
 import re
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = {".c", ".cpp", ".cu"}
-SEPARATE = ("tests/abi/consumer/",)  # projects of their own
+SEPARATE = ("tests/abi/consumer/",)  # separate projects
 
 
 def owner(path):

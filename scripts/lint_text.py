@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Text rules: SPDX line, no leftovers (unfinished-work marks, tabs, trailing blanks, conflict marks), and every file that a
-document or a comment names exists.
+"""Text rules: an SPDX line, no leftovers (unfinished-work marks, tabs, trailing blanks, conflict marks), and existence of every file that
+a document or a comment names.
 
 Usage: lint_text.py [FILE...]   (default: every tracked file)
 """
@@ -40,7 +40,7 @@ def check_line(path, number, line, markdown):
         found.append("blanks at the end of the line")
     if CONFLICT.match(line):
         found.append("conflict mark")
-    if markdown or (COMMENT.search(line) and not line.startswith("#include")):  # the compiler knows where includes lie
+    if markdown or (COMMENT.search(line) and not line.startswith("#include")):  # the compiler checks includes
         found += [f"names {name}, which does not exist" for name in NAMED_FILE.findall(line) if not (ROOT / name).exists()]
     if markdown:
         found += [f"links to {target}, which does not exist" for target in LINK.findall(line)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""clang-tidy over given files of a build, several of them at a time.
+"""Runs clang-tidy over given files of a build, several of them at a time.
 
 usage: lint_tidy.py CLANG_TIDY BUILD [FILE...]
 
-BUILD is a folder with compile_commands.json (build/release); FILEs are relative to the root of the tree, those that BUILD does not
-compile are left out, and without any of them every file of src/, oracle/ and tools/ is read. Nearly all of clang-tidy's time is
-reading headers, so files of one folder with one set of flags are read as one file that includes them all; where their names collide,
-each is read alone. Writes into build/lint. Exit code 1 if there are findings, 2 if nothing was read."""
+BUILD is a folder with compile_commands.json (build/release); FILEs are relative to the root of the tree. Files that BUILD does not
+compile are skipped; without FILEs, every file of src/, oracle/ and tools/ is checked. clang-tidy spends nearly all its time on headers,
+so files of one folder with equal flags are checked as one file that includes them all; if their names collide, each is checked separately.
+Writes into build/lint. Exit code 1 if there are findings, 2 if nothing was checked."""
 import concurrent.futures
 import json
 import os
@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LINT = ROOT / "build/lint"
 MAX_TOGETHER = 12
-# GCC's precompiled headers are not clang's, and files can do without them.
+# GCC's precompiled headers do not work with clang, and files do not depend on them.
 PRECOMPILED = re.compile(r" -Winvalid-pch -include \S*cmake_pch\.hxx")
-# GCC's warning options are not all known to clang. The path analysis stops after a 28th of its usual nodes: the rest takes most of
-# the time.
+# clang does not support all of GCC's warning options. The path analysis stops after a 28th of its default number of nodes: the
+# rest takes most of the time.
 ARGUMENTS = ["--quiet", "-p", str(LINT), "--extra-arg=-Wno-unknown-warning-option"]
 for word in ("-Xclang", "-analyzer-config", "-Xclang", "max-nodes=8000"):
     ARGUMENTS.append("--extra-arg=" + word)
 
 
 def flags_of_files(build):
-    """{file: (folder of the command, command without file and output)}, the first command of each file."""
+    """{file: (folder of the command, command without file and output)}, from the first command of each file."""
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         command = re.sub(r" -o \S+ -c \S+", "", PRECOMPILED.sub("", entry["command"]))
@@ -41,14 +41,14 @@ def flags_of_files(build):
 
 
 def sources_of(path):
-    """The file itself; of one that CMake made to compile several together, those."""
+    """The file itself, or the sources of a unity file that CMake generated."""
     if not re.fullmatch(r"unity_\d+_cxx\.cxx", path.name):
         return [path]
     return [Path(name) for name in re.findall(r'^#include "(.+)"', path.read_text(), re.M)]
 
 
 def units_of(names, flags):
-    """Lists of files that are read together."""
+    """Lists of files that are checked together."""
     groups = {}
     for name in sorted(names):
         groups.setdefault((os.path.dirname(name), flags[name]), []).append(name)
@@ -56,7 +56,7 @@ def units_of(names, flags):
 
 
 def write_unit(unit, flags, number):
-    """Makes the file that includes a unit's files, and returns its name and command."""
+    """Writes the file that includes a unit's files. Returns its name and command."""
     directory, command = flags[unit[0]]
     path = LINT / "units" / f"{os.path.dirname(unit[0]).replace('/', '_')}_{number}.cpp"
     path.write_text("".join(f'#include "{ROOT / name}"\n' for name in unit))
@@ -64,7 +64,7 @@ def write_unit(unit, flags, number):
 
 
 def read(tool, path):
-    """What clang-tidy says of a file: its findings, and whether the file compiles."""
+    """Runs clang-tidy on a file. Returns its findings, and whether the file compiles."""
     run = subprocess.run([tool, *ARGUMENTS, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return run.returncode == 0, run.stdout, "[clang-diagnostic-error]" not in run.stdout
 

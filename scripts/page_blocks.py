@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the shell blocks of the pages, as a reader would: those of a page one after the other in one shell, at the top of the clone.
+"""Runs the shell blocks of the pages like a reader: the blocks of a page one after the other in one shell, at the top of the clone.
 
 A fence of README.md, docs/quickstart.md, docs/start and docs/how_to may have a comment on the line above it:
 
-  <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON says what it needs
+  <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON states its requirement
   <!-- file: PATH -->        above a fence of another language: a file that the page tells the reader to save, relative to the clone
 
-Without arguments every page is run. A block with a wrong comment is an error, as is a fence of commands in another language than sh.
-What a page leaves at the top of the clone, besides build/ and dist/, is removed after it. Ends with `N passed, N failed`: blocks.
+Without arguments, runs every page. A block with an invalid comment is an error, and so is a fence of commands in another language than
+sh. Files that a page leaves at the top of the clone, except build/ and dist/, are removed afterwards. The last line is `N passed, N
+failed`, which counts blocks.
 """
 import argparse
 import contextlib
@@ -26,12 +27,12 @@ PAGES = ["README.md", "docs/quickstart.md", "docs/start/*.md", "docs/how_to/*.md
 COMMENT = re.compile(r"<!-- (not run|file): (\S.*?) -->")
 COMMANDS = {"sh"}
 NOT_COMMANDS = {"python", "c", "cpp", "cmake"}
-DEADLINE_S = 1800  # of a page
+DEADLINE_S = 1800  # per page
 KEPT = {"build", "dist"}
 
 
 class Block:
-    """A fence: its language, text, place and what the comment above it says."""
+    """A fence: its language, text, place, and the content of the comment above it."""
 
     def __init__(self, page, line, language, lines, comment):
         self.place = f"{page}:{line}"
@@ -57,7 +58,7 @@ class Block:
 
 
 def blocks_of(page):
-    """The fences of a page. A comment belongs to the fence on the next line and to nothing else."""
+    """The fences of a page. A comment belongs only to a fence on the next line."""
     blocks, lines, begun, comment = [], None, None, None
     for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(keepends=True), 1):
         if lines is not None:
@@ -84,15 +85,16 @@ def all_pages():
 
 
 def script_of(blocks):
-    """One shell script; it writes the place of each block to descriptor 9 when it begins, and then when all have ended well."""
+    """One shell script. It writes the place of each block to descriptor 9 at its begin, and `end` when all blocks have
+    succeeded."""
     parts = ["set -e\n"]
     for block in blocks:
-        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e does not see that the first part of `a && b` fails
+        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e does not detect a failed first part of `a && b`
     return "".join(parts) + "echo end >&9\n"
 
 
 def run_page(page, blocks):
-    """(passed, failed) blocks of the page."""
+    """Numbers of (passed, failed) blocks of the page."""
     commands = [b for b in blocks if b.language in COMMANDS and not b.reason]
     if not commands:
         return 0, 0
@@ -126,7 +128,7 @@ def run_script(script, progress):
             return shell.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             return f"none within {DEADLINE_S} s"
-        finally:  # also what the blocks left in the background
+        finally:  # including background processes of the blocks
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()

@@ -5,12 +5,12 @@
 Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
-In each round `doctor --measure` writes a topology of this machine, `bench` measures a dispatch and a combine of 4096 bf16 tokens,
-a dispatch of 512 tokens that is quantised to fp8, and with the last number of ranks one of 4096 such tokens. `plan` predicts the
-same from that topology alone. Of each figure the median of the rounds counts. --hosts a,a,b,b: also four ranks on two hosts by
-name, whose rows cross this machine's loopback, with one sum per host and with exact rows. --add compares what was measured
-otherwise: FILE is what `bench --json` wrote of ranks on so many hosts, whose numbers `--topology` has (without it: the last one
-measured here, as a test bed). Rounds of a machine that does other work as well say little; the load is printed and written down.
+In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16 tokens, a
+dispatch of 512 tokens quantized to fp8, and with the last number of ranks one of 4096 such tokens. `plan` predicts the same calls from
+that topology alone. The result of each figure is the median over rounds. --hosts a,a,b,b: also four ranks on two hosts by name, whose
+rows cross this machine's loopback, with one sum per host and with exact rows. --add compares other measurements: FILE is the output of
+`bench --json` for ranks on HOSTS hosts, whose numbers are in `--topology` (default: the last topology measured here, as a test bed).
+Rounds on a machine that also does other work mean little; the load is printed and recorded.
 
 Exit status 0: at least four of five figures are within 15 %.
 """
@@ -39,7 +39,7 @@ def run(tool, *args, hosts=""):
 
 
 def planned(tool, topology, config, hosts):
-    """What plan says of the exchange of a run's config on so many hosts."""
+    """The prediction for the exchange of a run's config on `hosts` hosts."""
     ranks = config["ranks"]
     args = ["--ranks", str(ranks), "--ranks-per-host", str(-(-ranks // hosts)), "--tokens", str(config["tokens_per_rank"])]
     for flag in ("hidden", "experts", "topk", "dtype", "quantize", "seed"):
@@ -50,7 +50,7 @@ def planned(tool, topology, config, hosts):
 
 
 def measured_locally(tool, args, ranks, hosts="", shapes=()):
-    """(rows, calls, run) of each of SHAPES, and of the shapes given."""
+    """(rows, calls, run) of each of SHAPES and of the given shapes."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":
@@ -76,7 +76,7 @@ class Table:
             kept["bottleneck"] = prediction[call]["bottleneck"]
 
     def lines(self):
-        """One dictionary for each figure."""
+        """One dictionary per figure."""
         for (hosts, ranks, call, rows, tokens, order), kept in sorted(self.figures.items()):
             measured, predicted = statistics.median(kept["measured"]), statistics.median(kept["predicted"])
             yield {"hosts": hosts, "ranks": ranks, "call": call, "rows": rows, "tokens_per_rank": tokens, "order": order,

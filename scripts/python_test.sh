@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment that has the
-# wheel, numpy and pytest and nothing else; then the tests of others' arrays in one that has torch, which is 5 GB and is kept.
-# Ends with the line `N passed, N failed`.
+# `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment with
+# only the wheel, numpy and pytest; then the tests of foreign arrays in one with torch, which takes 5 GB and is kept. The last
+# line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,11 +22,12 @@ done
 wheels=(dist/switchyard_ep-*.whl)
 uv=build/python/tools/bin/uv
 unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
-# Tests of a whole layer take the library of the build tree: a wheel has it only if asked.
+# Tests of a whole layer use the library of the build tree, because wheels contain it only on request.
 ./dev build --preset "$preset" --target switchyard_layer_shared
 export SWITCHYARD_LAYER_LIBRARY=$PWD/build/$preset/libswitchyard_layer.so
 
-# Two files of tests at a time, because most of a file has one core busy. Tests of GPUs go one by one: they look at what runs on a GPU.
+# Two test files at a time, because most files keep one core busy. GPU tests run one by one, because they inspect the work on a
+# GPU.
 workers=0
 [[ $preset == cuda || $(nproc) -lt 2 ]] || workers=2
 
@@ -69,7 +70,7 @@ if [[ -n $torch ]]; then
   say "torchrun on two hosts, as the page on several hosts has it"
   status=0
   tests/hosts/torchrun.sh build/python/torch/bin/torchrun >&2 || status=$?
-  case $status in 0) passed=$((passed + 1)) ;; 77) ;; *) failed=$((failed + 1)) ;; esac  # 77: none can be made here
+  case $status in 0) passed=$((passed + 1)) ;; 77) ;; *) failed=$((failed + 1)) ;; esac  # 77: not supported on this machine
 fi
 say "type hints"
 environment=$([[ -n $torch ]] && echo torch || echo clean)

@@ -39,8 +39,8 @@ def to_numpy(values):
 
 
 def softmax_topk(topk, renormalize=True):
-    """For gates that return logits [..., E] only: an `extract` for RoutingRecorder.hook that repeats their choice. Of a torch tensor it
-    is that of torch.topk over its float32 softmax, as models compute it, also among equal logits, of which bfloat16 has many."""
+    """An `extract` for RoutingRecorder.hook that repeats the choice of gates that return only logits [..., E]. For a torch tensor the choice
+    is that of torch.topk over its float32 softmax, as models compute it, also among equal logits, which are frequent in bfloat16."""
     def extract(output):
         logits = output[0] if isinstance(output, (tuple, list)) else output
         if hasattr(logits, "softmax"):
@@ -57,8 +57,8 @@ def softmax_topk(topk, renormalize=True):
 
 
 def ids_and_weights(output):
-    """The default `extract`: of what a gate returned, the one integer tensor is the ids, the one float tensor of its shape the
-    weights. Fits (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of these."""
+    """The default `extract`: of the values that a gate returned, the only integer tensor is the ids, and the only float tensor of its shape
+    is the weights. Fits (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of these."""
     parts = [to_numpy(part) for part in (output if isinstance(output, (tuple, list)) else [output]) if hasattr(part, "shape")]
     ids = [part for part in parts if part.dtype.kind in "iu" and part.ndim >= 2]
     if len(ids) != 1:
@@ -70,8 +70,8 @@ def ids_and_weights(output):
 
 
 class RoutingRecorder:
-    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only the first so many tokens of each; `metadata`:
-    texts to save beside `num_experts`. record() may be called from several threads."""
+    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only that many first tokens of each; `metadata`: texts to save
+    in addition to `num_experts`. record() may be called from several threads."""
 
     def __init__(self, num_experts, max_tokens=None, metadata=None):
         if not 1 <= int(num_experts) < 2**31:
@@ -79,7 +79,7 @@ class RoutingRecorder:
         self.num_experts = int(num_experts)
         self.max_tokens = max_tokens
         self.metadata = dict(metadata or {})
-        self.rank = 0  # of hooks that were not given one
+        self.rank = 0  # for hooks without a rank
         self._parts = {}  # (layer, rank) -> [(ids, weights or None)]
         self._lock = threading.Lock()
 
@@ -88,8 +88,8 @@ class RoutingRecorder:
         return sum(len(ids) for ids, _ in self._parts.get((layer, rank), []))
 
     def record(self, layer, rank, topk_ids, topk_weights=None):
-        """Appends tokens. Ids [..., K], integers (outside [0, num_experts): dropped); weights of the same shape or None, either
-        always or never within a layer. `layer` None: the model has only one."""
+        """Appends tokens. Ids [..., K] are integers (outside [0, num_experts): dropped); weights have the same shape or are None,
+        consistently within a layer. `layer` None: the model has only one."""
         ids = to_numpy(topk_ids)
         if ids.dtype.kind not in "iu" or ids.ndim < 2 or not 1 <= ids.shape[-1] <= MAX_TOPK:
             raise ValueError(f"topk_ids is {ids.dtype} {list(ids.shape)}; allowed: integers [..., K], K from 1 to {MAX_TOPK}")
@@ -120,8 +120,8 @@ class RoutingRecorder:
             self._parts.setdefault((layer, rank), []).append((ids, weights))
 
     def record_dense(self, layer, rank, probs, routing_map):
-        """Appends tokens given as [T, E] arrays (Megatron Core's router): the chosen experts of a token are where the boolean
-        `routing_map` is set, in order of falling probability; tokens with fewer than the largest number get ids -1."""
+        """Appends tokens from [T, E] arrays (Megatron Core's router): the chosen experts of a token are those with a set boolean in
+        `routing_map`, in order of descending probability; tokens with fewer choices than the maximum get ids -1."""
         probs, chosen = to_numpy(probs), to_numpy(routing_map).astype(bool)
         if probs.ndim != 2 or probs.shape != chosen.shape:
             raise ValueError(f"probs is {list(probs.shape)}, routing_map {list(chosen.shape)}; allowed: both [T, E]")
@@ -131,8 +131,8 @@ class RoutingRecorder:
         self.record(layer, rank, np.where(kept, ids, -1), np.where(kept, np.take_along_axis(probs, ids, 1), 0))
 
     def hook(self, layer, rank=None, extract=ids_and_weights):
-        """A forward hook: `gate.register_forward_hook(recorder.hook(layer))`. `rank` None: recorder.rank at the time of
-        the call. `extract` turns what the module returned into (ids, weights or None)."""
+        """A forward hook: `gate.register_forward_hook(recorder.hook(layer))`. `rank` None: recorder.rank at the time of the call.
+        `extract` converts the module's return value to (ids, weights or None)."""
         def forward_hook(_module, _args, output):
             ids, weights = extract(output)
             self.record(layer, self.rank if rank is None else rank, ids, weights)
@@ -151,7 +151,7 @@ class RoutingRecorder:
         return found
 
     def save(self, path):
-        """Writes a `.safetensors` file, or, if `path` does not end so, a folder of `.npy` files (which carry no metadata)."""
+        """Writes a `.safetensors` file, or, if `path` has another ending, a folder of `.npy` files (without metadata)."""
         if not self._parts:
             raise ValueError("nothing was recorded")
         if str(path).endswith(".safetensors"):
@@ -195,7 +195,7 @@ def _header(path, start, size):
 
 
 def _array(path, name, entry, data):
-    """Of one header entry: ids as int32 (what fits into none is -1, no expert), the rest as float32."""
+    """Array of one header entry: ids as int32 (values that do not fit become -1, no expert), others as float32."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"{path}: tensor {name}: expected entries dtype, shape and data_offsets")
     if entry["dtype"] not in _DTYPES:
@@ -212,7 +212,7 @@ def _array(path, name, entry, data):
 
 
 def load_safetensors(path):
-    """(tensors, metadata) of a recording. ValueError, naming the file, for what is none."""
+    """(tensors, metadata) of a recording. Raises ValueError, naming the file, if it is not a recording."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(64)
@@ -231,7 +231,7 @@ def load_safetensors(path):
 
 
 def experts_of(path, metadata):
-    """E by a recording's metadata, or 0."""
+    """E from a recording's metadata, or 0."""
     text = str(metadata.get("num_experts", "0"))
     if not text.isdecimal():
         raise ValueError(f"{path}: num_experts is '{text}'; allowed: an integer")
@@ -239,7 +239,7 @@ def experts_of(path, metadata):
 
 
 def merge(output, inputs):
-    """One recording of those that several processes saved; no tensor may come twice, and num_experts must agree."""
+    """Joins recordings of several processes to one; every tensor may occur only once, and num_experts must agree."""
     tensors, metadata = {}, {}
     for path in inputs:
         more, about = load_safetensors(path)
@@ -254,7 +254,7 @@ def merge(output, inputs):
 
 
 def info(path):
-    """Prints what a recording holds: shape, weights and skew of each tensor of ids."""
+    """Prints the content of a recording: shape, weights and skew of each tensor of ids."""
     tensors, metadata = load_safetensors(path)
     for key, value in metadata.items():
         print(f"{key}: {value}")
@@ -265,7 +265,7 @@ def info(path):
         kept = ids[(ids >= 0) & ((ids < experts) | (experts == 0))]
         if kept.dtype.kind not in "iu":
             raise ValueError(f"{path}: tensor {name}: expected integers, found floating point")
-        load = np.unique(kept, return_counts=True)[1]  # of the experts that were chosen at all
+        load = np.unique(kept, return_counts=True)[1]  # of experts that were chosen at least once
         experts_here = max(experts, int(kept.max(initial=0)) + 1)
         weighted = name.replace("topk_ids", "topk_weights") in tensors
         skew = load.max() * experts_here / kept.size if kept.size else 0
@@ -284,9 +284,9 @@ def main(arguments):
             return 2
         sys.stdout.flush()
     except (OSError, ValueError, MemoryError) as error:
-        if not isinstance(error, BrokenPipeError):  # whoever reads, like head, has read enough
+        if not isinstance(error, BrokenPipeError):  # the reader, for example head, has closed the pipe
             print(f"record_routing: {error or 'no memory'}", file=sys.stderr)
-        if isinstance(error, OSError):  # what is left of the output cannot be written either
+        if isinstance(error, OSError):  # the rest of the output cannot be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:

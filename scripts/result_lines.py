@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out result files (bench/results) so that a run is one line, which keeps them small and their differences readable.
-Numbers, texts and the order of keys stay as they are.
+"""Formats result files (bench/results) such that a run is one line, which keeps them small and their differences readable. Numbers, texts
+and the order of keys stay unchanged.
 
 Usage: result_lines.py FILE...           rewrites the files
-       result_lines.py --check FILE...   names those that are laid out in another way, or that no page cites
+       result_lines.py --check FILE...   lists files with another format, and files that no page cites
 """
 import json
 import subprocess
@@ -19,15 +19,15 @@ def line_of(value):
 
 
 def holds_runs(value):
-    """True for a list of objects, or for what contains one."""
+    """True for a list of objects, and for values that contain one."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, dict) for item in value)
     return isinstance(value, dict) and any(holds_runs(item) for item in value.values())
 
 
 def lines_of(value, indent=""):
-    """Text of a value. Members of an object that holds runs have a line each, and so have runs; a run is one line, also if lists
-    (of its checks, for example) lie in it, unless it says that it has `runs` of its own."""
+    """Text of a value. Members of an object that holds runs have a line each, and so have runs. A run is one line, even if it contains
+    lists (of its checks, for example), unless it has its own `runs`."""
     inner = indent + " "
     if isinstance(value, dict) and holds_runs(value):
         members = [f"{inner}{line_of(key)}: {lines_of(item, inner)}" for key, item in value.items()]
@@ -43,7 +43,7 @@ def laid_out(text):
 
 
 def cited_names():
-    """All Markdown texts, which may cite a result: docs, notes beside the results and others."""
+    """All Markdown texts, which may cite a result: documents, notes next to the results, and others."""
     pages = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return "\n".join((ROOT / page).read_text() for page in pages)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # `./dev wheel`: the Python package as dist/switchyard_ep-<version>-py3-none-manylinux_2_34_x86_64.whl, with the library of a preset.
-# Tools come from PyPI into build/python/tools.
+# Installs tools from PyPI into build/python/tools.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -37,7 +37,7 @@ PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel . --no-deps --no-build-is
 wheels=("$raw"/*.whl)
 mkdir -p dist
 rm -f dist/switchyard_ep-*.whl
-# The GPU driver's library is the machine's. The libraries beside ours in the build folder are in the wheel.
+# The GPU driver's library belongs to the machine. The libraries next to ours in the build folder are part of the wheel.
 LD_LIBRARY_PATH="$PWD/build/$preset" PATH="$PWD/$tools/bin:$PATH" \
   "$tools/bin/auditwheel" repair --exclude libcuda.so.1 --exclude libswitchyard.so.0 -w dist "${wheels[0]}"
 made=(dist/switchyard_ep-*.whl)
@@ -45,7 +45,7 @@ made=(dist/switchyard_ep-*.whl)
   say "note: built against newer libraries than manylinux_2_34 has; build on Debian 12 for that"
 say "made ${made[0]} ($(du -h "${made[0]}" | cut -f1))"
 
-# A package without a library: it needs no repair.
+# A package without a library needs no repair.
 if [[ -n $deep_ep ]]; then
   rm -f dist/switchyard_deep_ep-*.whl
   PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel python/drop_in --no-deps --no-build-isolation -w dist

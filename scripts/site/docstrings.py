@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings as this package writes them, for a reference in Markdown: roles of Sphinx are code, sentences that explain an argument
-(`name: ...`) become a list, `#:` documents an attribute, and `**config` is shown as the
-keywords that it stands for."""
+"""Converts the docstrings of this package for a reference in Markdown: roles of Sphinx become code, sentences that explain an argument
+(`name: ...`) become a list, `#:` documents an attribute, and `**config` is shown as the keywords that it represents."""
 import re
 
 import griffe
 
 ROLE = re.compile(r":(?:class|meth|func|exc|attr|data|mod):`~?([^`]+)`")
-#: Where an argument's sentence begins: at the start of a paragraph or behind a full stop.
+#: Beginning of an argument's sentence: at the start of a paragraph or after a full stop.
 ARGUMENT = re.compile(r"(?:^|(?<=[.;] ))([a-z]\w*(?:, [a-z]\w*)*): (?=\S)")
 
-#: By the name of what collects keywords, the functions of its module that take them.
+#: Functions of the module that accept the collected keywords, by the name of the collecting parameter.
 MAKERS = {"config": ("normal_config", "_config"), "options": ("_options",)}
 
 
 def listed(paragraph):
-    """A paragraph whose sentences on arguments are items of a list."""
+    """A paragraph with its sentences on arguments as items of a list."""
     if re.match(r"\s|[-*|>`]", paragraph):
         return paragraph
     text = " ".join(paragraph.split("\n"))
@@ -28,7 +27,7 @@ def listed(paragraph):
 
 
 def unfold(function):
-    """The keywords that a function of the module takes, in the place of `**config` or `**options`, which go there."""
+    """Replaces `**config` or `**options` by the keywords of the function to which they are passed."""
     kept = [each for each in function.parameters if each.kind != griffe.ParameterKind.var_keyword]
     if len(kept) == len(function.parameters):
         return
@@ -48,10 +47,10 @@ class Docstrings(griffe.Extension):
             text = ROLE.sub(r"`\1`", obj.docstring.value)
             obj.docstring.value = "\n\n".join(listed(paragraph) for paragraph in text.split("\n\n"))
         elif obj.name.startswith("__"):
-            obj.public = False  # __enter__ and the like say nothing of their own
+            obj.public = False  # __enter__ and similar methods need no documentation
 
     def on_attribute_instance(self, *, attr, **_):
-        """The comment behind an attribute, or above it."""
+        """The comment after an attribute, or above it."""
         if attr.docstring or not attr.lineno or isinstance(attr.filepath, list):
             return
         lines = attr.filepath.read_text(encoding="utf-8").split("\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the public headers declare, read by libclang: declarations with the comments that state their contracts.
+"""Reads the public headers with libclang: declarations with the comments that state their contracts.
 
-A *block* is a documented declaration and those without a comment of their own on the lines right below it, which its comment speaks of
-too. Reading fails if a header does not compile alone.
+A *block* is a documented declaration and the declarations without a comment on the lines right below it, to which its comment also
+applies. Fails if a header does not compile alone.
 """
 import re
 import subprocess
@@ -23,12 +23,12 @@ KNOWN = TYPES | FUNCTIONS | ALIASES | VALUES | {Kind.ENUM_DECL, Kind.MACRO_DEFIN
 class Declaration:
     kind: Kind
     name: str
-    code: str       # without body
-    comment: str    # "" if it has none of its own
+    code: str       # without the body
+    comment: str    # "" if it has none
     first: int      # lines
     last: int
-    members: list = field(default_factory=list)     # blocks, of types
-    enumerators: list = field(default_factory=list)  # declarations, of enumerations
+    members: list = field(default_factory=list)     # blocks; for types
+    enumerators: list = field(default_factory=list)  # declarations; for enumerations
 
     @property
     def is_function(self):
@@ -44,12 +44,13 @@ class Header:
 
 
 def comment_text(lines):
-    """The text of /// lines, without marks and with its own indentation."""
+    """The text of /// lines, without the markers and with its own indentation."""
     return "\n".join(re.sub(r"^\s*///<? ?", "", line) for line in lines).strip("\n")
 
 
 def comment_of(lines, first, last):
-    """The comment of what stands on these lines (from 1): above it, else behind it and on the lines that go on there."""
+    """The comment of a declaration on these lines (from 1): above it, else after it and on the lines where that comment
+    continues."""
     above = []
     while re.match(r"\s*///(?!<)", lines[first - 2 - len(above)]):
         above.insert(0, lines[first - 2 - len(above)])
@@ -63,14 +64,14 @@ def comment_of(lines, first, last):
 
 
 def table_comment(cursor):
-    """The comment of what a line of a table (.def) declares."""
+    """The comment of the declaration in a line of a table (.def)."""
     line = Path(cursor.location.file.name).read_text(encoding="utf-8").split("\n")[cursor.location.line - 1]
     found = re.search(r"/\*(.*)\*/", line)
     return found.group(1).strip() if found else ""
 
 
 def strip_body(kind, text):
-    """A declaration without what its implementation is."""
+    """A declaration without its implementation."""
     if kind in FUNCTIONS:
         depth, closed = 0, None
         for i, c in enumerate(text):
@@ -120,11 +121,11 @@ class Reader:
         return self.data[cursor.extent.start.offset:cursor.extent.end.offset].decode()
 
     def declarations(self, parent, top=False):
-        """Of one scope of this header, what users are meant to see."""
+        """The declarations for users in one scope of this header."""
         found, structs = [], {}
         for cursor in parent.get_children():
             if not cursor.location.file or cursor.location.file.name != self.path:
-                if not top and cursor.kind == Kind.FIELD_DECL:  # of a table (.def), which has the comments
+                if not top and cursor.kind == Kind.FIELD_DECL:  # from a table (.def), which has the comments
                     found.append(Declaration(cursor.kind, cursor.spelling, f"{cursor.type.spelling} {cursor.spelling};", table_comment(cursor), 0, 0))
                 continue
             if top and cursor.kind in (Kind.NAMESPACE, Kind.LINKAGE_SPEC, Kind.UNEXPOSED_DECL):
@@ -133,7 +134,7 @@ class Reader:
             elif cursor.kind in KNOWN and self.is_shown(cursor):
                 declaration = self.declaration(cursor)
                 if cursor.kind in TYPES and self.path.endswith(".h"):
-                    structs[cursor.spelling] = declaration  # its typedef stands for it
+                    structs[cursor.spelling] = declaration  # represented by its typedef
                 elif cursor.kind == Kind.TYPEDEF_DECL and cursor.spelling in structs:
                     struct = structs.pop(cursor.spelling)
                     found.append(Declaration(Kind.STRUCT_DECL, cursor.spelling, f"typedef struct {cursor.spelling} {cursor.spelling};",
@@ -153,7 +154,7 @@ class Reader:
         if re.search(r"=\s*(default|delete)\s*$", text) or name.startswith("operator="):
             return False
         if cursor.kind == Kind.CONSTRUCTOR and re.match(rf"{name}\(\s*(const )?{name}\s*&", text):
-            return False  # copies and moves are as the class's comment says
+            return False  # copies and moves: see the comment of the class
         return not ("library internal" in self.comment(cursor) or "<Impl>" in text or "detail::" in text.split("{")[0])
 
     def comment(self, cursor):
@@ -175,7 +176,7 @@ class Reader:
         return declaration
 
     def enumerators(self, cursor):
-        """Also those that a table (.def) brings in, which have no comment here."""
+        """Enumerators, including those from a table (.def), which have no comment here."""
         found = []
         for each in cursor.get_children():
             if each.kind == Kind.ENUM_CONSTANT_DECL:
@@ -185,7 +186,7 @@ class Reader:
         return found
 
     def blocks(self, declarations):
-        """Declarations in blocks, in the order of the header."""
+        """Groups declarations into blocks, in the order of the header."""
         blocks = []
         for each in declarations:
             above = blocks[-1][-1] if blocks else None

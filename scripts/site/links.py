@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a file of the repository stands in the site. Pages of docs/ link to sources as they do in a clone; what they link to comes along."""
+"""Paths of repository files in the site. Pages of docs/ link to sources as in a clone; the targets are added to the site."""
 import posixpath
 import re
 import subprocess
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
-#: A document that is named and not linked, outside of code.
+#: A document that is named but not linked, outside of code.
 NAMED = re.compile(r"(?<!\]\()(?<![\[`\w/-])docs/([\w/-]+\.md(?:#[\w-]+)?)(?![\w`])")
 FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
-#: Documents of the root that are pages of their own.
+#: Documents of the root that are separate pages.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-#: Sources that a page shows, by ending, and how they are highlighted. Others (results, traces) are copied.
+#: Extensions of sources that are shown as pages, and their highlighting. Others (results, traces) are copied.
 SHOWN = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".def": "c", ".py": "python", ".sh": "bash", ".cmake": "cmake",
          ".txt": "text", ".map": "text", ".toml": "toml"}
 
 
 def site_path(path):
-    """Of a file or, if it ends in /, a folder, both from the repository's root."""
+    """Path in the site of a file or, if it ends in /, of a folder, both from the repository's root."""
     if path in PAGES:
         return PAGES[path]
     if path.endswith("/"):
@@ -27,7 +27,7 @@ def site_path(path):
 
 
 def repository_path(page):
-    """The file in the repository that a page of the site was, if there is one."""
+    """The repository file from which a page of the site was made, if there is one."""
     for path, place in PAGES.items():
         if place == page and path != "README.md":
             return path
@@ -35,18 +35,18 @@ def repository_path(page):
 
 
 def target_of(page, link):
-    """The path from the repository's root that a link of a document means; a folder's ends in /."""
+    """The target of a link of a document, as a path from the repository's root; the path of a folder ends in /."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     return path + "/" if link.endswith("/") else path
 
 
 def prose_parts(markdown):
-    """Alternately text and fenced code."""
+    """Alternates between text and fenced code."""
     return FENCE.split(markdown)
 
 
 def link_named(document, markdown):
-    """Documents that are named in prose become links, as readers of a clone follow them by hand."""
+    """Converts document names in prose to links."""
     above = "../" * document.count("/")
     parts = prose_parts(markdown)
     return "".join(part if i % 2 else NAMED.sub(lambda m: f"[{m.group()}]({above}{m.group()})", part) for i, part in enumerate(parts))
@@ -57,7 +57,7 @@ def targets(document, markdown):
 
 
 def relink(page, document, markdown):
-    """The links of `document` as they must read in `page`."""
+    """Converts the links of `document` for their place in `page`."""
 
     def replace(match):
         place = site_path(target_of(document, match.group(2)))
@@ -75,7 +75,7 @@ def listing(root, folder):
 
 
 def shown(root, path):
-    """A page with a source."""
+    """A page that shows a source."""
     text = (root / path).read_text(encoding="utf-8")
     fence = "`" * 4
     return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n{fence}{SHOWN[posixpath.splitext(path)[1]]}\n{text}{fence}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the Python reference. This module imports nothing but the standard library, so that tests can check the list."""
+"""Pages of the Python reference. This module imports only the standard library, so that tests can check the list."""
 import ast
 from pathlib import Path
 
@@ -11,7 +11,7 @@ PAGES = [("group", "Groups"), ("run", "Ranks as threads"), ("exchange", "Normal 
 
 
 def exported(path):
-    """The names that a module's `__all__` spells out."""
+    """The names in a module's `__all__`."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return [each.value for each in node.value.elts if isinstance(each, ast.Constant)]
@@ -19,12 +19,13 @@ def exported(path):
 
 
 def defined(path):
-    """The functions and classes that a module defines itself."""
+    """The functions and classes that the module itself defines."""
     return [node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
 def shown(root, module):
-    """The names that the page of `module` documents. The page of the package has only what the package itself defines."""
+    """The names that the page of `module` documents. The page of the package documents only names that the package itself
+    defines."""
     package = Path(root) / "python/switchyard"
     if not module:
         top = package / "__init__.py"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the C and C++ reference, made of the public headers: one page for a header, with all that it declares and says."""
+"""Pages of the C and C++ reference, made from the public headers: one page per header, with all declarations and comments."""
 import re
 from pathlib import Path
 
 from headers import VALUES, Kind, Reader
 
 LANGUAGES = {"cpp": ("include/switchyard", "*.hpp", "C++"), "c": ("include/switchyard/c", "*.h", "C")}
-#: In the order of the navigation; others follow. held.hpp declares nothing for users.
+#: Order of the navigation; other headers follow. held.hpp declares nothing for users.
 ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "types", "status"]
 WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
 
@@ -16,7 +16,7 @@ def slug(name):
 
 
 class Index:
-    """Where each name is declared."""
+    """Place of each name's declaration."""
 
     def __init__(self):
         self.places = {}
@@ -25,7 +25,7 @@ class Index:
         self.places.setdefault((language, name), (page, anchor))
 
     def link(self, language, name, page, shown):
-        """`shown` as a link to `name`, or as it is."""
+        """`shown` as a link to `name`, or unchanged."""
         bare = re.sub(r"\(.*\)$", "", name)
         place = self.places.get((language, bare))
         if place is None:
@@ -34,7 +34,7 @@ class Index:
 
 
 class Writer:
-    """One page. `scope` is the class whose members are written."""
+    """Writes one page. `scope` is the class whose members are written."""
 
     def __init__(self, language, header, root, index):
         self.language, self.header, self.index = language, header, index
@@ -53,7 +53,8 @@ class Writer:
         return re.sub(r"([*_>\[\]])", r"\\\1", text).replace("<", "&lt;")
 
     def words(self, text, scope, own):
-        """One paragraph with its names as links and everything else as it is. `own` are words of the declaration, its parameters."""
+        """One paragraph with its names as links and everything else unchanged. `own`: words of the declaration, its
+        parameters."""
         out, at = [], 0
         for match in WORD.finditer(text):
             out.append(self.escape(text[at:match.start()]))
@@ -72,7 +73,7 @@ class Writer:
         return f"[{self.escape(name)}](../../{name})" if (self.root / "docs" / name).is_file() else self.escape("docs/" + name)
 
     def prose(self, comment, scope="", own=()):
-        """A comment as Markdown: paragraphs, lists, what is thrown."""
+        """A comment as Markdown: paragraphs, lists, exceptions."""
         text = re.sub(r"\s*\\throws,", "\n\n**Throws,**", comment)
         text = re.sub(r"\s*\\throws\s+", "\n\n**Throws** ", text)
         text = re.sub(r"\s*\\param\s+(\w+)\s+", r"\n\n`\1`: ", text)
@@ -115,7 +116,7 @@ class Writer:
         return anchor
 
     def items(self, blocks, scope, anchor):
-        """Members of data and enumerators, each with its meaning. Links to them lead to `anchor`, their type's."""
+        """Data members and enumerators, each with its meaning. Links to them lead to `anchor`, that of their type."""
         self.lines.append("")
         for each in (each for block in blocks for each in block):
             self.index.add(self.language, self.page, f"{scope}::{each.name}", anchor)
@@ -158,25 +159,26 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
-#: Names that a header declares at the scope of its namespace, each pattern at the start of a line.
+#: Patterns of names that a header declares at namespace scope, each at the start of a line.
 DECLARED = {
     "c": [r"(?:const )?\w+\** (sy_\w+)\(", r"typedef .*?\b(\w+);", r"\} (\w+);", r"typedef \w+ \(\*(\w+)\)", r"#define (SWITCHYARD_\w+)\s",
           r"  (SWITCHYARD_\w+)(?: = [^,\n]*)?,?(?: *//.*)?$"],
     "cpp": [r"(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{", r"using (\w+) =", r"concept (\w+) =",
             r"(?:inline |constexpr |const )*(?:std::)?\w[\w:<>]*(?: const)?[&*]? (\w+)\(", r"inline constexpr [\w:]+ (k\w+)(?:\[\])? ="],
 }
-#: Names of headers whose declarations are for the library alone.
+#: Names of headers whose declarations are internal to the library.
 INTERNAL = {"NamesOf"}
 
 
 def declared(language, text):
-    """The public names of a header, found without a parser: what the reader of headers passes over must not vanish silently."""
+    """The public names of a header, found without a parser, so that names that the header reader skips are detected."""
     text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", text, flags=re.M | re.S)
     return {name for pattern in DECLARED[language] for name in re.findall("^" + pattern, text, re.M)} - INTERNAL
 
 
 def check_complete(root, index):
-    """An error if a header declares a function, type, constant, macro or enumerator that has no place in the reference."""
+    """Raises an error if a header declares a function, type, constant, macro or enumerator that has no place in the
+    reference."""
     for language, (folder, pattern, _) in LANGUAGES.items():
         for path in sorted((root / folder).glob(pattern)):
             missing = sorted(name for name in declared(language, path.read_text(encoding="utf-8")) if (language, name) not in index.places)
@@ -198,6 +200,6 @@ def pages(root):
             if header.blocks:
                 writers.append(Writer(language, header, root, index))
     for writer in writers:
-        writer.write()  # every name has its place afterwards
+        writer.write()  # afterwards every name has its place
     check_complete(root, index)
     return {f"{writer.language}/{writer.page}": writer.write() for writer in writers}
