@@ -13,17 +13,28 @@
 set_property(GLOBAL PROPERTY switchyard_all_layers "")
 file(WRITE ${PROJECT_BINARY_DIR}/view/layers.txt "")
 
-# Fills <dir> with links, so that -I<dir> exposes the given paths of <root> and nothing else.
+# Fills <dir> with links, so that -I<dir> shows the given paths of <root> and nothing else. A folder that has these links already
+# is left as it is: another process may be compiling against it.
 function(switchyard_link_view dir root)
-  file(REMOVE_RECURSE ${dir})
   foreach(path IN LISTS ARGN)
     if(NOT EXISTS ${root}/${path})
       message(FATAL_ERROR "SEES names ${root}/${path}, which does not exist")
     endif()
+  endforeach()
+  set(links "${root};${ARGN}")
+  if(EXISTS ${dir}.links)
+    file(READ ${dir}.links has)
+    if(has STREQUAL links)
+      return()
+    endif()
+  endif()
+  file(REMOVE_RECURSE ${dir})
+  foreach(path IN LISTS ARGN)
     cmake_path(GET path PARENT_PATH parent)
     file(MAKE_DIRECTORY ${dir}/${parent})
     file(CREATE_LINK ${root}/${path} ${dir}/${path} SYMBOLIC)
   endforeach()
+  file(WRITE ${dir}.links "${links}")
 endfunction()
 
 # switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY, compiles the given C++ sources of a target in groups
