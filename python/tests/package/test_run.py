@@ -118,7 +118,11 @@ def interrupted(process, seconds=60):
 
 
 def start(environment, program, *arguments):
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def as_from_a_terminal():  # a background job of a shell ignores the signal, and so would what it starts
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=as_from_a_terminal)
 
 
 @pytest.mark.parametrize("other", ["time.sleep(600)", "group.barrier()", "while True: pass"])
