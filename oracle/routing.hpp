@@ -28,7 +28,7 @@ struct Problem {
   SizePolicy size = SizePolicy::exact;
   std::vector<int64_t> capacity;  ///< [W], SizePolicy::capacity
   Overflow overflow = Overflow::fail;
-  std::vector<std::vector<int64_t>> ids;  ///< per rank [T, K]; -1 or any invalid value outside [0, E): no expert
+  std::vector<std::vector<int64_t>> ids;    ///< per rank [T, K]; -1 or any invalid value outside [0, E): no expert
   std::vector<std::vector<float>> weights;  ///< per rank [T, K], or empty: without weights
 
   int64_t tokens(int rank) const { return static_cast<int64_t>(ids[static_cast<size_t>(rank)].size()) / topk; }

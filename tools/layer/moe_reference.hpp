@@ -15,8 +15,8 @@ namespace switchyard::tool {
 struct ReferenceInput {
   std::vector<const uint16_t*> rows;  ///< per rank, bf16 [T, H]
   std::vector<Routing> routing;       ///< per rank
-  /// If not none, the layer is fp8: the operands are the values that codes and scales of this kind represent. Quantized operands
-  /// are the rows, the intermediate row after rounding to bf16, and the weights of fp8_weight_forms.
+  /// If not none, the layer is fp8: the operands are the values that codes and scales of this kind represent. Quantized
+  /// operands are the rows, the intermediate row after rounding to bf16, and the weights of fp8_weight_forms.
   ScaleKind quantize = ScaleKind::none;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every measurement is one of bench (or of `verify ledger`) while SWITCHYARD_TUNING names a file with the candidate values: the
-// measured effect is the effect of the file.
+// Every measurement is one of bench (or of `verify ledger`) with SWITCHYARD_TUNING naming a file that has the candidate values.
 #include "tune/tune.hpp"
 
 #include <fmt/core.h>
