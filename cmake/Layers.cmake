@@ -38,7 +38,7 @@ function(switchyard_link_view dir root)
 endfunction()
 
 # switchyard_compile_together(<target> <file>...): with SWITCHYARD_UNITY, compiles the given C++ sources of a target in groups
-# of eight, which saves much of the build time. Other sources, and sources with their own flags, are compiled separately.
+# of eight, so headers are read once per group. Other sources, and sources with their own flags, are compiled separately.
 function(switchyard_compile_together target)
   set(position 0)
   foreach(source IN LISTS ARGN)
@@ -71,7 +71,7 @@ function(switchyard_layer folder)
   # Sources of only one kind of build (with or without CUDA) are compiled separately, so that the groups of the others are equal
   # in both.
   set(together ${arg_SOURCES})
-  list(REMOVE_ITEM together ${arg_ALONE} no_gpu.cpp gpu/no_gpu.cpp gradients/no_gpu.cpp no_device.cpp)
+  list(REMOVE_ITEM together ${arg_ALONE} "")
   switchyard_compile_together(${target} ${together})
   target_include_directories(${target} PRIVATE ${view} ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
   # Sources that both kinds of builds have are compiled alike in both: they do not get CUDA's headers.

@@ -16,7 +16,7 @@ set_property(CACHE SWITCHYARD_GIN PROPERTY STRINGS auto on off)
 set(SWITCHYARD_NCCL_INCLUDE "" CACHE PATH "Folder of nccl_device.h, version 2.30.7 or later, where it is not build/nccl/include (./dev setup nccl) or a usual one")
 option(SWITCHYARD_INSTALL "Define install rules" ${PROJECT_IS_TOP_LEVEL})
 option(SWITCHYARD_WERROR "Treat warnings as errors (CI)" OFF)
-option(SWITCHYARD_UNITY "Compile the C++ sources of a folder together, which halves the time of a build; OFF compiles each alone" ON)
+option(SWITCHYARD_UNITY "Compile the C++ sources of a folder in groups of eight; OFF compiles each separately" ON)
 option(SWITCHYARD_MUTABLE_ORDERS "Take memory orders from a run-time table (mutation suite; needs SWITCHYARD_SANITIZE=thread)" OFF)
 option(BUILD_SHARED_LIBS "Make switchyard::switchyard a shared library" OFF)
 
