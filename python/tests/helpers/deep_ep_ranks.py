@@ -84,9 +84,10 @@ def _rank(rank, world, path, where, ranks, scenario, arguments):
 
 def over_groups(where, world, scenario, *arguments):
     """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with the exception of a rank. With one rank,
-    each of two processes is a separate group."""
+    each of two processes is a separate group. Processes are spawned, because torch.autograd does not support forks of a process
+    that has used it."""
     path = os.path.join(_folder().name, secrets.token_hex(8))
-    run_on_team("spawn" if where == "cuda" else "fork", max(world, 2), _rank, path, where, world, scenario, arguments)
+    run_on_team("spawn", max(world, 2), _rank, path, where, world, scenario, arguments)
 
 
 def _with_buffer(group, scenario, arguments):

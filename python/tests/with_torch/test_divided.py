@@ -11,6 +11,8 @@ from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 
+from processes import a_store  # noqa: E402
+from team import run_on_team  # noqa: E402
 from plain_moe import EXPERTS, HIDDEN, TOKENS, Experts, Model, StaticExperts, off, seeded, tokens_of  # noqa: E402
 
 
@@ -285,15 +287,14 @@ def test_modules_that_are_out_of_step_are_named(backward):
 # ---- torch.compile ----
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_whole_graphs(world):
-    """torch.compile(fullgraph=True), forward and backward, like the undivided model; also on a rank without rows or experts."""
-    def rank(group):
-        whole, model = Model(StaticExperts), Model(StaticExperts)
+def play_whole_graph(rank, world, store):
+    """Compares a compiled, divided model with the undivided one, forward and backward."""
+    whole, model = Model(StaticExperts), Model(StaticExperts)
+    ids, weights = routing()
+    ids = torch.zeros_like(ids) if world == 4 else ids
+    with sy.Group.connect(rank, world, store, "token", heap_bytes=32 << 20, timeout=120) as group:
         sy.parallelize_moe(model, group, max_tokens=TOKENS)
-        x = tokens_of(group.rank)
-        ids, weights = routing()
-        ids = torch.zeros_like(ids) if world == 4 else ids
+        x = tokens_of(rank)
         compiled = torch.compile(model.experts, fullgraph=True, backend="aot_eager")
         out = compiled(x, ids, weights)
         assert off(out, whole.experts(x, ids, weights)) < 1e-5
@@ -303,24 +304,20 @@ def test_whole_graphs(world):
         for name in ("gate_up_proj", "down_proj"):
             want = getattr(whole.experts, name).grad[mine.start:mine.stop]
             assert torch.allclose(getattr(model.experts, name).grad, want, rtol=1e-4, atol=1e-5)
-
-    torch._dynamo.reset()
-    one_at_a_time = world == 1
-    sy.run_ranks(rank, world, heap_bytes=32 << 20, timeout=120) if one_at_a_time else _in_processes(rank, world)
+        group.barrier()
 
 
-def _in_processes(function, world):
-    """Uses processes, because Dynamo does not support several threads."""
-    from processes import a_store, run_processes
+def play_whole_graphs(rank, world, store):
+    play_whole_graph(rank, world, store)
+    if world == 2:
+        play_whole_graph(0, 1, a_store())
 
-    store = a_store()
 
-    def process(rank, world):
-        with sy.Group.connect(rank, world, store, "token", heap_bytes=32 << 20, timeout=120) as group:
-            function(group)
-            group.barrier()
-
-    assert run_processes("fork", process, world, seconds=200) == [0] * world
+@pytest.mark.parametrize("world", [2, 4])
+def test_whole_graphs(world):
+    """torch.compile(fullgraph=True) also works on one rank and on a rank without rows or experts. The ranks are spawned processes,
+    because Dynamo does not support several threads and torch.autograd does not support forks of a process that has used it."""
+    run_on_team("spawn", world, play_whole_graphs, a_store(), seconds=400)
 
 
 def test_weights_keep_their_identity():
