@@ -237,13 +237,13 @@ class Bench {
       c.num_experts = o_.experts;
       c.n = o_.n;
       c.k = o_.k;
-      c.type = DType::fp8_e4m3;
+      c.dtype = DType::fp8_e4m3;
       c.epilogue = epilogue;
       c.quantize = quantize;
       gemms_.push_back(std::make_unique<GroupedGemm>(c, w8_->get(), w_scales_->get()));
       const auto call = [this, gemm = gemms_.back().get(), quantize] {
         gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, ranges(),
-                  {out_.get(), o_.rows, gemm->config().columns(), gemm->config().out_type(),
+                  {out_.get(), o_.rows, gemm->config().columns(), gemm->config().out_dtype(),
                    quantize == ScaleKind::none ? nullptr : out8_scales_->get(), quantize});
       };
       std::string name = std::string("fp8 ") + to_string(epilogue);
@@ -290,7 +290,7 @@ class Bench {
     c.num_experts = o_.experts;
     c.n = o_.n;
     c.k = o_.k;
-    c.output = output;
+    c.out_dtype = output;
     c.add = add;
     weight_gradients_.push_back(std::make_unique<WeightGradient>(c));
     const auto call = [this, gradient = weight_gradients_.back().get()] {
@@ -427,7 +427,7 @@ class Bench {
 int main(int argc, char** argv) {
   Options o;
   CLI::App app{"Times the grouped GEMM beside cuBLAS's dense product of as many operations, and beside reading the weights"};
-  app.add_option("--experts", o.experts, "Experts")->check(CLI::Range(1, kMostGemmExperts))->capture_default_str();
+  app.add_option("--experts", o.experts, "Experts")->check(CLI::Range(1, kMaxGemmExperts))->capture_default_str();
   app.add_option("--rows", o.rows, "Rows of all experts")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
       ->capture_default_str();

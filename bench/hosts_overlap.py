@@ -69,7 +69,7 @@ def run(rank, given, store, out_path):
     os.environ.update(NETWORK, NCCL_HOSTID=f"host-{rank}")
     torch.cuda.set_device(rank)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": given.tokens}
+    shape = {"hidden": given.hidden, "num_experts": given.experts, "topk": given.topk, "max_tokens": given.tokens}
     heap = 2 * sy.Exchange.heap_bytes(2, backend="cuda", dtype="bf16", **shape)
     generator = torch.Generator().manual_seed(rank)
     x = torch.randn((given.tokens, given.hidden), generator=generator).bfloat16().cuda()

@@ -207,8 +207,8 @@ class Peer {
         std::byte* meta = &send_meta_[row * at(meta_bytes_)];
         const auto token = static_cast<int32_t>(t);
         std::memcpy(meta, &token, 4);
-        std::memcpy(meta + 4, &routing.ids[at(t * topk_)], 4 * at(topk_));
-        std::memcpy(meta + 4 + 4 * topk_, &routing.weights[at(t * topk_)], 4 * at(topk_));
+        std::memcpy(meta + 4, &routing.topk_ids[at(t * topk_)], 4 * at(topk_));
+        std::memcpy(meta + 4 + 4 * topk_, &routing.topk_weights[at(t * topk_)], 4 * at(topk_));
       }
     }
   }
@@ -257,8 +257,8 @@ class Peer {
         const std::byte* meta = &set.received_meta[row * at(meta_bytes_)];
         const Routing& routing = s.routing[at(o.source)];
         const auto token = static_cast<int32_t>(o.token);
-        if (std::memcmp(meta, &token, 4) != 0 || std::memcmp(meta + 4, &routing.ids[at(o.token * topk_)], 4 * at(topk_)) != 0 ||
-            std::memcmp(meta + 4 + 4 * topk_, &routing.weights[at(o.token * topk_)], 4 * at(topk_)) != 0) {
+        if (std::memcmp(meta, &token, 4) != 0 || std::memcmp(meta + 4, &routing.topk_ids[at(o.token * topk_)], 4 * at(topk_)) != 0 ||
+            std::memcmp(meta + 4 + 4 * topk_, &routing.topk_weights[at(o.token * topk_)], 4 * at(topk_)) != 0) {
           return fmt::format("set {}, received row {}: its token, ids or weights differ", i, row);
         }
       }

@@ -50,7 +50,7 @@ def measure_exchange(given):
     environment = {**os.environ, **NETWORK, "SWITCHYARD_HOST": hosts}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
-        words = [word for name in ("ranks", "tokens", "hidden", "experts", "topk", "layout", "order", "iterations")
+        words = [word for name in ("ranks", "tokens", "hidden", "num_experts", "topk", "layout", "order", "iterations")
                  for word in (f"--{name}", str(getattr(given, name)))]
         subprocess.run([given.tool, "bench", "--backend", "cuda", *words, "--warmup", "3", "--json", path], env=environment, check=True,
                        timeout=given.timeout)

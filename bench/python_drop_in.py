@@ -62,7 +62,7 @@ def measure_by_tool(given, world, *options):
     environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
-        shape = {"ranks": world, "hidden": given.hidden, "experts": given.experts, "topk": given.topk}
+        shape = {"ranks": world, "hidden": given.hidden, "num_experts": given.experts, "topk": given.topk}
         words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
         command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]  # ranks are processes here, too
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)

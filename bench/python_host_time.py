@@ -333,7 +333,7 @@ class Calls:
 
     def of_package(self, until):
         given, x, ids, weights = self.given, self.x, self.ids, self.weights
-        shape = {"hidden": given.hidden, "experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
+        shape = {"hidden": given.hidden, "num_experts": given.experts, "topk": given.topk, "max_tokens": 16, "dtype": "bf16"}
         normal = {**shape, "pool_bytes": 16 << 20}  # several outputs exist at a time
         heap = sy.Exchange.heap_bytes(1, backend=given.backend, **normal) + sy.LowLatency.heap_bytes(1, **shape)
         group = until.enter_context(sy.Group.from_process_group(dist.group.WORLD, heap, backend=given.backend))

@@ -67,10 +67,10 @@ int main() try {
   config.topk = kTopk;
   config.max_tokens = kTokens;
   config.layout = Layout::expert_major;
-  config.row_type = DType::f32;
+  config.dtype = DType::f32;
 
   GroupOptions options;
-  options.heap_bytes = NormalExchange::heap_bytes_for(config, kRanks);
+  options.heap_bytes = NormalExchange::heap_bytes(config, kRanks);
   std::vector<Group> groups = Group::in_process(kRanks, options);
 
   std::atomic<int> wrong{0};

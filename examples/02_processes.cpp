@@ -72,7 +72,7 @@ int guarded(const std::function<Group(const GroupOptions&)>& join) try {
   config.topk = kTopk;
   config.max_tokens = kTokens;
   GroupOptions options;  // the size of a launcher's group is unknown here: reserve for the largest
-  options.heap_bytes = NormalExchange::heap_bytes_for(config, kMaxRanks);
+  options.heap_bytes = NormalExchange::heap_bytes(config, kMaxRanks);
   return run_rank(join(options), config);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "process %d: %s\n", static_cast<int>(::getpid()), error.what());

@@ -18,8 +18,8 @@ typedef struct Rank {
 // Prints the error and returns from the function. A real program would clean up here.
 #define TRY(call)                                                       \
   do {                                                                  \
-    const switchyard_code_t code = (call);                              \
-    if (code != SWITCHYARD_OK) {                                        \
+    const sy_code code = (call);                              \
+    if (code != SY_OK) {                                        \
       fprintf(stderr, "%s: %s\n", sy_code_name(code), sy_last_error()); \
       return 1;                                                         \
     }                                                                   \
@@ -30,24 +30,24 @@ static int exchange_tokens(Rank* me, const float* x, const int32_t* ids, const f
   sy_exchange* exchange = NULL;
   TRY(sy_exchange_create(me->group, &me->config, &exchange));
 
-  sy_const_row_view rows = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  sy_const_row_view rows = SY_CONST_ROW_VIEW_INIT;
   rows.data = x;
   rows.rows = kTokens;
   rows.cols = kHidden;
-  rows.dtype = SWITCHYARD_DTYPE_F32;
-  sy_expert_ids routing = SWITCHYARD_EXPERT_IDS_INIT;
+  rows.dtype = SY_DTYPE_F32;
+  sy_expert_ids routing = SY_EXPERT_IDS_INIT;
   routing.data = ids;
-  routing.tokens = kTokens;
+  routing.num_tokens = kTokens;
   routing.topk = kTopk;
   sy_dispatched* dispatched = NULL;
   TRY(sy_exchange_dispatch(exchange, &rows, &routing, weights, NULL, &dispatched));
 
-  sy_dispatched_view received = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view received = SY_DISPATCHED_VIEW_INIT;
   TRY(sy_dispatched_get(dispatched, &received));
   rows.data = received.x;  // experts would work here, in place
   rows.rows = received.rows;
-  sy_combine_options options = SWITCHYARD_COMBINE_OPTIONS_INIT;
-  options.weights = received.topk_weights;
+  sy_combine_options options = SY_COMBINE_OPTIONS_INIT;
+  options.topk_weights = received.topk_weights;
   TRY(sy_exchange_combine(exchange, &rows, received.handle, out, &options, out_weights));
 
   sy_dispatched_destroy(dispatched);
@@ -72,14 +72,14 @@ static void* run_rank(void* argument) {
 }
 
 int main(void) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.num_experts = kExperts;
   config.topk = kTopk;
   config.max_tokens = kTokens;
-  config.row_type = SWITCHYARD_DTYPE_F32;
-  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
-  TRY(sy_exchange_heap_bytes_for(&config, kRanks, &options.heap_bytes));
+  config.dtype = SY_DTYPE_F32;
+  sy_group_options options = SY_GROUP_OPTIONS_INIT;
+  TRY(sy_exchange_heap_bytes(&config, kRanks, SY_BACKEND_CPU, &options.heap_bytes));
   sy_group* groups[kRanks];
   TRY(sy_group_in_process(kRanks, &options, groups));
 

@@ -128,7 +128,7 @@ int run_rank(Group& group, const LowLatencyConfig& config) {
       weights[static_cast<size_t>(f)] = token_weight(f % kTopk);
     }
     LowLatencyDispatchOptions send;
-    send.weights = weights.data();
+    send.topk_weights = weights.data();
     exchange.dispatch({x.data(), count, kHidden, DType::bf16}, ExpertIds::of(ids.data(), count, kTopk), received, send);
     masked_grouped_product(received, config, first, first_expert(kExperts, kRanks, rank + 1) - first, y);
     exchange.combine(y, received, out.data());  // reads y in place
@@ -139,7 +139,7 @@ int run_rank(Group& group, const LowLatencyConfig& config) {
 
 int run_layer(const LowLatencyConfig& config) {
   GroupOptions options;
-  options.heap_bytes = LowLatencyExchange::heap_bytes_for(config, kRanks);
+  options.heap_bytes = LowLatencyExchange::heap_bytes(config, kRanks);
   std::vector<Group> groups = Group::in_process(kRanks, options);
   std::atomic<int> wrong{0};
   std::vector<std::thread> ranks;

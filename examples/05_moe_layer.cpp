@@ -118,7 +118,7 @@ int main() try {
   MoeLayerConfig decode = prefill;
   decode.max_tokens = kDecoded;  // few enough for a low-latency exchange
   GroupOptions options;
-  options.heap_bytes = MoeLayer::heap_bytes_for(prefill, kRanks) + MoeLayer::heap_bytes_for(decode, kRanks);
+  options.heap_bytes = MoeLayer::heap_bytes(prefill, kRanks) + MoeLayer::heap_bytes(decode, kRanks);
   std::vector<Group> groups = Group::in_process(kRanks, options);
   std::atomic<int> wrong{0};
   std::vector<std::thread> ranks;

@@ -20,7 +20,7 @@ class Moe(torch.nn.Module):
 
     def __init__(self, group: sy.Group) -> None:
         super().__init__()
-        self.exchange = sy.Exchange(group, hidden=HIDDEN, experts=EXPERTS, topk=TOPK, max_tokens=TOKENS, layout="expert_major",
+        self.exchange = sy.Exchange(group, hidden=HIDDEN, num_experts=EXPERTS, topk=TOPK, max_tokens=TOKENS, layout="expert_major",
                                     dtype=torch.float32, routing_gradients=True)
         self.router = torch.nn.Linear(HIDDEN, EXPERTS, bias=False)
         self.experts = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN) for _ in group.experts_of(EXPERTS))

@@ -17,7 +17,7 @@ import torch
 import switchyard as sy
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 256, 128, 16, 4, 32
-SHAPE = {"hidden": HIDDEN, "experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": torch.bfloat16}
+SHAPE = {"hidden": HIDDEN, "num_experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": torch.bfloat16}
 WHOLE = {**SHAPE, "intermediate": INTERMEDIATE}
 Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

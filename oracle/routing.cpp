@@ -241,9 +241,9 @@ Expected expect(const Problem& p) {
 int64_t worst_case_rows(const Problem& p, int rank) {
   if (p.layout == Layout::rank_major) return p.first_expert(rank + 1) > p.first_expert(rank) ? p.world * p.max_tokens : 0;
   const int64_t routes = p.world * p.max_tokens * p.topk;
-  const int64_t experts_here = p.first_expert(rank + 1) - p.first_expert(rank);
+  const int64_t num_local_experts = p.first_expert(rank + 1) - p.first_expert(rank);
   // Every non-empty expert but one holds a single route; the last one holds the rest.
-  const int64_t nonempty = std::min(routes, experts_here);
+  const int64_t nonempty = std::min(routes, num_local_experts);
   if (nonempty == 0) return 0;
   return (nonempty - 1) * p.alignment + aligned(routes - (nonempty - 1), p.alignment);
 }

@@ -59,12 +59,12 @@ ALLOWED = {
     'wait_told': 'the name of an event in traces, which tools read',
 }
 ALLOWED.update(dict.fromkeys((
-    'experts_here', '_experts_here',
-    'most_rows', '_most_rows', 'sy_exchange_most_rows',
-    'usual_pieces', 'usual_ring',
-    'kFewestPieceColumns', 'kMostChunkKib', 'kMostCombineWarps', 'kMostCountedExperts', 'kMostDecodeRows', 'kMostDecodeTokens',
-    'kMostDispatchStages', 'kMostDispatchWarps', 'kMostGemmColumns', 'kMostGemmExperts', 'kMostLedgerWarps',
-    'kMostLowLatencyWarps', 'kMostPieceColumns', 'kMostUsualPieces', 'kUsualChannels', 'kUsualChunkKib', 'kUsualRingRows',
+    'num_local_experts', '_experts_here',
+    'max_rows', '_most_rows', 'sy_exchange_max_rows',
+    'default_pieces', 'default_ring',
+    'kMinPieceColumns', 'kMaxChunkKib', 'kMaxCombineWarps', 'kMaxCountedExperts', 'kMaxDecodeRows', 'kMaxDecodeTokens',
+    'kMaxDispatchStages', 'kMaxDispatchWarps', 'kMaxGemmColumns', 'kMaxGemmExperts', 'kMaxLedgerWarps',
+    'kMaxLowLatencyWarps', 'kMaxPieceColumns', 'kMaxDefaultPieces', 'kDefaultChannels', 'kDefaultChunkKib', 'kDefaultRingRows',
     # Names of python/switchyard that its tests use.
     '_most_sms', '_most_tokens',
 ), PUBLIC))

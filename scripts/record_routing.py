@@ -266,9 +266,9 @@ def info(path):
         if kept.dtype.kind not in "iu":
             raise ValueError(f"{path}: tensor {name}: expected integers, found floating point")
         load = np.unique(kept, return_counts=True)[1]  # of experts that were chosen at least once
-        experts_here = max(experts, int(kept.max(initial=0)) + 1)
+        num_local_experts = max(experts, int(kept.max(initial=0)) + 1)
         weighted = name.replace("topk_ids", "topk_weights") in tensors
-        skew = load.max() * experts_here / kept.size if kept.size else 0
+        skew = load.max() * num_local_experts / kept.size if kept.size else 0
         print(f"{name}: {list(ids.shape)}, {'with' if weighted else 'without'} weights, busiest expert / mean {skew:.2f}, "
               f"dropped {1 - kept.size / max(ids.size, 1):.1%}")
 

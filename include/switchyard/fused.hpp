@@ -5,7 +5,7 @@
 /// on the CPU. MoeLayer (layer.hpp) offers it as MoeForm::fused; this interface is for programs that link only the exchange
 /// library. docs/concepts/fused.md describes the implementation.
 ///
-///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)
+///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
@@ -37,7 +37,7 @@ struct FusedMoeConfig {
   Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity
   /// Type of the weights, and so of the products: bf16 or fp8_e4m3. Tokens and results are bf16 in both cases. fp8: H and I are
   /// multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
-  DType type = DType::bf16;
+  DType dtype = DType::bf16;
   ScaleKind row_scales = ScaleKind::f32;     ///< fp8: for tokens, one per 128 columns: f32 or ue8m0
   ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: kind of w13_scales and w2_scales
   /// fp8: one scale per 128 x 128 weights, as in ExpertOptions: [L, 2 * I / 128, H / 128] and [L, H / 128, I / 128]. They are
@@ -79,7 +79,7 @@ struct FusedMoeRows {
   /// [L]: expert e has rows [first_row[e], first_row[e] + num_rows[e]).
   const int64_t* first_row = nullptr;
   const int64_t* num_rows = nullptr;
-  int64_t most_rows = 0;  ///< R: capacity, or W * max_tokens * K
+  int64_t max_rows = 0;  ///< R: capacity, or W * max_tokens * K
 };
 
 /// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has no products. MoeLayer supplies
@@ -130,21 +130,21 @@ class FusedMoe {
 
   /// Local; needs no group. The heap size is the same on both backends.
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
-  static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
+  static size_t heap_bytes(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], where T is ids.tokens; `ids` is [T, K]; `weights` is float32 [T, K], or null: all 1. An id of
+  /// Collective. `x` is [T, H], where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or null: all 1. An id of
   /// -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without an expert gets +0 (add: keeps its
   /// row). `out` is [T, H] and must not overlap anything else.
-  void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
+  void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const FusedMoeCall& call = {});
 
   /// The two halves of forward as separate calls, so that rows() between them can be read and changed. Together they give the
   /// bits of forward. Both are collective; after dispatch_up the next call is down_combine, on all ranks.
   ///
   /// Dispatch and the up product in one launch: sends tokens to the rows of their experts and applies SwiGLU.
-  void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call = {});
-  /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `weights` [T, K], or null;
+  void dispatch_up(const void* x, const ExpertIds& topk_ids, const FusedMoeCall& call = {});
+  /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or null;
   /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a preceding dispatch_up.
-  void down_combine(const float* weights, void* out, const FusedMoeCall& call = {});
+  void down_combine(const float* topk_weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
 
   /// Local. Adds the weights of another layer of the model, which shares all other memory of this object;

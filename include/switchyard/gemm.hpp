@@ -62,10 +62,10 @@ struct Swiglu {
 
 /// Fixed properties of a GroupedGemm.
 struct GroupedGemmConfig {
-  int num_experts = 0;                  ///< number of local experts, in [1, kMostGemmExperts]
+  int num_experts = 0;                  ///< number of local experts, in [1, kMaxGemmExperts]
   int64_t n = 0;                        ///< N: a multiple of 8; swiglu: gate and up together, a multiple of 16
   int64_t k = 0;                        ///< K: a multiple of 8; fp8: of 16
-  DType type = DType::bf16;             ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
+  DType dtype = DType::bf16;             ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
   WeightOrder order = WeightOrder::nk;  ///< fp8: nk
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
@@ -80,12 +80,12 @@ struct GroupedGemmConfig {
   /// Number of columns of an output row.
   int64_t columns() const { return epilogue == Epilogue::swiglu ? n / 2 : n; }
   /// Type of an output row.
-  DType out_type() const { return type != DType::fp8_e4m3 ? type : quantize != ScaleKind::none ? type : DType::bf16; }
+  DType out_dtype() const { return dtype != DType::fp8_e4m3 ? dtype : quantize != ScaleKind::none ? dtype : DType::bf16; }
 };
 
-inline constexpr int kMostGemmExperts = 2048;
+inline constexpr int kMaxGemmExperts = 2048;
 /// Maximum N and K.
-inline constexpr int64_t kMostGemmColumns = int64_t{1} << 20;
+inline constexpr int64_t kMaxGemmColumns = int64_t{1} << 20;
 
 /// Location of each expert's rows, in GPU memory that is read when the kernel runs, so the host needs no counts. (ExpertMlp on
 /// the CPU: in host memory.) A count is treated as 0 if it or the first row is negative; rows beyond those of `x` or `out` are

@@ -32,11 +32,11 @@ namespace switchyard {
 
 /// Fixed properties of a WeightGradient.
 struct WeightGradientConfig {
-  int num_experts = 0;        ///< number of local experts, in [1, kMostGemmExperts]
+  int num_experts = 0;        ///< number of local experts, in [1, kMaxGemmExperts]
   int64_t n = 0;              ///< N, columns of dy: a multiple of 8
   int64_t k = 0;              ///< K, columns of x: a multiple of 8
-  DType type = DType::bf16;   ///< of dy and x: bf16 or f16
-  DType output = DType::f32;  ///< of the gradients: f32, or equal to `type`
+  DType dtype = DType::bf16;   ///< of dy and x: bf16 or f16
+  DType out_dtype = DType::f32;  ///< of the gradients: f32, or equal to `dtype`
   bool add = false;           ///< adds to the existing gradients, in their type; else overwrites them
 };
 
@@ -75,9 +75,9 @@ class WeightGradient {
 
 /// Fixed properties of a SwigluGradient.
 struct SwigluGradientConfig {
-  int num_experts = 0;       ///< number of local experts, in [1, kMostGemmExperts]
+  int num_experts = 0;       ///< number of local experts, in [1, kMaxGemmExperts]
   int64_t columns = 0;       ///< I, columns of a: a multiple of 8
-  DType type = DType::bf16;  ///< of all rows: bf16 or f16
+  DType dtype = DType::bf16;  ///< of all rows: bf16 or f16
   Swiglu swiglu;             ///< as in the GroupedGemm of the forward pass
 };
 
@@ -114,9 +114,9 @@ class SwigluGradient {
 
 /// Fixed properties of a RoutingGradient.
 struct RoutingGradientConfig {
-  int num_experts = 0;       ///< number of local experts, in [1, kMostGemmExperts]
+  int num_experts = 0;       ///< number of local experts, in [1, kMaxGemmExperts]
   int64_t columns = 0;       ///< columns of a row: a multiple of 8
-  DType type = DType::bf16;  ///< of the rows: bf16 or f16
+  DType dtype = DType::bf16;  ///< of the rows: bf16 or f16
 };
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The

@@ -4,16 +4,16 @@
 /// weighted sums return. Library switchyard_layer (CMake: switchyard::layer). Runs on the CPU and on GPUs of compute capability
 /// 9.0 (H100, H200).
 ///
-///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: see ExpertMlp
+///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts. first_expert() of
 /// normal.hpp defines the rank of an expert.
 ///
 ///     MoeLayerConfig config;             // hidden, intermediate, num_experts, topk, max_tokens
-///     options.heap_bytes = MoeLayer::heap_bytes_for(config, world, options.backend);
+///     options.heap_bytes = MoeLayer::heap_bytes(config, world, options.backend);
 ///     Group group = Group::from_environment(options);
 ///     MoeLayer layer(group, config, w13, w2);
-///     layer.forward(x, ExpertIds::of(ids, T, K), weights, out, {.stream = stream});
+///     layer.forward(x, ExpertIds::of(topk_ids, T, K), topk_weights, out, {.stream = stream});
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ namespace switchyard {
 
 /// Exchange that moves the rows of a layer.
 enum class MoeExchange : uint8_t {
-  automatic = 0,    ///< low_latency if kMostDecodeTokens and kMostDecodeRows allow it and no capacity is given, else normal
+  automatic = 0,    ///< low_latency if kMaxDecodeTokens and kMaxDecodeRows allow it and no capacity is given, else normal
   normal = 1,       ///< NormalExchange, expert-major rows: prefill and training
   low_latency = 2,  ///< LowLatencyExchange: decoding
 };
@@ -43,9 +43,9 @@ struct NamesOf<MoeExchange> {
       {MoeExchange::automatic, "automatic"}, {MoeExchange::normal, "normal"}, {MoeExchange::low_latency, "low_latency"}};
 };
 
-/// MoeExchange::automatic chooses low_latency if max_tokens is in [1, kMostDecodeTokens] and the rows kept for a rank's
-/// experts, (experts of rank 0) * W * max_tokens, are at most kMostDecodeRows.
-inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
+/// MoeExchange::automatic chooses low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows kept for a rank's
+/// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
+inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 
 /// Implementation of a layer. All forms give the same bits.
 enum class MoeForm : uint8_t {
@@ -68,7 +68,7 @@ struct MoeLayerConfig {
   int num_experts = 0;       ///< E >= 1, total of all ranks; need not divide by W
   int topk = 0;              ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;    ///< maximum T on any rank; low_latency: in [1, 65535]
-  DType type = DType::bf16;  ///< of weights: bf16; GPUs: also f16 or fp8_e4m3. Tokens and results: row_type()
+  DType dtype = DType::bf16;  ///< of weights: bf16; GPUs: also f16 or fp8_e4m3. Tokens and results: token_dtype()
   CombineOrder order = CombineOrder::per_route;  ///< of the sum, as in the exchange's combine
   MoeExchange exchange = MoeExchange::automatic;
   MoeForm form = MoeForm::automatic;
@@ -87,7 +87,7 @@ struct MoeLayerConfig {
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 
   /// Type of tokens and results: bf16 (also for an fp8 layer) or f16.
-  DType row_type() const { return type == DType::fp8_e4m3 ? DType::bf16 : type; }
+  DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
 };
 
 /// Settings of one call. `add`, and whether device_tokens is null, are equal on all ranks.
@@ -102,7 +102,7 @@ struct MoeLayerCall {
   const int32_t* device_tokens = nullptr;
   /// Adds the layer to the rows that `out` already contains, for example those of a shared expert. Normal mode: the sum starts
   /// with the row of `out` instead of +0 and is rounded at the same places (CombineOptions::bias). Low latency: the layer is
-  /// rounded to row_type() as without `add`, and the row becomes round(float32(out) + float32(layer)): one more rounding.
+  /// rounded to token_dtype() as without `add`, and the row becomes round(float32(out) + float32(layer)): one more rounding.
   bool add = false;
 };
 
@@ -158,12 +158,12 @@ class MoeLayer {
   /// Local; needs no group. \throws Error(invalid_argument), Error(unsupported) as the constructor.
   static MoeLayerMemory memory_required(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
   /// Heap size for a group whose only object is this layer: header and alignment slack included.
-  static size_t heap_bytes_for(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
+  static size_t heap_bytes(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
-  /// Collective. `x` is [T, H] of row_type(), where T is ids.tokens; `ids` is [T, K]; `weights` is float32 [T, K], or null: all
+  /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or null: all
   /// 1. An id of -1 means no expert (others outside [0, E): MoeLayerConfig::invalid_ids); a token without an expert gets +0
-  /// (add: keeps its row). `out` is [T, H] of row_type() and must not overlap anything else. All of them may be null if T is 0.
-  void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call = {});
+  /// (add: keeps its row). `out` is [T, H] of token_dtype() and must not overlap anything else. All of them may be null if T is 0.
+  void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
   /// Overflow::drop_and_report: [T, K] of the last forward, 1 if this rank's route was dropped at capacity: it added nothing,
   /// and the other weights are used as given. In memory of the rank (CUDA: of its GPU, written when the call runs), valid until

@@ -38,7 +38,7 @@ struct LedgerConfig {
   int num_experts = 0;          ///< E >= 1; need not divide by W
   int topk = 0;                 ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;       ///< maximum M on any rank, >= 0; two or three return buffers of max_tokens * K rows
-  DType row_type = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
+  DType dtype = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int64_t max_rows = 0;         ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
   int max_ledgers = 4;          ///< CUDA: maximum number of PreparedLedgers alive at once, those of graphs included, >= 1
 };
@@ -70,15 +70,15 @@ struct RouteMetaLayout {
   size_t prev_sum_before_rank = 0;   ///< [W, local experts]
   size_t bytes = 0;
 };
-/// Layout for rank `rank` with `tokens` tokens, 0 to max_tokens. Local.
-RouteMetaLayout route_meta_layout(const LedgerConfig& config, int world, int rank, int64_t tokens);
+/// Layout for rank `rank` with `num_tokens` tokens, 0 to max_tokens. Local.
+RouteMetaLayout route_meta_layout(const LedgerConfig& config, int world, int rank, int64_t num_tokens);
 
 /// The tables of rank `rank` as published kernels read them; padding is zero. Local. \throws as check_ledger
 std::vector<std::byte> pack_route_meta(const LedgerTables& tables, const LedgerConfig& config, int world, int rank);
 /// Reads the tables back from such bytes in host memory, at least route_meta_layout().bytes of them, from any producer. Local.
 /// \throws Error(invalid_argument) if there are too few; as check_ledger
 LedgerTables unpack_route_meta(std::span<const std::byte> route_meta, const LedgerConfig& config, int world, int rank,
-                               int64_t tokens);
+                               int64_t num_tokens);
 
 namespace detail {
 struct LedgerData;
@@ -91,7 +91,7 @@ class PreparedLedger {
  public:
   PreparedLedger() = default;
   explicit operator bool() const noexcept { return static_cast<bool>(data_); }
-  int64_t tokens() const;         ///< M
+  int64_t num_tokens() const;         ///< M
   int64_t rows() const;           ///< minimum number of rows of the expert output
   int64_t returned_rows() const;  ///< rows returned to this rank
 
@@ -123,14 +123,14 @@ class LedgerCombine {
   /// Symmetric memory that an object with this config takes from each rank's heap. Local.
   static MemoryRequirement memory_required(const LedgerConfig& config, int world, Backend backend = Backend::cpu);
   /// Heap size for a group whose only object has this config.
-  static size_t heap_bytes_for(const LedgerConfig& config, int world, Backend backend = Backend::cpu);
+  static size_t heap_bytes(const LedgerConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Checks `tables` (check_ledger) and prepares them for combine. Local. O(M * K + W * E + rows). CUDA: waits for the calls so
   /// far and for a copy to the GPU; must not be called while the calling thread captures. \throws Error(pool_exhausted) if
   /// max_ledgers are alive.
   PreparedLedger prepare(const LedgerTables& tables);
 
-  /// Returns the rows of `expert_output` ([at least ledger.rows(), H] of row_type) to their owners and sums this rank's tokens
+  /// Returns the rows of `expert_output` ([at least ledger.rows(), H] of dtype) to their owners and sums this rank's tokens
   /// into `out` [M, H]. `probs` is float32 [M, K]; null: rows are added unweighted. `peer_token_per_expert` must be equal on
   /// all ranks (else mismatch).
   void combine(const ConstRows& expert_output, const float* probs, const PreparedLedger& ledger, void* out,
@@ -164,6 +164,6 @@ class LedgerCombine {
 /// On CUDA it waits and cannot be captured: for many calls use prepare(unpack_route_meta(...)) once.
 /// \throws as unpack_route_meta and LedgerCombine::combine; an error also ends the peers' calls
 void combine_by_ledger(const ConstRows& expert_output, const float* probs, std::span<const std::byte> route_meta,
-                       LedgerCombine& window, int64_t tokens, void* out, const LedgerCombineOptions& options = {});
+                       LedgerCombine& window, int64_t num_tokens, void* out, const LedgerCombineOptions& options = {});
 
 }  // namespace switchyard

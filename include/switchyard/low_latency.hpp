@@ -10,7 +10,7 @@
 ///   LowLatencyExchange exchange(group, config);
 ///   LowLatencyOutput received = exchange.make_output();   // once
 ///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
-///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(ids, T, K), received, {.weights = weights});
+///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(topk_ids, T, K), received, {.topk_weights = topk_weights});
 ///   my_experts(received.x, received.rows_of_expert, y.data);  // masked: row i of y from row i of received.x
 ///   exchange.combine(y, received, out);                       // no copy of y; out: bf16 [T, H]
 ///
@@ -69,28 +69,28 @@ struct LowLatencyConfig {
   int num_experts = 0;                ///< E >= 1; need not divide by W
   int topk = 0;                       ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;             ///< maximum T on any rank, in [1, 65535]
-  DType row_type = DType::bf16;       ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
+  DType dtype = DType::bf16;       ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
   ScaleKind scales = ScaleKind::f32;  ///< rows are sent as fp8 e4m3 with these scales; none: unquantized
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
   /// Pieces of a row: parts that are placed, answered and returned separately, in [1, 16]. 0: the tuned number (tuning.hpp);
-  /// without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMostUsualPieces per row, of
-  /// kFewestPieceColumns to kMostPieceColumns columns each.
+  /// without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces per row, of
+  /// kMinPieceColumns to kMaxPieceColumns columns each.
   int pieces = 0;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
 /// Limits of the default LowLatencyConfig::pieces, used if neither the config nor a tuning sets it.
-inline constexpr int64_t kPiecesAtOnce = 2048, kMostUsualPieces = 7, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
+inline constexpr int64_t kPiecesAtOnce = 2048, kMaxDefaultPieces = 7, kMinPieceColumns = 512, kMaxPieceColumns = 3584;
 
 /// Number of pieces chosen for LowLatencyConfig::pieces == 0 in a group of `world` ranks. \throws Error(invalid_argument)
 /// naming the value.
-int usual_pieces(const LowLatencyConfig& config, int world);
+int default_pieces(const LowLatencyConfig& config, int world);
 
 /// Options of one dispatch.
 struct LowLatencyDispatchOptions {
-  const float* weights = nullptr;  ///< float32 [T, K]: sent with the rows, for CombineOrder::per_rank
+  const float* topk_weights = nullptr;  ///< float32 [T, K]: sent with the rows, for CombineOrder::per_rank
   void* stream = nullptr;          ///< CUDA: cudaStream_t; null: the legacy default stream
   int num_sms = 0;                 ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
@@ -108,7 +108,7 @@ struct LowLatencyCombineOptions {
   /// bounds it).
   CombineOrder order = CombineOrder::per_route;
   /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed unweighted).
-  const float* weights = nullptr;
+  const float* topk_weights = nullptr;
   /// float32 [local experts], per_route only, or null: each row returns as round(y * scale of its expert), computed in
   /// registers.
   const float* expert_scale = nullptr;
@@ -119,7 +119,7 @@ struct LowLatencyCombineOptions {
 
 /// Options of moe_all_to_all.
 struct AllToAllOptions {
-  const float* weights = nullptr;       ///< float32 [T, K]; null: 1
+  const float* topk_weights = nullptr;       ///< float32 [T, K]; null: 1
   const float* expert_scale = nullptr;  ///< float32 [local experts]: expert e returns round(x * scale); null: the row unchanged
   /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be for the group's backend; null:
   /// none. Ranks may pass different functions, or none.
@@ -158,7 +158,7 @@ struct LowLatencyRows : Rows {
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; call it once, during the object's lifetime. Until that half
-/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::weights; all other arguments may be reused at once.
+/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused at once.
 /// No call of another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
@@ -176,7 +176,7 @@ class LowLatencyExchange {
   /// docs/concepts/low_latency.md gives the formula. Independent of the number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
   /// Heap size for a group whose only object has this config: header and alignment slack included.
-  static size_t heap_bytes_for(const LowLatencyConfig& config, int world);
+  static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
   /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; nothing has
   /// changed then, and peers are not notified.
@@ -187,15 +187,15 @@ class LowLatencyExchange {
   /// memory of the rank (CUDA: of its GPU); dispatches place rows there directly, as in the library's own. \throws
   /// Error(invalid_argument).
   LowLatencyOutput make_output(const Rows& memory);
-  /// Rows for expert outputs. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
-  /// LowLatencyConfig::row_type. \throws Error(invalid_argument), Error(unsupported) for fp8.
-  LowLatencyRows make_rows(DType type = DType::bf16);
+  /// Rows for expert outputs. Local. Allocates, as make_output() does. `dtype`: bf16, f16 or f32, not wider than
+  /// LowLatencyConfig::dtype. \throws Error(invalid_argument), Error(unsupported) for fp8.
+  LowLatencyRows make_rows(DType dtype = DType::bf16);
 
-  /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's
+  /// Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the config's
   /// kind and group. An expert chosen twice by a token gets one row, which combine reads twice.
-  void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+  void dispatch(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,
                 const LowLatencyDispatchOptions& options = {});
-  ReceiveHook dispatch_send(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+  ReceiveHook dispatch_send(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,
                             const LowLatencyDispatchOptions& options = {});
 
   /// Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
@@ -208,10 +208,10 @@ class LowLatencyExchange {
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
   /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result returns to its
-  /// token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of row_type. `out`
+  /// token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype. `out`
   /// must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a route
   /// yields +0. Same bits as dispatch and combine with expert_scale. last_call() counts the rows of both directions.
-  void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
+  void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call

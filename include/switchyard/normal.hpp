@@ -40,7 +40,7 @@
 namespace switchyard {
 
 /// Settings of Staging::ring, in rows. A channel is a range of tokens that travels independently of other channels; each pair
-/// (channel, source rank) has its own ring. The library chooses every value that is 0; see usual_ring().
+/// (channel, source rank) has its own ring. The library chooses every value that is 0; see default_ring().
 struct RingSettings {
   int num_channels = 0;  ///< in [1, 256]; num_channels * W at most 1024
   int send_chunk = 6;    ///< rows appended per announcement, in [1, slots]
@@ -62,7 +62,7 @@ struct NormalConfig {
   int64_t max_tokens = 0;
   Layout layout = Layout::rank_major;
   int expert_alignment = 1;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
-  DType row_type = DType::bf16;  ///< widest row type that is dispatched or combined; determines the memory size
+  DType dtype = DType::bf16;  ///< widest row type that is dispatched or combined; determines the memory size
   Staging staging = Staging::direct;
   RingSettings ring;
   size_t pool_bytes = 0;  ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
@@ -79,22 +79,22 @@ struct MemoryRequirement {
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
 
-/// How usual_ring() chooses RingSettings that are 0:
-///   - num_channels is kUsualChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if the
+/// How default_ring() chooses RingSettings that are 0:
+///   - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if the
 ///     channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send chunks)
-///     would exceed kUsualRingRows or max_bytes.
-///   - slots divide kUsualRingRows among the channels of a source: at least K, and normally two send chunks, but no more than
+///     would exceed kDefaultRingRows or max_bytes.
+///   - slots divide kDefaultRingRows among the channels of a source: at least K, and normally two send chunks, but no more than
 ///     the rows that a channel has in a call.
-inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
+inline constexpr int kDefaultChannels = 128, kDefaultRingRows = 2560;
 
 /// Returns `config.ring` with every value chosen, for a group of `world` ranks. Passing the result is equivalent to leaving the
 /// values at 0. Throws Error(invalid_argument) if `config` is not allowed or its max_bytes have no room for K slots of each
 /// ring.
-RingSettings usual_ring(const NormalConfig& config, int world);
+RingSettings default_ring(const NormalConfig& config, int world);
 
 /// Number of rows of Dispatched::x under SizePolicy::worst_case, equal on all ranks of a group of `world`. Memory sized along
 /// with them, such as ExpertOptions::max_rows, must hold this many. \throws Error(invalid_argument) if `config` is not allowed.
-int64_t most_rows(const NormalConfig& config, int world);
+int64_t max_rows(const NormalConfig& config, int world);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 struct DispatchOptions {
@@ -145,7 +145,7 @@ struct CombineOptions {
   CombineOrder order = CombineOrder::per_rank;
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
   /// float32 [T, K] that replaces the weights given to dispatch; CombineOrder::per_route only.
-  const float* weights = nullptr;
+  const float* topk_weights = nullptr;
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
@@ -160,20 +160,20 @@ struct RoutingLayout {
   std::vector<int32_t> num_tokens_per_expert;  ///< [E] routes
   std::vector<uint8_t> is_token_in_rank;       ///< [T, W]
 };
-RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world);
+RoutingLayout routing_layout(const ExpertIds& topk_ids, int num_experts, int world);
 
-/// Output of routing_layout_on(): caller's memory on one GPU.
+/// Output of enqueue_routing_layout(): caller's memory on one GPU.
 struct RoutingLayoutView {
   int32_t* num_tokens_per_rank = nullptr;    ///< [W]
   int32_t* num_tokens_per_expert = nullptr;  ///< [E]
   uint8_t* is_token_in_rank = nullptr;       ///< [T, W], 0 or 1, aligned to 4 bytes; unused if T = 0
 };
-/// Maximum number of experts that routing_layout_on() counts.
-inline constexpr int kMostCountedExperts = 32768;
+/// Maximum number of experts that enqueue_routing_layout() counts.
+inline constexpr int kMaxCountedExperts = 32768;
 /// Computes routing_layout() for ids on a GPU, into memory of that GPU: one kernel, enqueued on `stream`, a cudaStream_t of
 /// that GPU. The call waits for nothing, needs no group and can be captured. \throws Error(invalid_argument) naming the
 /// argument, Error(unsupported) if the library was built without CUDA code.
-void routing_layout_on(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream);
+void enqueue_routing_layout(const ExpertIds& topk_ids, int num_experts, int world, const RoutingLayoutView& out, void* stream);
 
 /// First expert of rank `rank`; the rank owns [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument) unless
 /// num_experts >= 1, world is in [1, kMaxRanks] and rank is in [0, world].
@@ -203,7 +203,7 @@ class Handle {
  public:
   Handle() = default;
   explicit operator bool() const noexcept { return static_cast<bool>(data_); }
-  int64_t tokens() const;  ///< T
+  int64_t num_tokens() const;  ///< T
   int64_t rows() const;    ///< M: rows received, padding included
   /// Number of ids of this rank that are neither -1 nor an expert; nothing was sent for them. 0 for a deserialized handle.
   int64_t invalid_ids() const;
@@ -302,11 +302,11 @@ class NormalExchange {
   /// Symmetric memory that an object with this config takes from each rank's heap. Local; needs no group.
   static MemoryRequirement memory_required(const NormalConfig& config, int world, Backend backend = Backend::cpu);
   /// Heap size for a group whose only object has this config: total(), plus header and alignment slack.
-  static size_t heap_bytes_for(const NormalConfig& config, int world, Backend backend = Backend::cpu);
+  static size_t heap_bytes(const NormalConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Sends row t of `x` to every rank that owns one of token t's experts. `x` is [T, H]; fp8 rows have scales. `weights` is
   /// float32 [T, K] or null. A token is sent to a rank once, regardless of how many of its experts that rank owns.
-  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
+  Dispatched dispatch(const ConstRows& x, const ExpertIds& topk_ids, const float* topk_weights = nullptr,
                       const DispatchOptions& options = {});
   /// Cached dispatch: repeats the routing of `handle` with other rows, without counting or exchanging counts. Capacity comes
   /// from `handle`; of the options only `quantize`, `padding`, `out`, `stream` and `num_sms` are used.
@@ -315,15 +315,15 @@ class NormalExchange {
   /// Allocates rows for expert outputs, [rows of `handle`, H]. Local. CUDA: `stream` (cudaStream_t) is the first stream to
   /// access them; it waits for the previous users of the memory, unless they ran on `stream` too. If it is being captured, the
   /// rows belong to its graph. \throws Error(pool_exhausted).
-  RowBuffer allocate_rows(const Handle& handle, DType type, void* stream);
+  RowBuffer allocate_rows(const Handle& handle, DType dtype, void* stream);
   /// Allocates rows for expert outputs that any stream may access. CUDA: takes idle memory; only if there is none, the calling
   /// thread waits until some is idle.
-  RowBuffer allocate_rows(const Handle& handle, DType type);
+  RowBuffer allocate_rows(const Handle& handle, DType dtype);
 
   /// Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the dispatch
   /// that made `handle`. Rows in a RowBuffer or in Dispatched::x are read in place; rows elsewhere are first copied (direct
   /// staging), except that expert-major rows of per_route are pushed to their owners from any memory. A token without a route
-  /// yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.weights) or null.
+  /// yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.topk_weights) or null.
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
 

@@ -23,12 +23,12 @@ struct DispatchMatrices {
 
 /// The explicit route ledger (PTO moe_combine's fields, order and padding).
 struct LedgerTables {
-  int world = 0, num_experts = 0, num_experts_padded = 0, experts_here = 0;
+  int world = 0, num_experts = 0, num_experts_padded = 0, num_local_experts = 0;
   std::vector<int32_t> peer_token_per_expert;  ///< [W, Ep] rows of source s for global expert e; Ep = E rounded up to 16
   std::vector<int32_t> expanded_row_idx;       ///< [T * K] row of route f in this rank's return buffer, -1 invalid
   std::vector<int32_t> cumsum_per_expert;      ///< [W, Ep] inclusive prefix over experts
-  std::vector<int32_t> dispatch_offset;        ///< [experts_here] first row of each local expert
-  std::vector<int32_t> prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
+  std::vector<int32_t> dispatch_offset;        ///< [num_local_experts] first row of each local expert
+  std::vector<int32_t> prev_sum_before_rank;   ///< [W, num_local_experts] rows of sources before s inside local expert
 };
 
 }  // namespace switchyard

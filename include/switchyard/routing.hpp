@@ -25,12 +25,12 @@ namespace switchyard {
 struct Routing {
   int num_experts = 0;         ///< E
   int topk = 0;                ///< K in [1, kMaxTopk]
-  int64_t tokens = 0;          ///< T
-  std::vector<int32_t> ids;    ///< [T, K]; an id outside [0, E) means "no expert" (drop)
-  std::vector<float> weights;  ///< [T, K], or empty: no weights
+  int64_t num_tokens = 0;          ///< T
+  std::vector<int32_t> topk_ids;    ///< [T, K]; an id outside [0, E) means "no expert" (drop)
+  std::vector<float> topk_weights;  ///< [T, K], or empty: no weights
 
-  /// The ids as input of dispatch. Valid as long as `ids` is not changed.
-  ExpertIds expert_ids() const { return ExpertIds::of(ids.data(), tokens, topk); }
+  /// The ids as input of dispatch. Valid as long as `topk_ids` is not changed.
+  ExpertIds expert_ids() const { return ExpertIds::of(topk_ids.data(), num_tokens, topk); }
 };
 
 /// Mean number of distinct ranks that a token of `routing` reaches, excluding dropped routes; 0 without tokens. Experts are
@@ -55,7 +55,7 @@ struct DeepSeekV3Gate {
   bool normalize = true;  ///< weights of a token sum to `scaling`; otherwise weight = score * scaling
 };
 
-/// Routes `tokens` tokens.
+/// Routes `num_tokens` tokens.
 ///   score[e]  = 1 / (1 + exp(-logit[e])), computed in float64, rounded to float32
 ///   choice[e] = score[e] + correction_bias[e], float32
 ///   group     = sum of its two largest `choice` (or its only one, if it has one expert); the topk_groups largest are kept
@@ -65,7 +65,7 @@ struct DeepSeekV3Gate {
 /// \param logits float32 [tokens, E]; infinities are legal, NaN is not
 /// \param correction_bias float32 [E], finite, or null for zeros
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
-Routing route(const DeepSeekV3Gate& gate, const float* logits, int64_t tokens, const float* correction_bias = nullptr);
+Routing route(const DeepSeekV3Gate& gate, const float* logits, int64_t num_tokens, const float* correction_bias = nullptr);
 
 /// Softmax gate. `renormalize`: weights of a token sum to 1 (Mixtral: softmax over the chosen logits; Qwen with
 /// norm_topk_prob). Otherwise a weight is the probability among all experts (Qwen without norm_topk_prob).
@@ -75,12 +75,12 @@ struct SoftmaxGate {
   bool renormalize = true;
 };
 
-/// Routes `tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max) /
+/// Routes `num_tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max) /
 /// sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32.
 /// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
 ///        a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
-Routing route(const SoftmaxGate& gate, const float* logits, int64_t tokens);
+Routing route(const SoftmaxGate& gate, const float* logits, int64_t num_tokens);
 
 /// Gate projection: float32 [tokens, E] = rows [tokens, H] times transposed gate weights [E, H]. Products and sums in float32,
 /// columns ascending. A plain loop for demos and tests: about 1 s for 4096 tokens, H 1024, E 256 on one core.
@@ -121,11 +121,11 @@ struct GeneratorSpec {
   uint64_t seed = 1;
 };
 
-/// Routing of `tokens` tokens on `rank`. Reproducible on any platform: the random numbers of token t of rank r are a SplitMix64
+/// Routing of `num_tokens` tokens on `rank`. Reproducible on any platform: the random numbers of token t of rank r are a SplitMix64
 /// sequence seeded by a mix of (seed, r, t) (docs/routing.md), so fewer tokens give a prefix of more. Ids of a token are
 /// distinct unless `duplicates`; dropped routes have id -1 and weight 0; kept weights of a token are positive and sum to 1.
 /// \throws Error(invalid_argument) naming the field, or rank (in [0, world)) or tokens (>= 0), that is out of range.
-Routing generate(const GeneratorSpec& spec, int rank, int64_t tokens);
+Routing generate(const GeneratorSpec& spec, int rank, int64_t num_tokens);
 
 // ---------------------------------------------------------------------------------------------------------------------- files
 
@@ -162,7 +162,7 @@ class RoutingFile {
   int ranks(int layer) const;
   int topk(int layer) const;
   bool has_weights(int layer) const;
-  int64_t tokens(int layer, int rank) const;
+  int64_t num_tokens(int layer, int rank) const;
   /// E from the file's metadata, or 0 if it has none. Metadata values are text (safetensors); empty for `.npy`.
   int num_experts() const noexcept;
   const std::map<std::string, std::string>& metadata() const noexcept;
@@ -173,11 +173,11 @@ class RoutingFile {
   /// non-finite weight, with its index.
   Routing read(int layer, int rank, int num_experts = 0) const;
 
-  /// The share of rank `rank` in a group of any size, `tokens` long: recorded rank `rank mod R`, starting at recorded token
+  /// The share of rank `rank` in a group of any size, `num_tokens` long: recorded rank `rank mod R`, starting at recorded token
   /// `(rank / R) * tokens` and wrapping around at its end, so groups larger than R reuse no token until the recording is used
   /// up.
-  /// \throws as read(); Error(invalid_argument) also if tokens > 0 and that rank recorded none.
-  Routing read_share(int layer, int rank, int64_t tokens, int num_experts = 0) const;
+  /// \throws as read(); Error(invalid_argument) also if num_tokens > 0 and that rank recorded none.
+  Routing read_share(int layer, int rank, int64_t num_tokens, int num_experts = 0) const;
 
   struct Impl;
 

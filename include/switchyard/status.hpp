@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-/// Kind of failure that an Error reports. The values are part of the C ABI (`switchyard_code_t`).
+/// Kind of failure that an Error reports. The values are part of the C ABI (`sy_code`).
 enum class ErrorCode : int32_t {
   ok = 0,
   invalid_argument = 1,   ///< an argument violates its contract; the text gives its name, its value and the allowed values

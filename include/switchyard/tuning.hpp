@@ -28,11 +28,11 @@ struct NamesOf<TuningMode> {
 const char* to_string(TuningMode mode) noexcept;
 
 /// Maximum warps per block, and copies in flight per warp, for which the kernels of normal mode are compiled.
-inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispatchStages = 2;
+inline constexpr int kMaxDispatchWarps = 14, kMaxCombineWarps = 20, kMaxDispatchStages = 2;
 /// Maximum warps per block of the kernels of low-latency mode (flat exchange included) and of the ledger combine.
-inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
+inline constexpr int kMaxLowLatencyWarps = 16, kMaxLedgerWarps = 16;
 /// Chunk size of the ledger combine in KiB: maximum, and default without a tuning.
-inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 64;
+inline constexpr int kMaxChunkKib = 1024, kDefaultChunkKib = 64;
 
 /// Values of an entry. 0 means unset: the library chooses. The caller's options override the values. A normal-mode call with a
 /// num_sms other than the number it would use by default also ignores the entry's warps and stages.
@@ -40,12 +40,12 @@ struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int sms = 0;              ///< flat, ledger: multiprocessors, at most those of the rank
-  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; also low_latency
-  int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMostDispatchStages], fewer if shared memory is too small
-  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; also low_latency
+  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMaxDispatchWarps]; also low_latency
+  int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMaxDispatchStages], fewer if shared memory is too small
+  int combine_warps = 0;    ///< normal, direct staging: in [1, kMaxCombineWarps]; also low_latency
   int pieces = 0;           ///< low_latency, and flat with it: LowLatencyConfig::pieces
-  int warps = 0;            ///< flat, ledger: warps per block, in [1, kMostLowLatencyWarps] and [1, kMostLedgerWarps]
-  int chunk_kib = 0;        ///< ledger: rows return in copies of about this many KiB, at least a row; in [1, kMostChunkKib]
+  int warps = 0;            ///< flat, ledger: warps per block, in [1, kMaxLowLatencyWarps] and [1, kMaxLedgerWarps]
+  int chunk_kib = 0;        ///< ledger: rows return in copies of about this many KiB, at least a row; in [1, kMaxChunkKib]
   /// normal, direct staging: multiprocessors of quantizing dispatches, instead of `dispatch_sms`; 0: kDefaultQuantizingSms. The
   /// warps and stages of an entry apply only to the other dispatches.
   int quantized_dispatch_sms = 0;
@@ -53,12 +53,12 @@ struct TuningValues {
   bool operator==(const TuningValues&) const = default;
 };
 
-/// Key of a measurement. `tokens`: NormalConfig::max_tokens or its counterpart.
+/// Key of a measurement. `max_tokens`: NormalConfig::max_tokens or its counterpart.
 struct TuningKey {
   std::string device;  ///< "cpu", or the name of the GPU as the driver reports it; in an entry also "cuda": any GPU
   TuningMode mode = TuningMode::normal;
   int ranks = 1;
-  int64_t hidden = 1, tokens = 1;
+  int64_t hidden = 1, max_tokens = 1;
 
   bool operator==(const TuningKey&) const = default;
 };

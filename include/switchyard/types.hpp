@@ -28,13 +28,13 @@ struct NamesOf<Backend> {
 
 /// Element type of a row: bf16, f16, f32, fp8_e4m3. dtypes.def lists the capabilities of each type.
 enum class DType : uint8_t {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, ...) name = value,
+#define SY_ROW_TYPE(name, NAME, value, ...) name = value,
 #include "switchyard/dtypes.def"
 };
 template <>
 struct NamesOf<DType> {
   static constexpr Named<DType> kAll[] = {
-#define SWITCHYARD_ROW_TYPE(name, ...) {DType::name, #name},
+#define SY_ROW_TYPE(name, ...) {DType::name, #name},
 #include "switchyard/dtypes.def"
   };
 };
@@ -132,7 +132,7 @@ struct NamesOf<CombineOrder> {
 constexpr size_t dtype_bytes(DType type) {
   // clang-format off
   switch (type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, ...) case DType::name: return bytes;
+#define SY_ROW_TYPE(name, NAME, value, bytes, ...) case DType::name: return bytes;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -143,7 +143,7 @@ constexpr size_t dtype_bytes(DType type) {
 constexpr bool dtype_combines(DType type) {
   // clang-format off
   switch (type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, ...) case DType::name: return combines;
+#define SY_ROW_TYPE(name, NAME, value, bytes, combines, ...) case DType::name: return combines;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -154,7 +154,7 @@ constexpr bool dtype_combines(DType type) {
 constexpr bool dtype_quantises(DType type) {
   // clang-format off
   switch (type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) case DType::name: return quantises;
+#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) case DType::name: return quantises;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -165,7 +165,7 @@ constexpr bool dtype_quantises(DType type) {
 constexpr bool dtype_has_scales(DType type) {
   // clang-format off
   switch (type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) case DType::name: return has_scales;
+#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) case DType::name: return has_scales;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -203,23 +203,23 @@ struct Rows {
   operator ConstRows() const { return {data, rows, cols, dtype, scales, scale_kind}; }
 };
 
-/// Expert ids `[tokens, topk]`, dense, int32 or int64. -1 means no expert: nothing is sent for it. Any other id outside `[0,
+/// Expert ids `[num_tokens, topk]`, dense, int32 or int64. -1 means no expert: nothing is sent for it. Any other id outside `[0,
 /// num_experts)` is invalid (InvalidIds).
 struct ExpertIds {
   const void* data = nullptr;
-  int64_t tokens = 0;
+  int64_t num_tokens = 0;
   int topk = 0;
   bool is_int64 = false;
-  static ExpertIds of(const int32_t* ids, int64_t tokens, int topk) { return {ids, tokens, topk, false}; }
-  static ExpertIds of(const int64_t* ids, int64_t tokens, int topk) { return {ids, tokens, topk, true}; }
+  static ExpertIds of(const int32_t* topk_ids, int64_t num_tokens, int topk) { return {topk_ids, num_tokens, topk, false}; }
+  static ExpertIds of(const int64_t* topk_ids, int64_t num_tokens, int topk) { return {topk_ids, num_tokens, topk, true}; }
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
 /// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us,
 /// network_bytes).
 struct CallStatistics {
-#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
-#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
+#define SY_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SY_STATISTIC_TIME(name) double name = 0;
 #include "switchyard/statistics.def"
 };
 

@@ -5,7 +5,7 @@
     import switchyard as sy
 
     def rank(group):
-        exchange = sy.Exchange(group, hidden=64, experts=8, topk=2, max_tokens=16, dtype="f32")
+        exchange = sy.Exchange(group, hidden=64, num_experts=8, topk=2, max_tokens=16, dtype="f32")
         x = np.full((16, 64), group.rank, np.float32)
         ids = np.random.default_rng(group.rank).integers(0, 8, (16, 2))
         rows, handle = exchange.dispatch(x, ids)

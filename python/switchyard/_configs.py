@@ -9,14 +9,14 @@ from ._abi.names import EXPERT_MAJOR, F32, value_of
 
 
 @checked("Exchange.__init__", called="Exchange")
-def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
-                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0, ring_send_chunk: int = 6,
+def normal_config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, layout: str = "rank_major", expert_alignment: int = 1,
+                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_num_channels: int = 0, ring_send_chunk: int = 6,
                   ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
     """The struct of the keywords of :class:`Exchange`."""
     return structs.NormalConfig(
-        hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
-        expert_alignment=align, row_type=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
-        ring_num_channels=ring_channels, ring_send_chunk=ring_send_chunk, ring_slots=ring_slots, pool_bytes=pool_bytes,
+        hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
+        expert_alignment=expert_alignment, dtype=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
+        ring_num_channels=ring_num_channels, ring_send_chunk=ring_send_chunk, ring_slots=ring_slots, pool_bytes=pool_bytes,
         ring_max_bytes=ring_max_bytes, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
 
 
@@ -24,4 +24,4 @@ def weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
     """Returns the struct of the exchange that returns gradients of routing weights: float32 rows with one column per choice."""
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
-        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
+        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, dtype=F32)

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Code(enum.IntEnum):
-    """Kind of a failure; the values of ``switchyard_code_t``."""
+    """Kind of a failure; the values of ``sy_code``."""
 
     OK = 0
     INVALID_ARGUMENT = 1

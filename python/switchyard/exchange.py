@@ -26,7 +26,7 @@ __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 _GROUP = 128
 _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
-_UNREAD = ("weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
+_UNREAD = ("topk_weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
            "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
 #: Default numbers of quantize, size, overflow, padding and capacity.
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
@@ -47,11 +47,11 @@ def keep_plans() -> Any:
 class Exchange:
     """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row, in whole 16 bytes. experts: E, in total. topk: K, experts per token, at most 32.
+    hidden: H, columns of a row, in whole 16 bytes. num_experts: E, in total. topk: K, experts per token, at most 32.
     max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
-    per (token, expert), grouped by expert, each group padded to a multiple of `align` rows.
+    per (token, expert), grouped by expert, each group padded to a multiple of `expert_alignment` rows.
     dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" (bounded memory).
-    invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, experts): "raise" or "count" (docs/routing.md).
+    invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, num_experts): "raise" or "count" (docs/routing.md).
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
     routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
     small exchange of its own.
@@ -74,15 +74,15 @@ class Exchange:
         self._layout = self._config.layout
         self.hidden: int = self._config.hidden
         self.topk: int = self._config.topk
-        self.experts: int = self._config.num_experts
+        self.num_experts: int = self._config.num_experts
         self.max_tokens: int = self._config.max_tokens
-        self._most_rows = number_from(self._functions.sy_exchange_most_rows, byref(self._config), group.size)
-        self._world, self._experts_here = group.size, len(group.experts_of(self.experts))
+        self._most_rows = number_from(self._functions.sy_exchange_max_rows, byref(self._config), group.size)
+        self._world, self._experts_here = group.size, len(group.experts_of(self.num_experts))
         sizes = {"H": self.hidden, "K": self.topk}
         self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
         self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
         # The widest row type bounds memory, so wider rows are refused here for every routing.
-        widest = _names.DTYPE_BYTES[self._config.row_type]
+        widest = _names.DTYPE_BYTES[self._config.dtype]
         self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
         self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
         self._number = number_of(self)
@@ -90,9 +90,9 @@ class Exchange:
         self._for_weights: Optional[Exchange] = None
         if routing_gradients and self._layout == EXPERT_MAJOR:
             small = weights_config(self._config)
-            self._for_weights = Exchange(group, hidden=small.hidden, experts=self.experts, topk=self.topk, dtype="f32",
+            self._for_weights = Exchange(group, hidden=small.hidden, num_experts=self.num_experts, topk=self.topk, dtype="f32",
                                          invalid_ids="count", max_tokens=self.max_tokens, layout="expert_major",
-                                         align=small.expert_alignment)
+                                         expert_alignment=small.expert_alignment)
 
     def _make_structs(self) -> None:
         """Makes, once, the structs that calls fill and pass."""
@@ -131,7 +131,7 @@ class Exchange:
         """Symmetric memory that an exchange with these keywords takes from each rank's heap. Needs no group."""
         r = structs.MemoryRequirement()
         number = value_of(_names.BACKENDS, "backend", backend)
-        check(library().functions.sy_exchange_memory_required_on(byref(normal_config(**config)), world, number, byref(r)))
+        check(library().functions.sy_exchange_memory_required(byref(normal_config(**config)), world, number, byref(r)))
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
 
     @staticmethod
@@ -142,7 +142,7 @@ class Exchange:
         total = 0
         for each in [given] + ([weights_config(given)] if routing_gradients and given.layout == EXPERT_MAJOR else []):
             size = ctypes.c_size_t()
-            check(library().functions.sy_exchange_heap_bytes_on(byref(each), world, number, byref(size)))
+            check(library().functions.sy_exchange_heap_bytes(byref(each), world, number, byref(size)))
             total += size.value
         return total
 
@@ -157,7 +157,7 @@ class Exchange:
 
     # ---- Dispatch ----
 
-    def dispatch(self, x: Rows, ids: Any = None, weights: Any = None, *, handle: Optional[Handle] = None,
+    def dispatch(self, x: Rows, topk_ids: Any = None, topk_weights: Any = None, *, handle: Optional[Handle] = None,
                  quantize: Optional[str] = None, size: str = "automatic", capacity: Optional[int] = None, overflow: str = "fail",
                  padding: str = "zero", out: Optional[Rows] = None, num_sms: int = 0) -> Tuple[Rows, Handle]:
         """Collective. Sends row t of `x` to every rank that owns one of token t's experts.
@@ -166,8 +166,8 @@ class Exchange:
         [T, ceil(H / 128)] of float32, or of uint8 for powers of two, or [T, ceil(H / 512)] of int32 that each hold four powers
         of two. Scales may be strided, by columns for example: they are copied unless they are dense with rows of whole 16
         bytes. T may be 0 and may differ by rank.
-        ids: int32 or int64 [T, K]; -1 means no expert. weights: float32 [T, K], sent with the rows.
-        handle: instead of ids and weights: repeats a routing with other rows, without counting.
+        topk_ids: int32 or int64 [T, K]; -1 means no expert. topk_weights: float32 [T, K], sent with the rows.
+        handle: instead of topk_ids and topk_weights: repeats a routing with other rows, without counting.
         quantize: "f32" or "ue8m0": rows are sent as fp8 with scales of this type.
         size: number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU:
         exact; CUDA: worst case, because exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or
@@ -178,7 +178,7 @@ class Exchange:
         :meth:`allocate_rows` ("direct" staging). With exact size, all ranks raise PoolExhausted if it is too small.
 
         Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing.
-        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `weights` if these are torch tensors
+        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `topk_weights` if these are torch tensors
         that require gradients; rows are then copied out of the pool, so that any number of layers may keep them. With `out`,
         the returned rows are `out`'s first R rows.
         """
@@ -191,12 +191,12 @@ class Exchange:
             with self._call:
                 _arguments.check("Exchange.dispatch", capacity=capacity, handle=handle, num_sms=num_sms)
                 options = self._options(quantize, size, capacity, overflow, padding, num_sms)
-        gradient = needs_gradient(x, weights)
+        gradient = needs_gradient(x, topk_weights)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
-            return _autograd.dispatch(self, x, ids, weights, handle, options, out, gradient)
-        rows, scales, made = self._dispatch(x, ids, weights, handle, options, out)
+            return _autograd.dispatch(self, x, topk_ids, topk_weights, handle, options, out, gradient)
+        rows, scales, made = self._dispatch(x, topk_ids, topk_weights, handle, options, out)
         return (rows if scales is None else (rows, scales)), made
 
     def _options(self, quantize: Optional[str], size: str, capacity: Optional[int], overflow: str, padding: str, num_sms: int) -> Tuple[int, ...]:
@@ -211,10 +211,10 @@ class Exchange:
             invalid(f"capacity = {capacity}: goes with size = 'capacity', not {size!r}")
         return value_of(_names.SIZES, "size", size)
 
-    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
+    def _dispatch(self, x: Rows, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Returns rows, scales or None, and the handle. `options`: quantize, size, overflow, padding, capacity, num_sms, as numbers."""
-        plain = out is not None and ids is None and weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
+        plain = out is not None and topk_ids is None and topk_weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
             if rows is not None:
@@ -222,13 +222,13 @@ class Exchange:
         by_x, by_ids, by_options, _, by_out = self._by
         with self._call:
             exchange = self._here()
-            if (ids is None) == (handle is None) or (handle is not None and weights is not None):
-                invalid("dispatch takes either ids, with or without weights, or a handle")
+            if (topk_ids is None) == (handle is None) or (handle is not None and topk_weights is not None):
+                invalid("dispatch takes either topk_ids, with or without topk_weights, or a handle")
             taken, kept = self._take_rows(self._dispatched.x, x, self._row_types)
             o = self._dispatch_options
             o.quantize, o.size, o.overflow, o.padding, o.capacity, o.num_sms = options
             o.stream = taken.arrays.stream(taken.array)
-            routing = None if handle is not None else self._take_routing(ids, weights, taken)
+            routing = None if handle is not None else self._take_routing(topk_ids, topk_weights, taken)
             o.out = None if out is None else self._take_out(out, taken, routing)
             if routing is not None:
                 pointer = 0 if routing[1] is None else routing[1].pointer
@@ -251,12 +251,12 @@ class Exchange:
             invalid("out: fp8 rows, and only these, come with scales, as a pair (out, scales)")
         kind = quantize or self._x.scale_kind
         v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, code, kind, None
-        ids, weights = routing or (None, None)
-        check_apart("out", taken, x=x, ids=ids, weights=weights)
+        topk_ids, topk_weights = routing or (None, None)
+        check_apart("out", taken, x=x, topk_ids=topk_ids, topk_weights=topk_weights)
         if scales is not None:
             given = take(scales, "scales of out", (taken.shape[0], self._scale_columns(kind)), (F32,) if kind == 1 else (FP8, U8),
                          self._backend, written=True)
-            check_apart("scales of out", given, out=taken, x=x, ids=ids, weights=weights)
+            check_apart("scales of out", given, out=taken, x=x, topk_ids=topk_ids, topk_weights=topk_weights)
             v.scales = given.pointer
         return ctypes.addressof(v)
 
@@ -265,13 +265,13 @@ class Exchange:
         groups = -(-self.hidden // _GROUP)
         return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
-    def _take_routing(self, ids: Any, weights: Any, x: Taken) -> Tuple[Taken, Optional[Taken]]:
+    def _take_routing(self, topk_ids: Any, topk_weights: Any, x: Taken) -> Tuple[Taken, Optional[Taken]]:
         """Fills the ids; returns them and the weights."""
         tokens = x.shape[0]
-        taken = self._dispatched.ids(ids, tokens)
+        taken = self._dispatched.topk_ids(topk_ids, tokens)
         i = self._ids
-        i.data, i.tokens, i.topk, i.is_int64 = taken.pointer, tokens, self.topk, int(taken.code == I64)
-        return taken, None if weights is None else self._dispatched.weights(weights, tokens)
+        i.data, i.num_tokens, i.topk, i.is_int64 = taken.pointer, tokens, self.topk, int(taken.code == I64)
+        return taken, None if topk_weights is None else self._dispatched.topk_weights(topk_weights, tokens)
 
     def _take_rows(self, taker: Any, x: Rows, types: Tuple[int, ...]) -> Tuple[Taken, Any]:
         """Fills the row view; returns the rows and the object that must live until the call has returned."""
@@ -322,25 +322,25 @@ class Exchange:
         """Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in
         place. `dtype` None: the exchange's. CUDA: for work on the current stream."""
         _arguments.check("Exchange.allocate_rows", handle=handle)
-        code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
+        code = self._config.dtype if dtype is None else _names.dtype_of("dtype", dtype)
         rows, view = ctypes.c_void_p(), structs.RowView()
         f = self._functions
         with self.group._lock:
             if self._backend == CUDA:
-                check(f.sy_exchange_allocate_rows_on(self.pointer, handle.pointer, code, handle._arrays.stream(handle._like), byref(rows)))
+                check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, handle._arrays.stream(handle._like), byref(rows)))
             else:
                 check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, byref(rows)))
         owner = Owned(rows.value, f.sy_rows_destroy, self._owned)
         check(f.sy_rows_get(owner.pointer, byref(view)))
         return handle._arrays.wrap(view.data, (view.rows, self.hidden), code, owner, handle._like)
 
-    def combine(self, y: Any, handle: Handle, *, weights: Any = None, apply_weights: bool = True, order: str = "per_rank",
+    def combine(self, y: Any, handle: Handle, *, topk_weights: Any = None, apply_weights: bool = True, order: str = "per_rank",
                 bias: Union[Any, Sequence[Any], None] = None, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Sums the expert outputs of each token.
 
         y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows delivered by a dispatch, and those of
         :meth:`allocate_rows`, are read in place; others are copied first.
-        weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major: float32 [T,
+        topk_weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major: float32 [T,
         K] that replace those given to dispatch, with order "per_route" only.
         apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` supplied any. Rank-major rows are
         sums over a rank's experts, which only the caller can weight: raises InvalidArgument if dispatch delivered weights and
@@ -349,7 +349,7 @@ class Exchange:
         from each other host: docs/concepts/layouts.md.
         bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
 
-        Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T,
+        Returns out [T, H], +0 where a token has no route; with rank-major `topk_weights` a pair with the summed weights, float32 [T,
         K]. Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made
         `handle`.
         """
@@ -361,37 +361,37 @@ class Exchange:
         else:
             with self._call:
                 number = value_of(_names.ORDERS, "order", order)
-                self._check_combine(handle, weights, apply_weights, num_sms)
+                self._check_combine(handle, topk_weights, apply_weights, num_sms)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
-        carried = handle._carried if apply_weights and weights is None else None
+        carried = handle._carried if apply_weights and topk_weights is None else None
         gradient = needs_gradient(y, carried, *biases)
         if gradient or is_traced():
             from ._torch import autograd as _autograd
 
-            return _autograd.combine(self, y, handle, weights, apply_weights, number, biases, out, num_sms, gradient)
-        result, summed = self._combine(y, handle, weights, apply_weights, number, biases, out, num_sms)
+            return _autograd.combine(self, y, handle, topk_weights, apply_weights, number, biases, out, num_sms, gradient)
+        result, summed = self._combine(y, handle, topk_weights, apply_weights, number, biases, out, num_sms)
         return result if summed is None else (result, summed)
 
-    def _check_combine(self, handle: Any, weights: Any, apply_weights: Any, num_sms: Any) -> None:
+    def _check_combine(self, handle: Any, topk_weights: Any, apply_weights: Any, num_sms: Any) -> None:
         """Checks arguments of combine that are not tensors, and rejects weights that would be ignored."""
         _arguments.check("Exchange.combine", handle=handle, apply_weights=apply_weights, num_sms=num_sms)
-        if weights is not None:
+        if topk_weights is not None:
             if self._layout != RANK_MAJOR and not apply_weights:
-                invalid("weights: apply_weights = False leaves them without effect; give one of the two")
+                invalid("topk_weights: apply_weights = False leaves them without effect; give one of the two")
         elif apply_weights and handle._unread_weights:
             invalid(_UNREAD)
 
-    def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
+    def _combine(self, y: Any, handle: Handle, topk_weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
         """Returns the sum, and the summed weights or None."""
-        plain = weights is None and apply_weights and not order and not biases and out is None and self._site is None
+        plain = topk_weights is None and apply_weights and not order and not biases and out is None and self._site is None
         if plain and self._combine_again is not None:
             out = self._combine_again(y, handle, num_sms)
             if out is not None:
                 return out, None
         by_x, _, _, by_options, _ = self._by
         with self._call:
-            exchange, tokens = self._here(), handle._tokens if handle._tokens is not None else handle.tokens
+            exchange, tokens = self._here(), handle._tokens if handle._tokens is not None else handle.num_tokens
             code = code_of_rows(y, self.hidden, self._summed_types, self._backend)
             if code is None:
                 taken, _ = self._take_rows(self._combined.y, y, self._summed_types)
@@ -418,12 +418,12 @@ class Exchange:
                 self._biased = bool(biases)
                 if into is not None:
                     check_apart("out", into, **{("bias", "second bias")[i]: each for i, each in enumerate(added)})
-            o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
+            o.order, o.apply_weights, o.num_sms, o.topk_weights = order, int(apply_weights), num_sms, None
             o.stream = arrays.stream(array)
             given = None
-            if weights is not None:
-                given = self._take_weights(weights, handle, tokens)
-                o.weights = given.pointer or result  # a rank without rows passes weights too
+            if topk_weights is not None:
+                given = self._take_weights(topk_weights, handle, tokens)
+                o.topk_weights = given.pointer or result  # a rank without rows passes weights too
                 if self._layout == RANK_MAJOR:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
@@ -432,19 +432,19 @@ class Exchange:
                 if result < at + count * size and at < result + tokens * size:
                     refuse_overlap("out", "y")
                 if given is not None:
-                    check_apart("out", into, weights=given)
+                    check_apart("out", into, topk_weights=given)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             if into is not None:
                 written(out)
             return out, summed
 
-    def _take_weights(self, weights: Any, handle: Handle, tokens: int) -> Taken:
+    def _take_weights(self, topk_weights: Any, handle: Handle, tokens: int) -> Taken:
         """Weights of combine: per row in rank-major layout, else per token."""
         if self._layout != RANK_MAJOR:
-            return self._combined.weights(weights, tokens)  # type: ignore[no-any-return]
-        given: Taken = take(weights, "weights", ("R", self.topk), (F32,), self._backend)
+            return self._combined.topk_weights(topk_weights, tokens)  # type: ignore[no-any-return]
+        given: Taken = take(topk_weights, "topk_weights", ("R", self.topk), (F32,), self._backend)
         if given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
-            invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
+            invalid(f"topk_weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
         return given
 
     # ---- Graph memory, statistics, lifetime ----

@@ -46,7 +46,7 @@ class GroupedGemm:
         number = value_of(_names.WEIGHT_ORDERS, "order", order)
         n, k = taken.shape[1:] if number == 0 else taken.shape[:0:-1]
         self._config = structs.GroupedGemmConfig(
-            n=n, k=k, num_experts=taken.shape[0], type=taken.code, order=number, epilogue=value_of(_names.EPILOGUES, "epilogue", epilogue),
+            n=n, k=k, num_experts=taken.shape[0], dtype=taken.code, order=number, epilogue=value_of(_names.EPILOGUES, "epilogue", epilogue),
             swiglu_limit=limit, swiglu_alpha=alpha, swiglu_up_shift=up_shift, quantize=value_of(_names.SCALES, "quantize", quantize))
         if (taken.code == FP8) != (scales is not None):
             invalid("scales: fp8 weights, and only these, come with scales")
@@ -90,13 +90,13 @@ class GroupedGemm:
         shape = tuple(rows.x.shape[:2]) if isinstance(rows, Received) else ("R",)
         values, scales = pair_of(x, "x")
         device = self._made_of["weights"].array.get_device()
-        taken = take(values, "x", (*shape, c.k), (c.type,), CUDA, device)
-        if (c.type == FP8) != (scales is not None):
+        taken = take(values, "x", (*shape, c.k), (c.dtype,), CUDA, device)
+        if (c.dtype == FP8) != (scales is not None):
             invalid("x: fp8 rows, and only these, come with scales, as a pair (x, scales)")
         shape, count = taken.shape[:-1], taken.array.numel() // c.k
         if not masked and count < view.rows:
             invalid(f"x has {count} rows: the dispatch of `rows` delivered {view.rows}")
-        given = structs.RowView(data=taken.pointer, rows=count, cols=c.k, dtype=c.type)
+        given = structs.RowView(data=taken.pointer, rows=count, cols=c.k, dtype=c.dtype)
         its_scales = None if scales is None else self._take_scales(scales, taken, where, given, view if masked else None)
         out = self._room(shape, taken) if out is None else out
         target, read = self._take_out(out, (*shape, self.columns), device), {"x": taken, "scales of x": its_scales, **self._made_of}

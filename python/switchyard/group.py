@@ -36,10 +36,10 @@ class WaitStatistics(NamedTuple):
 
 
 @checked("first_expert")
-def first_expert(experts: int, world: int, rank: int) -> int:
+def first_expert(num_experts: int, world: int, rank: int) -> int:
     """Returns the first expert of `rank`, which holds ``range(first_expert(E, W, rank), first_expert(E, W, rank + 1))``."""
     first = ctypes.c_int32()
-    check(library().functions.sy_first_expert(experts, world, rank, byref(first)))
+    check(library().functions.sy_first_expert(num_experts, world, rank, byref(first)))
     return first.value
 
 
@@ -346,10 +346,10 @@ class Group:
         return alive(self._owned, "the group")
 
     @checked("Group.experts_of")
-    def experts_of(self, experts: int, rank: Optional[int] = None) -> range:
+    def experts_of(self, num_experts: int, rank: Optional[int] = None) -> range:
         """Returns the experts that a rank holds (default: this rank), of `experts` in total."""
         rank = self.rank if rank is None else rank
-        return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
+        return range(first_expert(num_experts, self.size, rank), first_expert(num_experts, self.size, rank + 1))
 
     @checked("Group.host_of")
     def host_of(self, rank: int) -> int:

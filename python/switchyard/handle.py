@@ -98,7 +98,7 @@ class Handle:
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
         """Stores the results of the dispatch. Keeps `view`; `like` determines the kind of arrays."""
         self._view, self._arrays, self._like = view, arrays, like
-        self._rows_allocated, self._tokens = view.x_rows, view.tokens
+        self._rows_allocated, self._tokens = view.x_rows, view.num_tokens
         self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
 
     @property
@@ -111,9 +111,9 @@ class Handle:
         raise TypeError("a Handle belongs to its process: Handle.to_bytes() and Exchange.handle_from_bytes() carry it elsewhere")
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """T: tokens of this rank's dispatch."""
-        return number_from(library().functions.sy_handle_tokens, self.pointer)
+        return number_from(library().functions.sy_handle_num_tokens, self.pointer)
 
     @property
     def invalid_ids(self) -> int:
@@ -188,17 +188,17 @@ class Handle:
     @property
     def expert_first_row(self) -> Any:
         """Expert-major: int64 [L]."""
-        return self._array("expert_first_row", I64, "experts_here", layout=EXPERT_MAJOR)
+        return self._array("expert_first_row", I64, "num_local_experts", layout=EXPERT_MAJOR)
 
     @property
     def tokens_per_expert(self) -> Any:
         """int64 [L] kept routes of all sources to each of this rank's experts."""
-        return self._array("tokens_per_expert", I64, "experts_here")
+        return self._array("tokens_per_expert", I64, "num_local_experts")
 
     @property
     def aligned_per_expert(self) -> Any:
-        """int64 [L] ``tokens_per_expert``, rounded up to the exchange's `align`."""
-        return self._array("aligned_per_expert", I64, "experts_here")
+        """int64 [L] ``tokens_per_expert``, rounded up to the exchange's `expert_alignment`."""
+        return self._array("aligned_per_expert", I64, "num_local_experts")
 
     @property
     def offsets(self) -> Any:
@@ -215,12 +215,12 @@ class Handle:
     @property
     def dropped(self) -> Any:
         """uint8 [T, K] 1 if this rank's route was dropped at capacity; None with ``overflow="fail"``."""
-        return self._array("dropped", U8, "tokens", "topk")
+        return self._array("dropped", U8, "num_tokens", "topk")
 
     @property
     def dropped_per_source(self) -> Any:
         """int64 [W, L] routes dropped on this rank; None with ``overflow="fail"``."""
-        return self._array("dropped_per_source", I64, "world", "experts_here")
+        return self._array("dropped_per_source", I64, "world", "num_local_experts")
 
     # ---- Queries. CUDA: these wait for the dispatch ----
 
@@ -228,17 +228,17 @@ class Handle:
         """Returns the number of rows of each expert, in host memory."""
         c = structs.Counts()
         check(library().functions.sy_handle_counts(self.pointer, byref(c)))
-        rows, shape, first = c.rows, (c.experts_here,), bool(c.expert_first_row)
+        rows, shape, first = c.rows, (c.num_local_experts,), bool(c.expert_first_row)
         names = ["tokens_per_expert", "aligned_per_expert"] + (["expert_first_row"] if first else [])
         arrays = stored(c, [(name, shape, I64) for name in names])
         return Counts(rows, arrays[0], arrays[1], arrays[2] if first else None)
 
     @checked("Handle.matrices")
-    def matrices(self, channels: int) -> Matrices:
-        """Describes the dispatch as DeepEP's handle does, for `channels` >= 1 channels."""
+    def matrices(self, num_channels: int) -> Matrices:
+        """Describes the dispatch as DeepEP's handle does, for `num_channels` >= 1 channels."""
         m = structs.Matrices()
-        check(library().functions.sy_handle_matrices(self.pointer, channels, byref(m)))
-        w, c, t = m.world, m.num_channels, m.tokens
+        check(library().functions.sy_handle_matrices(self.pointer, num_channels, byref(m)))
+        w, c, t = m.world, m.num_channels, m.num_tokens
         arrays = stored(m, [("rank_prefix_matrix", (w, w), I32), ("channel_prefix_matrix", (w, c), I32),
                             ("recv_channel_prefix_matrix", (w, c), I32), ("recv_src_idx", (m.num_recv,), I32),
                             ("is_token_in_rank", (t, w), U8), ("send_head", (t, w), I32)])
@@ -248,7 +248,7 @@ class Handle:
         """Returns the explicit route ledger."""
         g = structs.Ledger()
         check(library().functions.sy_handle_ledger(self.pointer, byref(g)))
-        per_expert, here = (g.world, g.num_experts_padded), g.experts_here
+        per_expert, here = (g.world, g.num_experts_padded), g.num_local_experts
         return Ledger(*stored(g, [("peer_token_per_expert", per_expert, I32), ("expanded_row_idx", (g.num_routes,), I32),
                                   ("cumsum_per_expert", per_expert, I32), ("dispatch_offset", (here,), I32),
                                   ("prev_sum_before_rank", (g.world, here), I32)]))
@@ -263,4 +263,4 @@ class Handle:
         return content
 
     def __repr__(self) -> str:
-        return f"<switchyard.Handle {self.layout}, {self.tokens} tokens>"
+        return f"<switchyard.Handle {self.layout}, {self.num_tokens} tokens>"

@@ -30,15 +30,15 @@ class LayerMemory(NamedTuple):
 
 
 @checked("MoeLayer.__init__", called="MoeLayer")
-def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
+def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
             invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
     """The struct of the keywords of :class:`MoeLayer`."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
-        hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=experts, topk=topk,
-        type=_names.dtype_of("dtype", dtype), order=value_of(_names.ORDERS, "order", order),
+        hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=num_experts, topk=topk,
+        dtype=_names.dtype_of("dtype", dtype), order=value_of(_names.ORDERS, "order", order),
         exchange=value_of(_names.MOE_EXCHANGES, "exchange", exchange), form=value_of(_names.MOE_FORMS, "form", form),
         overflow=value_of(_names.OVERFLOWS, "overflow", overflow), captured=int(captured),
         storage=value_of(_names.STORAGES, "storage", storage), row_scales=value_of(_names.SCALES, "row_scales", row_scales),
@@ -52,8 +52,8 @@ def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_sc
     takes = _arguments.bind(
         "MoeLayer.with_weights", group._backend, L=len(group.experts_of(c.num_experts)), H=c.hidden, I=c.intermediate,
         **{"2I": 2 * c.intermediate}, S13=2 * intermediate, G13=hidden, S2=hidden, G2=intermediate)
-    first, second = takes.w13(w13, None, (c.type,)), takes.w2(w2, None, (c.type,))
-    if c.type != FP8 and (w13_scales is not None or w2_scales is not None):
+    first, second = takes.w13(w13, None, (c.dtype,)), takes.w2(w2, None, (c.dtype,))
+    if c.dtype != FP8 and (w13_scales is not None or w2_scales is not None):
         invalid(f"{'w13_scales' if w13_scales is not None else 'w2_scales'}: only fp8 weights have scales")
     return (first.pointer, second.pointer, None if w13_scales is None else takes.w13_scales(w13_scales).pointer,
             None if w2_scales is None else takes.w2_scales(w2_scales).pointer)
@@ -66,11 +66,11 @@ def _stream_of(weights: Any) -> int:
 
 
 class MoeLayer:
-    """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
+    """``out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
 
     w13: [L, 2 I, H], for each expert first the gate rows, then the up rows. w2: [L, H, I]. Both hold this rank's L experts and
     have type `dtype`.
-    hidden: H. intermediate: I. experts: E, in total. topk: K. max_tokens: maximum number of tokens of any rank.
+    hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens of any rank.
     dtype: type of the weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
     same type, or bf16 with fp8 weights. capacity: maximum number of rows that a rank takes in a call; 0: that of the worst
     routing. overflow: "fail" or "drop_and_report".
@@ -90,7 +90,7 @@ class MoeLayer:
         first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
         made = ctypes.c_void_p()
         with group._lock:
-            check_collective(functions.sy_moe_layer_create_on(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
+            check_collective(functions.sy_moe_layer_create(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
         self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales))
 
     def _hold(self, group: Group, c: structs.MoeLayerConfig, made: Optional[int], weights: Tuple[Any, ...]) -> None:
@@ -100,7 +100,7 @@ class MoeLayer:
         group._lock.members.add(self._owned)
         self._ids, self._options = structs.ExpertIds(), structs.MoeLayerCall()
         self._by = (byref(self._ids), byref(self._options))
-        self._row_type = BF16 if c.type == FP8 else c.type
+        self._row_type = BF16 if c.dtype == FP8 else c.dtype
         self._takes = _arguments.bind("MoeLayer.forward", group._backend, H=c.hidden, K=c.topk)
         self._like: Any = None
 
@@ -111,7 +111,7 @@ class MoeLayer:
         group, made = self.group, ctypes.c_void_p()
         pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
         with group._lock:
-            check(self._functions.sy_moe_layer_with_weights_on(self.pointer, *pointers, _stream_of(w13), byref(made)))
+            check(self._functions.sy_moe_layer_with_weights(self.pointer, *pointers, _stream_of(w13), byref(made)))
         other = MoeLayer.__new__(MoeLayer)
         other._hold(group, self._config, made.value, (w13, w2, w13_scales, w2_scales))
         return other
@@ -146,13 +146,13 @@ class MoeLayer:
         check(self._functions.sy_moe_layer_implementation(self.pointer, byref(text)))
         return (text.value or b"").decode()
 
-    def forward(self, x: Any, ids: Any, weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
+    def forward(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
                 num_sms: int = 0) -> Any:
-        """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without any expert
-        gets +0. weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's result to the
+        """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without any expert
+        gets +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's result to the
         content of `out`. device_tokens: int32 [1], T at the time that the call runs; rows of `out` from there on are not
         written. Returns out."""
-        refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, weights=weights,
+        refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,
                         **({"out": out} if add else {}))
         c = self._config
         with self.group._call:
@@ -161,10 +161,10 @@ class MoeLayer:
             types, takes = (self._row_type,), self._takes
             taken = takes.x(x, None, types)
             tokens = taken.shape[0]
-            given = takes.ids(ids, tokens)
+            given = takes.topk_ids(topk_ids, tokens)
             i, o = self._ids, self._options
-            i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, c.topk, int(given.code == I64)
-            scale = None if weights is None else takes.weights(weights, tokens)
+            i.data, i.num_tokens, i.topk, i.is_int64 = given.pointer, tokens, c.topk, int(given.code == I64)
+            scale = None if topk_weights is None else takes.topk_weights(topk_weights, tokens)
             if add and out is None:
                 invalid("add: needs `out`, which the layer is added to")
             if out is None:
@@ -173,7 +173,7 @@ class MoeLayer:
             o.stream, o.num_sms, o.add = taken.arrays.stream(taken.array), num_sms, int(add)
             count = None if device_tokens is None else takes.device_tokens(device_tokens)
             o.device_tokens = None if count is None else count.pointer
-            check_apart("out", result, x=taken, ids=given, weights=scale, device_tokens=count)
+            check_apart("out", result, x=taken, topk_ids=given, topk_weights=scale, device_tokens=count)
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, None if scale is None else scale.pointer,
                                                        result.pointer, by_options))

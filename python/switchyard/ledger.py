@@ -20,11 +20,11 @@ __all__ = ["LedgerCombine", "PreparedLedger"]
 
 
 @checked("LedgerCombine.__init__", called="LedgerCombine")
-def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
+def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
         -> structs.LedgerConfig:
     """The struct of the keywords of :class:`LedgerCombine`."""
-    return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=experts, topk=topk,
-                                row_type=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
+    return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=num_experts, topk=topk,
+                                dtype=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
 
 
 class PreparedLedger:
@@ -34,7 +34,7 @@ class PreparedLedger:
         self._owned = owned
         sizes = [ctypes.c_int64() for _ in range(3)]
         check(library().functions.sy_prepared_ledger_sizes(owned.pointer, *map(byref, sizes)))
-        self.tokens: int = sizes[0].value  #: M
+        self.num_tokens: int = sizes[0].value  #: M
         self.rows: int = sizes[1].value  #: minimum number of rows of the expert output
         self.returned_rows: int = sizes[2].value  #: rows that are returned to this rank
 
@@ -42,7 +42,7 @@ class PreparedLedger:
 class LedgerCombine:
     """The operator over a group. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, any. experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype: "f16",
+    hidden: H, any. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype: "f16",
     "bf16" or "f32". max_rows: maximum number of rows of expert output that a ledger refers to; 0: any number. max_ledgers:
     CUDA, number prepared at a time.
     """
@@ -75,7 +75,7 @@ class LedgerCombine:
     def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
         """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
         size, number = ctypes.c_size_t(), value_of(_names.BACKENDS, "backend", backend)
-        check(library().functions.sy_ledger_combine_heap_bytes_for(byref(_config(**config)), world, number, byref(size)))
+        check(library().functions.sy_ledger_combine_heap_bytes(byref(_config(**config)), world, number, byref(size)))
         return size.value
 
     @property
@@ -91,7 +91,7 @@ class LedgerCombine:
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
         tables = {name: getattr(self._tables, f"ledger.{name}")(getattr(ledger, name)) for name in ledger._fields}
         routes = tables["expanded_row_idx"].shape[0]
-        g = structs.Ledger(world=world, num_experts=c.num_experts, num_experts_padded=padded, experts_here=here, num_routes=routes,
+        g = structs.Ledger(world=world, num_experts=c.num_experts, num_experts_padded=padded, num_local_experts=here, num_routes=routes,
                            **{name: table.pointer for name, table in tables.items()})
         made = ctypes.c_void_p()
         with self.group._lock:
@@ -105,7 +105,7 @@ class LedgerCombine:
         c = self._config
         with self.group._call:
             _arguments.check("LedgerCombine.combine", prepared=prepared, num_sms=num_sms)
-            takes, tokens = self._combined, prepared.tokens
+            takes, tokens = self._combined, prepared.num_tokens
             taken = takes.y(y)
             v, o = self._x, self._options
             v.data, v.rows, v.cols, v.dtype = taken.pointer, taken.shape[0], c.hidden, taken.code

@@ -26,12 +26,12 @@ __all__ = ["LowLatency", "Pending", "Received"]
 
 
 @checked("LowLatency.__init__", called="LowLatency")
-def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
+def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
             scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
             invalid_ids: str = "raise") -> structs.LowLatencyConfig:
     """The struct of the keywords of :class:`LowLatency`."""
     return structs.LowLatencyConfig(
-        hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, row_type=_names.dtype_of("dtype", dtype),
+        hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, dtype=_names.dtype_of("dtype", dtype),
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
         scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
         pieces=pieces, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
@@ -59,13 +59,13 @@ class Received:
         check(library().functions.sy_low_latency_output_get(owned.pointer, byref(view)))
         self._owned, self._view = owned, view
         self._at = ctypes.c_void_p(owned.pointer)
-        here, per_expert, hidden = view.experts_here, view.rows_per_expert, view.x_cols
+        here, per_expert, hidden = view.num_local_experts, view.rows_per_expert, view.x_cols
         self.x = arrays.wrap(view.x, (here, per_expert, hidden), view.x_dtype, owned, like)
         self.rows = arrays.wrap(view.rows_of_expert, (here,), I32, owned, like)
         self.source_range = arrays.wrap(view.source_range, (here, view.world), I64, owned, like)
         self.row_source = arrays.wrap(view.row_source, (here, per_expert), I64, owned, like)
         self.scales = None if not view.x_scale_kind else _scales(view, owned, arrays, like)
-        self.tokens = 0  #: T of the last dispatch into it
+        self.num_tokens = 0  #: T of the last dispatch into it
         self._number = number_of(self)
 
 
@@ -98,10 +98,10 @@ def _scales(v: structs.LowLatencyView, owned: Any, arrays: Any, like: Any) -> An
     groups, f32 = -(-v.x_cols // v.scale_group), v.x_scale_kind == 1
     if v.scale_order == 0:
         columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
-        memory = arrays.wrap(v.x_scales, (v.experts_here, v.rows_per_expert, columns), F32 if f32 else U8, owned, like)
+        memory = arrays.wrap(v.x_scales, (v.num_local_experts, v.rows_per_expert, columns), F32 if f32 else U8, owned, like)
         return memory[:, :, :groups]
     columns = groups if f32 else -(-groups // 4)
-    memory = arrays.wrap(v.x_scales, (v.experts_here, columns, v.scale_rows), F32 if f32 else I32, owned, like)
+    memory = arrays.wrap(v.x_scales, (v.num_local_experts, columns, v.scale_rows), F32 if f32 else I32, owned, like)
     return memory.swapaxes(1, 2)[:, :v.rows_per_expert]
 
 
@@ -125,7 +125,7 @@ class Pending:
 class LowLatency:
     """Dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H. experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank, at most 65535.
+    hidden: H. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank, at most 65535.
     dtype: type of `x` and the widest type that is combined, "bf16", "f16" or "f32". scales: rows are sent as fp8 with "f32" or
     "ue8m0" scales of `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: rows are sent
     unchanged.
@@ -164,7 +164,7 @@ class LowLatency:
         sizes = {"H": self.hidden, "K": self.topk, "L": self._shape[0], "R": self._shape[1]}
         self._dispatched, self._combined, self._reduced, self._made = (
             _arguments.bind(f"LowLatency.{name}", self._backend, **sizes) for name in ("dispatch", "combine", "all_to_all", "make_output"))
-        widest = _names.DTYPE_BYTES[self._config.row_type]
+        widest = _names.DTYPE_BYTES[self._config.dtype]
         self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BYTES[code] <= widest)
         self._scale_geometry = _scale_geometry(self._config, *self._shape)
 
@@ -181,7 +181,7 @@ class LowLatency:
     def heap_bytes(world: int, **config: Any) -> int:
         """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
         size = ctypes.c_size_t()
-        check(library().functions.sy_low_latency_heap_bytes_for(byref(_config(**config)), world, byref(size)))
+        check(library().functions.sy_low_latency_heap_bytes(byref(_config(**config)), world, byref(size)))
         return size.value
 
     @property
@@ -220,7 +220,7 @@ class LowLatency:
         rows, scales = pair_of(memory, "memory")
         kind, _, strides = self._scale_geometry
         here, per_expert, hidden = self._shape
-        taken = self._made.memory(rows, None, (self._config.row_type,) if kind < 0 else (FP8,))
+        taken = self._made.memory(rows, None, (self._config.dtype,) if kind < 0 else (FP8,))
         if (kind >= 0) != (scales is not None):
             invalid("memory: fp8 rows, and only these, come with scales, as a pair (memory, scales)")
         view = structs.RowView(data=taken.pointer, rows=here * per_expert, cols=hidden, dtype=taken.code, scale_kind=self._config.scales)
@@ -244,13 +244,13 @@ class LowLatency:
     @checked("LowLatency.make_rows")
     def make_rows(self, received: Received, dtype: object = None) -> Any:
         """Local. Allocates memory [L, R, H] for the expert outputs of `received`'s rows, which combine reads in place."""
-        code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
+        code = self._config.dtype if dtype is None else _names.dtype_of("dtype", dtype)
         made, view, f = ctypes.c_void_p(), structs.RowView(), self._functions
         with self.group._lock:
             check(f.sy_low_latency_make_rows(self.pointer, code, byref(made)))
         owned = Owned(made.value, f.sy_low_latency_rows_destroy, self._owned, lock=self.group._lock)
         check(f.sy_low_latency_rows_get(owned.pointer, byref(view)))
-        shape = (received._view.experts_here, received._view.rows_per_expert, self.hidden)
+        shape = (received._view.num_local_experts, received._view.rows_per_expert, self.hidden)
         _, arrays = arrays_of(received.x, "x")
         if self._backend == CUDA and view.data:
             check(f.sy_group_used_by(self.group.pointer, view.data, arrays.stream(received.x)))
@@ -258,33 +258,33 @@ class LowLatency:
 
     # ---- Dispatch ----
 
-    def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
-        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K]; -1 means no expert.
-        weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row of scales per
+    def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
+        """Collective. Sends row t of `x` [T, H] to every expert of token t. topk_ids: int32 or int64 [T, K]; -1 means no expert.
+        topk_weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row of scales per
         row, in any memory order; scales are copied unless they are dense with rows of whole 16 bytes, [T, columns]. output:
         destination; None: an output of this object that all such calls share, so that each call overwrites the previous one."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
-            refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
-            return _low_latency_ops.dispatch(self, x, ids, weights, output, num_sms)
+            refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, topk_weights=topk_weights)
+            return _low_latency_ops.dispatch(self, x, topk_ids, topk_weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
         if again is not None and isinstance(into, Received) and num_sms.__class__ is int and num_sms == 0 and type(into.x) is type(x) \
-                and again(x, ids, weights, into):
+                and again(x, topk_ids, topk_weights, into):
             return into
-        refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, weights=weights)
-        return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
+        refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, topk_weights=topk_weights)
+        return self._dispatch(self._functions.sy_low_latency_dispatch, x, topk_ids, topk_weights, output, num_sms)[0]
 
-    def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
+    def dispatch_async(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
         """Runs the sending half of :meth:`dispatch`; ``wait()`` of the returned object does the rest and returns the output. No
         other call of this object is allowed in between."""
         if is_traced():  # a graph orders calls itself
-            return Pending(None, self.dispatch(x, ids, weights, output=output, num_sms=num_sms), None)
-        refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, weights=weights)
-        received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, ids, weights, output, num_sms)
+            return Pending(None, self.dispatch(x, topk_ids, topk_weights, output=output, num_sms=num_sms), None)
+        refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, topk_weights=topk_weights)
+        received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, topk_ids, topk_weights, output, num_sms)
         return Pending(self._receive, received, kept)
 
-    def _dispatch(self, function: Any, x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
+    def _dispatch(self, function: Any, x: Any, topk_ids: Any, topk_weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
         by_x, by_ids, by_options, _ = self._by
         with self._call:
             if num_sms.__class__ is not int or num_sms >> 31 or not (output is None or isinstance(output, Received)):
@@ -297,20 +297,20 @@ class LowLatency:
                 tokens, arrays, array, by_x, v = x.shape[0], arrays_of_torch(), x, self._by_plain, self._plain
                 v.data, v.rows, v.dtype = x.data_ptr(), tokens, code
             o, shape = self._dispatch_options, (tokens, self.topk)
-            ids = self._take_ids(ids, shape)
-            o.weights = None if weights is None else self._take_weights(weights, shape)
+            topk_ids = self._take_ids(topk_ids, shape)
+            o.topk_weights = None if topk_weights is None else self._take_weights(topk_weights, shape)
             o.stream, o.num_sms = arrays.stream(array), num_sms
             if output is None:
                 if self._output is None or type(self._output.x) is not type(array):
                     self._output = self.make_output(array)
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
-            output.tokens, output._weighted = tokens, weights is not None
+            output.num_tokens, output._weighted = tokens, topk_weights is not None
             written(output.x, output.scales)
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
-                self._dispatch_again.learn(x, ids)
-            return output, (x, ids, weights)
+                self._dispatch_again.learn(x, topk_ids)
+            return output, (x, topk_ids, topk_weights)
 
     def _take_rows(self, x: Any) -> Any:
         rows, scales = pair_of(x, "x") if isinstance(x, tuple) else (x, None)
@@ -332,21 +332,21 @@ class LowLatency:
             v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
         return taken
 
-    def _take_ids(self, ids: Any, shape: Tuple[int, int]) -> Any:
+    def _take_ids(self, topk_ids: Any, shape: Tuple[int, int]) -> Any:
         """Fills the ids; returns the object that must live until the call has returned."""
-        i, code = self._ids, code_of(ids, shape, _IDS, self._backend)
+        i, code = self._ids, code_of(topk_ids, shape, _IDS, self._backend)
         if code is None:
-            given = self._dispatched.ids(ids, shape[0])
-            i.data, ids, code = given.pointer, given.array, given.code
+            given = self._dispatched.topk_ids(topk_ids, shape[0])
+            i.data, topk_ids, code = given.pointer, given.array, given.code
         else:
-            i.data = ids.data_ptr()
-        i.tokens, i.is_int64 = shape[0], int(code == I64)
-        return ids
+            i.data = topk_ids.data_ptr()
+        i.num_tokens, i.is_int64 = shape[0], int(code == I64)
+        return topk_ids
 
-    def _take_weights(self, weights: Any, shape: Tuple[int, int]) -> Optional[int]:
-        if code_of(weights, shape, (F32,), self._backend) is not None:
-            return weights.data_ptr() or None
-        return self._dispatched.weights(weights, shape[0]).pointer or None
+    def _take_weights(self, topk_weights: Any, shape: Tuple[int, int]) -> Optional[int]:
+        if code_of(topk_weights, shape, (F32,), self._backend) is not None:
+            return topk_weights.data_ptr() or None
+        return self._dispatched.topk_weights(topk_weights, shape[0]).pointer or None
 
     def _receive(self) -> None:
         with self.group._lock:
@@ -354,42 +354,42 @@ class LowLatency:
 
     # ---- Combine ----
 
-    def combine(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
+    def combine(self, y: Any, received: Received, *, topk_weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                 out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Sums the expert outputs of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L,
-        R, H], read in place. weights: float32 [T, K], "per_route" only; None: those given to dispatch, if any. expert_scale:
+        R, H], read in place. topk_weights: float32 [T, K], "per_route" only; None: those given to dispatch, if any. expert_scale:
         float32 [L], "per_route" only: rows are returned as round(y * scale). A token without a route yields +0."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
-            refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
-            return _low_latency_ops.combine(self, y, received, weights, expert_scale, order, out, num_sms)
+            refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
+            return _low_latency_ops.combine(self, y, received, topk_weights, expert_scale, order, out, num_sms)
         again = self._combine_again
         if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms.__class__ is int and num_sms == 0 \
                 and isinstance(received, Received):
-            sums = again(y, received, weights)
+            sums = again(y, received, topk_weights)
             if sums is not None:
                 return sums
-        refuse_gradient("LowLatency.combine", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
-        return self._combine(self._functions.sy_low_latency_combine, y, received, weights, expert_scale, order, out, num_sms)[0]
+        refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
+        return self._combine(self._functions.sy_low_latency_combine, y, received, topk_weights, expert_scale, order, out, num_sms)[0]
 
-    def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
+    def combine_async(self, y: Any, received: Received, *, topk_weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                       out: Any = None, num_sms: int = 0) -> Pending:
         """Runs the sending half of :meth:`combine`; ``wait()`` of the returned object does the rest and returns the sums."""
         if is_traced():
-            sums = self.combine(y, received, weights=weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
+            sums = self.combine(y, received, topk_weights=topk_weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
             return Pending(None, sums, None)
-        refuse_gradient("LowLatency.combine_async", _INSTEAD, y=y, weights=weights, expert_scale=expert_scale)
-        result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, weights, expert_scale, order, out, num_sms)
+        refuse_gradient("LowLatency.combine_async", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
+        result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, topk_weights, expert_scale, order, out, num_sms)
         return Pending(self._receive, result, kept)
 
-    def _combine(self, function: Any, y: Any, received: Received, weights: Any, expert_scale: Any, order: str, out: Any,
+    def _combine(self, function: Any, y: Any, received: Received, topk_weights: Any, expert_scale: Any, order: str, out: Any,
                  num_sms: int) -> Tuple[Any, Any]:
         by_options, v, o = self._by[3], self._plain, self._combine_options
         with self._call:
             if num_sms.__class__ is not int or num_sms >> 31 or not isinstance(received, Received):
                 _arguments.check("LowLatency.combine", received=received, num_sms=num_sms)
-            tokens, shape, takes = received.tokens, self._shape, self._combined
+            tokens, shape, takes = received.num_tokens, self._shape, self._combined
             code, arrays, array, taken = code_of(y, self._outputs, _SUMMED, self._backend), None, y, None
             plain = code is not None
             if code is None:
@@ -399,9 +399,9 @@ class LowLatency:
                 arrays, v.data = arrays_of_torch(), y.data_ptr()
             v.rows, v.dtype = shape[0] * shape[1], code
             o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, arrays.stream(array)
-            o.weights = None if weights is None else self._take_weights(weights, (tokens, self.topk))
-            if o.order != PER_ROUTE and weights is None and received._weighted:
-                invalid(f"weights: the dispatch got weights, which order = {order!r} does not apply; 'per_route' does, or dispatch without")
+            o.topk_weights = None if topk_weights is None else self._take_weights(topk_weights, (tokens, self.topk))
+            if o.order != PER_ROUTE and topk_weights is None and received._weighted:
+                invalid(f"topk_weights: the dispatch got weights, which order = {order!r} does not apply; 'per_route' does, or dispatch without")
             scale = None if expert_scale is None else takes.expert_scale(expert_scale)
             o.expert_scale = None if scale is None else scale.pointer or None
             if out is None:
@@ -411,34 +411,34 @@ class LowLatency:
                 into = takes.out(out, tokens, (code,))
                 result = into.pointer
                 check_apart("out", into, y=taken or Taken(y.data_ptr(), y.shape, code, y, arrays), expert_scale=scale,
-                            weights=None if weights is None else takes.weights(weights, tokens))
+                            topk_weights=None if topk_weights is None else takes.topk_weights(topk_weights, tokens))
             check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
             written(out)
             if plain:
                 self._combine_again = self._combine_again or _repeated.Combine(self)
                 self._combine_again.learn(y)
-            return out, (y, weights, expert_scale)
+            return out, (y, topk_weights, expert_scale)
 
-    def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
+    def all_to_all(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Dispatch, experts and combine in one launch, for experts that only scale rows (docs/concepts/flat.md):
-        out[t] = sum over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L];
+        out[t] = sum over k of topk_weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L];
         None: 1."""
-        refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, weights=weights, expert_scale=expert_scale)
+        refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, topk_weights=topk_weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
             _arguments.check("LowLatency.all_to_all", num_sms=num_sms)
             taken, takes = self._take_rows(x), self._reduced
             tokens = taken.shape[0]
-            routes = takes.ids(self._take_ids(ids, (tokens, self.topk)), tokens)
+            routes = takes.topk_ids(self._take_ids(topk_ids, (tokens, self.topk)), tokens)
             o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
-            factors = None if weights is None else takes.weights(weights, tokens)
+            factors = None if topk_weights is None else takes.topk_weights(topk_weights, tokens)
             scale = None if expert_scale is None else takes.expert_scale(expert_scale)
-            o.weights = None if factors is None else factors.pointer or None
+            o.topk_weights = None if factors is None else factors.pointer or None
             o.expert_scale = None if scale is None else scale.pointer or None
             if out is None:
                 out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
             result = takes.out(out, tokens, (taken.code,))
-            check_apart("out", result, x=taken, ids=routes, weights=factors, expert_scale=scale)
+            check_apart("out", result, x=taken, topk_ids=routes, topk_weights=factors, expert_scale=scale)
             check(self._functions.sy_low_latency_all_to_all(self.pointer, by_x, by_ids, result.pointer, byref(o)))
             written(out)
             return out

@@ -14,30 +14,30 @@ __all__ = ["routing_layout"]
 
 
 @checked("routing_layout")
-def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
+def routing_layout(topk_ids: Any, *, num_experts: int, world: int) -> RoutingLayout:
     """Counts the tokens per rank and per expert of `ids`, int32 or int64 [T, K]. Needs no group. Ids in host memory: returns
     numpy arrays. A tensor on a GPU: returns tensors on that GPU, counted by one kernel on its current stream, without a wait;
     at most 32768 experts."""
-    if _arrays.is_tensor(ids) and ids.is_cuda:
-        return _on_gpu(ids, experts, world)
-    taken = _arguments.bind("routing_layout", _names.CPU).ids(ids)
-    given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
+    if _arrays.is_tensor(topk_ids) and topk_ids.is_cuda:
+        return _on_gpu(topk_ids, num_experts, world)
+    taken = _arguments.bind("routing_layout", _names.CPU).topk_ids(topk_ids)
+    given = structs.ExpertIds(data=taken.pointer, num_tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
     out = structs.RoutingLayout()
-    check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
-    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (experts,), I32),
-                          ("is_token_in_rank", (out.tokens, world), U8)])
+    check(library().functions.sy_routing_layout_of(byref(given), num_experts, world, byref(out)))
+    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (num_experts,), I32),
+                          ("is_token_in_rank", (out.num_tokens, world), U8)])
     return RoutingLayout(arrays[0], arrays[1], arrays[2].astype(bool))
 
 
-def _on_gpu(ids: Any, experts: int, world: int) -> RoutingLayout:
-    taken = _arguments.bind("routing_layout", _names.CUDA).ids(ids)
+def _on_gpu(topk_ids: Any, num_experts: int, world: int) -> RoutingLayout:
+    taken = _arguments.bind("routing_layout", _names.CUDA).topk_ids(topk_ids)
     arrays, (tokens, topk) = taken.arrays, taken.shape
     assert isinstance(arrays, TorchArrays)  # only tensors are on GPUs
-    torch, device = arrays.torch, ids.device
+    torch, device = arrays.torch, topk_ids.device
     per_rank = torch.empty(max(world, 0), dtype=torch.int32, device=device)
-    per_expert = torch.empty(max(experts, 0), dtype=torch.int32, device=device)
+    per_expert = torch.empty(max(num_experts, 0), dtype=torch.int32, device=device)
     where = torch.empty((tokens, max(world, 0)), dtype=torch.bool, device=device)
-    given = structs.ExpertIds(data=taken.pointer, tokens=tokens, topk=topk, is_int64=int(taken.code == I64))
-    check(library().functions.sy_routing_layout_on(byref(given), experts, world, per_rank.data_ptr(), per_expert.data_ptr(),
-                                                   where.data_ptr(), arrays.stream(ids)))
+    given = structs.ExpertIds(data=taken.pointer, num_tokens=tokens, topk=topk, is_int64=int(taken.code == I64))
+    check(library().functions.sy_routing_layout_enqueue(byref(given), num_experts, world, per_rank.data_ptr(), per_expert.data_ptr(),
+                                                   where.data_ptr(), arrays.stream(topk_ids)))
     return RoutingLayout(per_rank, per_expert, where)

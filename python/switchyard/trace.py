@@ -50,12 +50,12 @@ class Trace:
     """
 
     @checked("Trace.__init__")
-    def __init__(self, group: Group, *, events: int = 1 << 14, blocks: int = 132, warps: int = 20) -> None:
+    def __init__(self, group: Group, *, events_per_track: int = 1 << 14, num_blocks: int = 132, num_warps: int = 20) -> None:
         self.group = group
         self._functions = library().functions
         cuda = group._backend == CUDA
-        options = structs.TraceOptions(num_blocks=blocks if cuda else 1, num_warps=warps if cuda else group._workers,
-                                       events_per_track=events)
+        options = structs.TraceOptions(num_blocks=num_blocks if cuda else 1, num_warps=num_warps if cuda else group._workers,
+                                       events_per_track=events_per_track)
         made = ctypes.c_void_p()
         check(self._functions.sy_trace_create(group.size, byref(options), byref(made)))
         self._owned = Owned(made.value, self._functions.sy_trace_destroy)

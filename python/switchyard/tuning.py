@@ -35,7 +35,7 @@ def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens:
     "normal_expert_major", "low_latency", "flat" or "ledger". InvalidArgument names the file and line of an error."""
     v = structs.TuningValues()
     encoded = device.encode()
-    key = structs.TuningKey(device=encoded, hidden=hidden, tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))
+    key = structs.TuningKey(device=encoded, hidden=hidden, max_tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))
     where: Optional[bytes] = None if path is None else os.fspath(path).encode()
     check(library().functions.sy_tuning_find(where, byref(key), byref(v)))
     return TuningValues(*(getattr(v, name) for name in TuningValues._fields))

@@ -148,7 +148,7 @@ class Reader:
         if cursor.access_specifier in (AccessSpecifier.PRIVATE, AccessSpecifier.PROTECTED) or name in ("Impl", "NamesOf"):
             return False
         if cursor.kind == Kind.MACRO_DEFINITION:
-            return self.path.endswith(".h") and re.match(r"SWITCHYARD_\w+\s", text) is not None
+            return self.path.endswith(".h") and re.match(r"SY_\w+\s", text) is not None
         if cursor.kind in TYPES:
             return cursor.is_definition() or self.path.endswith(".h") and bool(self.comment(cursor))
         if re.search(r"=\s*(default|delete)\s*$", text) or name.startswith("operator="):

@@ -8,7 +8,7 @@ from headers import VALUES, Kind, Reader
 LANGUAGES = {"cpp": ("include/switchyard", "*.hpp", "C++"), "c": ("include/switchyard/c", "*.h", "C")}
 #: Order of the navigation; other headers follow. held.hpp declares nothing for users.
 ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "types", "status"]
-WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
+WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SY_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
 
 
 def slug(name):
@@ -161,8 +161,8 @@ class Writer:
 
 #: Patterns of names that a header declares at namespace scope, each at the start of a line.
 DECLARED = {
-    "c": [r"(?:const )?\w+\** (sy_\w+)\(", r"typedef .*?\b(\w+);", r"\} (\w+);", r"typedef \w+ \(\*(\w+)\)", r"#define (SWITCHYARD_\w+)\s",
-          r"  (SWITCHYARD_\w+)(?: = [^,\n]*)?,?(?: *//.*)?$"],
+    "c": [r"(?:const )?\w+\** (sy_\w+)\(", r"typedef .*?\b(\w+);", r"\} (\w+);", r"typedef \w+ \(\*(\w+)\)", r"#define (SY_\w+)\s",
+          r"  (SY_\w+)(?: = [^,\n]*)?,?(?: *//.*)?$"],
     "cpp": [r"(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{", r"using (\w+) =", r"concept (\w+) =",
             r"(?:inline |constexpr |const )*(?:std::)?\w[\w:<>]*(?: const)?[&*]? (\w+)\(", r"inline constexpr [\w:]+ (k\w+)(?:\[\])? ="],
 }

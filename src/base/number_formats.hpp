@@ -131,7 +131,7 @@ template <class F>
 SWITCHYARD_FN void with_type(DType type, F&& f) {
   // clang-format off
   switch (type) {
-#define SWITCHYARD_ROW_TYPE(name, ...) case DType::name: return f(std::integral_constant<DType, DType::name>{});
+#define SY_ROW_TYPE(name, ...) case DType::name: return f(std::integral_constant<DType, DType::name>{});
 #include "switchyard/dtypes.def"
   }
   // clang-format on

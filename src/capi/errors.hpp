@@ -11,17 +11,17 @@ namespace switchyard::detail {
 /// Runs the body of a collective call. The C++ API ends the peers' calls for its own Errors that require it; this function does
 /// so for all other errors.
 template <class Body>
-switchyard_code_t collective(Group& group, Body&& body) noexcept {
+sy_code collective(Group& group, Body&& body) noexcept {
   try {
     body();
-    return SWITCHYARD_OK;
+    return SY_OK;
   } catch (const ArgumentError&) {
-    group.abort(SWITCHYARD_INVALID_ARGUMENT);
+    group.abort(SY_INVALID_ARGUMENT);
     return sy_internal_keep_exception_1();
   } catch (const Error&) {
     return sy_internal_keep_exception_1();
   } catch (...) {
-    group.abort(SWITCHYARD_SYSTEM);
+    group.abort(SY_SYSTEM);
     return sy_internal_keep_exception_1();
   }
 }

@@ -31,7 +31,7 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
 sy_dispatched_view view_of(const sy_dispatched& object) {
   const Dispatched& d = object.dispatched;
   const NormalConfig& config = object.state->object.config();
-  sy_dispatched_view v = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view v = SY_DISPATCHED_VIEW_INIT;
   v.x = d.x.data;
   v.x_rows = d.x.rows;
   v.x_cols = d.x.cols;
@@ -39,10 +39,10 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
   v.x_scale_kind = static_cast<sy_scale_kind>(d.x.scale_kind);
   v.x_scales = d.x.scales;
   v.rows = d.rows;
-  v.tokens = object.handle->tokens;
+  v.num_tokens = object.handle->tokens;
   v.world = object.state->group->size();
   v.topk = config.topk;
-  v.experts_here = static_cast<int32_t>(d.tokens_per_expert.size());
+  v.num_local_experts = static_cast<int32_t>(d.tokens_per_expert.size());
   v.handle = object.handle;
   v.topk_ids = data_or_null(d.topk_ids);
   v.topk_weights = data_or_null(d.topk_weights);
@@ -62,12 +62,12 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
 
 extern "C" {
 
-switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
+sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
                                               sy_memory_requirement* requirement) {
-  return sy_exchange_memory_required_on(config, world, SWITCHYARD_BACKEND_CPU, requirement);
+  return sy_exchange_memory_required(config, world, SY_BACKEND_CPU, requirement);
 }
 
-switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
+sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
@@ -76,34 +76,34 @@ switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config,
   });
 }
 
-switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes) {
-  return sy_exchange_heap_bytes_on(config, world, SWITCHYARD_BACKEND_CPU, bytes);
+sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, size_t* bytes) {
+  return sy_exchange_heap_bytes(config, world, SY_BACKEND_CPU, bytes);
 }
 
-switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes) {
+sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = NormalExchange::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
+    *bytes = NormalExchange::heap_bytes(to_config(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
-switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t world, int64_t* rows) {
+sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows) {
   return guarded([&] {
     require(rows, "rows");
-    *rows = most_rows(to_config(config), world);
+    *rows = max_rows(to_config(config), world);
   });
 }
 
-switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
+sy_code sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
   return create(group, "exchange", exchange, [&] { return std::make_shared<ExchangeState>(group->group, to_config(config)); });
 }
 
-switchyard_code_t sy_exchange_destroy(sy_exchange* exchange) {
+sy_code sy_exchange_destroy(sy_exchange* exchange) {
   delete exchange;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
@@ -113,11 +113,11 @@ switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row
     Rows out;
     const DispatchOptions twin = to_options(options, out);
     *dispatched =
-        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, twin), routing.tokens);
+        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, twin), routing.num_tokens);
   });
 }
 
-switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
+sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
@@ -131,7 +131,7 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
   });
 }
 
-switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view) {
+sy_code sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view) {
   return guarded([&] {
     require(dispatched, "dispatched");
     check_struct(view, sizeof *view, "view");
@@ -139,19 +139,19 @@ switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatch
   });
 }
 
-switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream) {
+sy_code sy_dispatched_used_by(sy_dispatched* dispatched, void* stream) {
   return guarded([&] {
     require(dispatched, "dispatched");
     dispatched->dispatched.used_by(stream);
   });
 }
 
-switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched) {
+sy_code sy_dispatched_destroy(sy_dispatched* dispatched) {
   delete dispatched;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows) {
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows) {
   if (rows) *rows = nullptr;
   return guarded([&] {
     require(exchange, "exchange");
@@ -163,7 +163,7 @@ switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_hand
   });
 }
 
-switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
                                                sy_rows** rows) {
   if (rows) *rows = nullptr;
   return guarded([&] {
@@ -176,7 +176,7 @@ switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_h
   });
 }
 
-switchyard_code_t sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory) {
+sy_code sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory) {
   if (memory) *memory = nullptr;
   return guarded([&] {
     require(exchange, "exchange");
@@ -188,19 +188,19 @@ switchyard_code_t sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_
   });
 }
 
-switchyard_code_t sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory) {
+sy_code sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory) {
   return guarded([&] {
     require(exchange, "exchange");
     exchange->state->object.use_graph_memory(memory ? memory->memory : GraphMemory());
   });
 }
 
-switchyard_code_t sy_graph_memory_destroy(sy_graph_memory* memory) {
+sy_code sy_graph_memory_destroy(sy_graph_memory* memory) {
   delete memory;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
+sy_code sy_rows_get(const sy_rows* rows, sy_row_view* view) {
   return guarded([&] {
     require(rows, "rows");
     check_struct(view, sizeof *view, "view");
@@ -208,26 +208,26 @@ switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
   });
 }
 
-switchyard_code_t sy_rows_used_by(sy_rows* rows, void* stream) {
+sy_code sy_rows_used_by(sy_rows* rows, void* stream) {
   return guarded([&] {
     require(rows, "rows");
     rows->rows.used_by(stream);
   });
 }
 
-switchyard_code_t sy_rows_destroy(sy_rows* rows) {
+sy_code sy_rows_destroy(sy_rows* rows) {
   delete rows;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
+sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights) {
   return collective_on(exchange, "exchange", [&] {
     exchange->state->object.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
   });
 }
 
-switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count) {
+sy_code sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count) {
   return guarded([&] {
     require(exchange, "exchange");
     require(count, "count");
@@ -235,14 +235,14 @@ switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* 
   });
 }
 
-switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site) {
+sy_code sy_exchange_set_site(sy_exchange* exchange, uint32_t site) {
   return guarded([&] {
     require(exchange, "exchange");
     exchange->state->object.set_site(site);
   });
 }
 
-switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics) {
+sy_code sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics) {
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");

@@ -30,10 +30,10 @@ extern "C" {
 
 void sy_internal_share_group_1(const sy_group* group, std::shared_ptr<Group>* share) noexcept { *share = group->group; }
 
-switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups) {
+sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups) {
   return guarded([&] {
     require(groups, "groups");
-    require_range("world", world, 1, SWITCHYARD_MAX_RANKS);
+    require_range("world", world, 1, SY_MAX_RANKS);
     std::fill(groups, groups + world, nullptr);
     std::vector<std::unique_ptr<sy_group>> wrapped;
     for (Group& group : Group::in_process(world, to_options(options))) wrapped.push_back(wrap(std::move(group)));
@@ -41,7 +41,7 @@ switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* opt
   });
 }
 
-switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
+sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
                                    const sy_group_options* options, sy_group** group) {
   return guarded([&] {
     require(group, "group");
@@ -52,7 +52,7 @@ switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* stor
   });
 }
 
-switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group) {
+sy_code sy_group_from_environment(const sy_group_options* options, sy_group** group) {
   return guarded([&] {
     require(group, "group");
     *group = nullptr;
@@ -60,12 +60,12 @@ switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_
   });
 }
 
-switchyard_code_t sy_group_destroy(sy_group* group) {
+sy_code sy_group_destroy(sy_group* group) {
   delete group;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank) {
+sy_code sy_group_rank(const sy_group* group, int32_t* rank) {
   return guarded([&] {
     require(group, "group");
     require(rank, "rank");
@@ -73,7 +73,7 @@ switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank) {
   });
 }
 
-switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
+sy_code sy_group_size(const sy_group* group, int32_t* size) {
   return guarded([&] {
     require(group, "group");
     require(size, "size");
@@ -81,7 +81,7 @@ switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
   });
 }
 
-switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host) {
+sy_code sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host) {
   return guarded([&] {
     require(group, "group");
     if (hosts) *hosts = group->group->hosts();
@@ -89,7 +89,7 @@ switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t*
   });
 }
 
-switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host) {
+sy_code sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host) {
   return guarded([&] {
     require(group, "group");
     require(host, "host");
@@ -97,18 +97,18 @@ switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t*
   });
 }
 
-switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms) {
+sy_code sy_group_set_timeout(sy_group* group, int64_t timeout_ms) {
   return guarded([&] {
     require(group, "group");
     group->group->set_timeout(std::chrono::milliseconds(timeout_ms));
   });
 }
 
-switchyard_code_t sy_group_barrier(sy_group* group) {
+sy_code sy_group_barrier(sy_group* group) {
   return collective_on(group, "group", [&] { group->group->barrier(); });
 }
 
-switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all) {
+sy_code sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all) {
   return collective_on(group, "group", [&] {
     if (bytes > 0) {
       require(mine, "mine");
@@ -118,26 +118,26 @@ switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t 
   });
 }
 
-switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
+sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text,
                                  const void* mine, size_t bytes, void* all) {
   return collective_on(group, "group", [&] {
     const auto share = [&] {
       require(subject, "subject");
-      require_range("code", code, SWITCHYARD_OK, SWITCHYARD_SYSTEM);
-      if (code != SWITCHYARD_OK) throw Error(static_cast<ErrorCode>(code), text ? text : "");
+      require_range("code", code, SY_OK, SY_SYSTEM);
+      if (code != SY_OK) throw Error(static_cast<ErrorCode>(code), text ? text : "");
     };
     group->group->agree(subject ? subject : "sy_group_agree", share, mine, bytes, all);
   });
 }
 
-switchyard_code_t sy_group_check(const sy_group* group) {
+sy_code sy_group_check(const sy_group* group) {
   return guarded([&] {
     require(group, "group");
     group->group->check();
   });
 }
 
-switchyard_code_t sy_group_abort(sy_group* group, int32_t reason) {
+sy_code sy_group_abort(sy_group* group, int32_t reason) {
   return guarded([&] {
     require(group, "group");
     require_range("reason", reason, 1, 255);
@@ -145,14 +145,14 @@ switchyard_code_t sy_group_abort(sy_group* group, int32_t reason) {
   });
 }
 
-switchyard_code_t sy_group_leave(sy_group* group) {
+sy_code sy_group_leave(sy_group* group) {
   return guarded([&] {
     require(group, "group");
     group->group->leave();
   });
 }
 
-switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics) {
+sy_code sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics) {
   return guarded([&] {
     require(group, "group");
     require_range("peer", peer, 0, group->group->size() - 1);
@@ -162,7 +162,7 @@ switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, 
   });
 }
 
-switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size) {
+sy_code sy_group_heap(const sy_group* group, size_t* used, size_t* size) {
   return guarded([&] {
     require(group, "group");
     if (used) *used = group->group->heap_used();
@@ -170,22 +170,22 @@ switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* siz
   });
 }
 
-switchyard_code_t sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered) {
+sy_code sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered) {
   if (!group || !registered) return guarded([&] { require(nullptr, group ? "registered" : "group"); });
   *registered = nullptr;
   return collective(*group->group, [&] { *registered = new sy_registered{group->group->register_memory(memory, bytes)}; });
 }
 
-switchyard_code_t sy_registered_destroy(sy_registered* registered) {
+sy_code sy_registered_destroy(sy_registered* registered) {
   delete registered;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_group_sleep(sy_group* group) {
+sy_code sy_group_sleep(sy_group* group) {
   return collective_on(group, "group", [&] { group->group->sleep(); });
 }
 
-switchyard_code_t sy_group_wake(sy_group* group) {
+sy_code sy_group_wake(sy_group* group) {
   return collective_on(group, "group", [&] { group->group->wake(); });
 }
 

@@ -31,10 +31,10 @@ inline void require_range(const char* name, int64_t value, int64_t low, int64_t 
 
 /// Runs the body of a local call.
 template <class Body>
-switchyard_code_t guarded(Body&& body) noexcept {
+sy_code guarded(Body&& body) noexcept {
   try {
     body();
-    return SWITCHYARD_OK;
+    return SY_OK;
   } catch (...) {
     return sy_internal_keep_exception_1();
   }

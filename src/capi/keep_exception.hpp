@@ -10,5 +10,5 @@ extern "C" {
 /// Inside a catch block: stores text and details of the current exception for sy_last_error() and its relatives on this thread,
 /// and returns its code. Allocates nothing. The number is the function's version: its behavior never changes; a function with
 /// different behavior gets another number, so that the loader detects a library of another version.
-switchyard_code_t sy_internal_keep_exception_1(void) noexcept;
+sy_code sy_internal_keep_exception_1(void) noexcept;
 }

@@ -15,12 +15,12 @@ using LedgerState = Grouped<LedgerCombine>;
 void write_ledger(sy_ledger* to, LedgerTables tables) {
   auto stored = store(std::move(tables));
   const LedgerTables& t = stored->value;
-  sy_ledger filled = SWITCHYARD_LEDGER_INIT;
+  sy_ledger filled = SY_LEDGER_INIT;
   filled.storage = stored.release();
   filled.world = t.world;
   filled.num_experts = t.num_experts;
   filled.num_experts_padded = t.num_experts_padded;
-  filled.experts_here = t.experts_here;
+  filled.num_local_experts = t.num_local_experts;
   filled.num_routes = static_cast<int64_t>(t.expanded_row_idx.size());
   filled.peer_token_per_expert = data_or_null(t.peer_token_per_expert);
   filled.expanded_row_idx = data_or_null(t.expanded_row_idx);
@@ -47,12 +47,12 @@ struct sy_prepared_ledger {
 
 namespace {
 
-constexpr sy_ledger_config kLedgerConfig = SWITCHYARD_LEDGER_CONFIG_INIT;
-constexpr sy_ledger kLedger = SWITCHYARD_LEDGER_INIT;
-constexpr sy_ledger_combine_options kLedgerCombineOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
+constexpr sy_ledger_config kLedgerConfig = SY_LEDGER_CONFIG_INIT;
+constexpr sy_ledger kLedger = SY_LEDGER_INIT;
+constexpr sy_ledger_combine_options kLedgerCombineOptions = SY_LEDGER_COMBINE_OPTIONS_INIT;
 
 // The macro must match the C++ defaults. Members keep their offsets forever: new ones are appended.
-static_assert(kLedgerConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) &&
+static_assert(kLedgerConfig.dtype == static_cast<int>(LedgerConfig{}.dtype) &&
               kLedgerConfig.max_rows == LedgerConfig{}.max_rows && kLedgerConfig.max_ledgers == LedgerConfig{}.max_ledgers);
 static_assert(offsetof(sy_ledger_config, num_experts) == 32 && sizeof(sy_ledger_config) == 48 &&
               offsetof(sy_ledger_combine_options, num_sms) == 16);
@@ -64,7 +64,7 @@ LedgerConfig to_config(const sy_ledger_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.row_type = to_enum<DType>("config->row_type", c.row_type);
+  result.dtype = to_enum<DType>("config->dtype", c.dtype);
   result.max_rows = c.max_rows;
   result.max_ledgers = c.max_ledgers;
   return result;
@@ -79,22 +79,22 @@ std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t len
 LedgerTables to_tables(const sy_ledger* ledger) {
   constexpr int kMaxExperts = 1 << 20;
   const sy_ledger l = read_struct(ledger, kLedger, "ledger");
-  require_range("ledger->world", l.world, 1, SWITCHYARD_MAX_RANKS);
+  require_range("ledger->world", l.world, 1, SY_MAX_RANKS);
   require_range("ledger->num_experts", l.num_experts, 1, kMaxExperts);
   require_range("ledger->num_experts_padded", l.num_experts_padded, l.num_experts, kMaxExperts + 15);
-  require_range("ledger->experts_here", l.experts_here, 0, l.num_experts);
+  require_range("ledger->num_local_experts", l.num_local_experts, 0, l.num_experts);
   require_range("ledger->num_routes", l.num_routes, 0, INT32_MAX);
   const int64_t all = int64_t{l.world} * l.num_experts_padded;
   LedgerTables t;
   t.world = l.world;
   t.num_experts = l.num_experts;
   t.num_experts_padded = l.num_experts_padded;
-  t.experts_here = l.experts_here;
+  t.num_local_experts = l.num_local_experts;
   t.peer_token_per_expert = to_table("ledger->peer_token_per_expert", l.peer_token_per_expert, all);
   t.expanded_row_idx = to_table("ledger->expanded_row_idx", l.expanded_row_idx, l.num_routes);
   t.cumsum_per_expert = to_table("ledger->cumsum_per_expert", l.cumsum_per_expert, all);
-  t.dispatch_offset = to_table("ledger->dispatch_offset", l.dispatch_offset, l.experts_here);
-  t.prev_sum_before_rank = to_table("ledger->prev_sum_before_rank", l.prev_sum_before_rank, int64_t{l.world} * l.experts_here);
+  t.dispatch_offset = to_table("ledger->dispatch_offset", l.dispatch_offset, l.num_local_experts);
+  t.prev_sum_before_rank = to_table("ledger->prev_sum_before_rank", l.prev_sum_before_rank, int64_t{l.world} * l.num_local_experts);
   return t;
 }
 
@@ -109,11 +109,11 @@ LedgerCombineOptions to_options(const sy_ledger_combine_options* options) {
 
 extern "C" {
 
-switchyard_code_t sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank) {
+sy_code sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank) {
   return guarded([&] { check_ledger(to_tables(ledger), to_config(config), world, rank); });
 }
 
-switchyard_code_t sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format) {
+sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format) {
   return guarded([&] {
     check_struct(format, sizeof *format, "format");
     const LedgerFormatBytes f = ledger_format_bytes(to_config(config), world, blocks);
@@ -121,7 +121,7 @@ switchyard_code_t sy_ledger_format_of(const sy_ledger_config* config, int32_t wo
   });
 }
 
-switchyard_code_t sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
+sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
                                  sy_bytes* bytes) {
   return guarded([&] {
     check_struct(bytes, sizeof *bytes, "bytes");
@@ -131,7 +131,7 @@ switchyard_code_t sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config
   });
 }
 
-switchyard_code_t sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
+sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
                                    int64_t tokens, sy_ledger* ledger) {
   return guarded([&] {
     require(data, "data");
@@ -141,7 +141,7 @@ switchyard_code_t sy_ledger_unpack(const void* data, size_t size, const sy_ledge
   });
 }
 
-switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
+sy_code sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
                                                     sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
@@ -150,24 +150,24 @@ switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* conf
   });
 }
 
-switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* config, int32_t world, sy_backend backend,
+sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend,
                                                    size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = LedgerCombine::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
+    *bytes = LedgerCombine::heap_bytes(to_config(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
-switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine) {
+sy_code sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine) {
   return create(group, "combine", combine, [&] { return std::make_shared<LedgerState>(group->group, to_config(config)); });
 }
 
-switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine) {
+sy_code sy_ledger_combine_destroy(sy_ledger_combine* combine) {
   delete combine;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger,
+sy_code sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger,
                                             sy_prepared_ledger** prepared) {
   if (prepared) *prepared = nullptr;
   return guarded([&] {
@@ -180,22 +180,22 @@ switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy
   });
 }
 
-switchyard_code_t sy_prepared_ledger_destroy(sy_prepared_ledger* prepared) {
+sy_code sy_prepared_ledger_destroy(sy_prepared_ledger* prepared) {
   delete prepared;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
+sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
                                            int64_t* returned_rows) {
   return guarded([&] {
     require(prepared, "prepared");
-    if (tokens) *tokens = prepared->ledger.tokens();
+    if (tokens) *tokens = prepared->ledger.num_tokens();
     if (rows) *rows = prepared->ledger.rows();
     if (returned_rows) *returned_rows = prepared->ledger.returned_rows();
   });
 }
 
-switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
+sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                                         const sy_prepared_ledger* prepared, void* out,
                                         const sy_ledger_combine_options* options) {
   return collective_on(combine, "combine", [&] {
@@ -204,7 +204,7 @@ switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_con
   });
 }
 
-switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
+sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
                                        size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
                                        const sy_ledger_combine_options* options) {
   return collective_on(window, "window", [&] {
@@ -215,7 +215,7 @@ switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, c
   });
 }
 
-switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows) {
+sy_code sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows) {
   return guarded([&] {
     require(combine, "combine");
     check_struct(rows, sizeof *rows, "rows");
@@ -225,7 +225,7 @@ switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, s
   });
 }
 
-switchyard_code_t sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics) {
+sy_code sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics) {
   return guarded([&] {
     require(combine, "combine");
     check_struct(statistics, sizeof *statistics, "statistics");

@@ -26,14 +26,14 @@ struct sy_low_latency_rows {
 
 namespace {
 
-constexpr sy_low_latency_config kLowLatencyConfig = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
-constexpr sy_low_latency_dispatch_options kDispatchOptions = SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-constexpr sy_low_latency_combine_options kCombineOptions = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-constexpr sy_all_to_all_options kAllToAllOptions = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
+constexpr sy_low_latency_config kLowLatencyConfig = SY_LOW_LATENCY_CONFIG_INIT;
+constexpr sy_low_latency_dispatch_options kDispatchOptions = SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+constexpr sy_low_latency_combine_options kCombineOptions = SY_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+constexpr sy_all_to_all_options kAllToAllOptions = SY_ALL_TO_ALL_OPTIONS_INIT;
 
 // The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kLowLatencyConfig.invalid_ids == static_cast<int>(LowLatencyConfig{}.invalid_ids));
-static_assert(kLowLatencyConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
+static_assert(kLowLatencyConfig.dtype == static_cast<int>(LowLatencyConfig{}.dtype) &&
               kLowLatencyConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
               kLowLatencyConfig.scale_group == LowLatencyConfig{}.scale_group &&
               kLowLatencyConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
@@ -46,10 +46,10 @@ static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low
 static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 &&
               offsetof(sy_low_latency_dispatch_options, known_memory) == 36 &&
               offsetof(sy_low_latency_combine_options, known_memory) == 40 && offsetof(sy_all_to_all_options, num_sms) == 56);
-static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
-              SWITCHYARD_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
-              SWITCHYARD_SENDING_PER_RANK == static_cast<int>(Sending::per_rank) &&
-              SWITCHYARD_SENDING_PER_ROUTE == static_cast<int>(Sending::per_route));
+static_assert(SY_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
+              SY_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
+              SY_SENDING_PER_RANK == static_cast<int>(Sending::per_rank) &&
+              SY_SENDING_PER_ROUTE == static_cast<int>(Sending::per_route));
 
 LowLatencyConfig to_config(const sy_low_latency_config* config) {
   const sy_low_latency_config c = read_struct(config, kLowLatencyConfig, "config");
@@ -58,7 +58,7 @@ LowLatencyConfig to_config(const sy_low_latency_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.row_type = to_enum<DType>("config->row_type", c.row_type);
+  result.dtype = to_enum<DType>("config->dtype", c.dtype);
   result.scales = to_enum<ScaleKind>("config->scales", c.scales);
   result.scale_group = c.scale_group;
   result.scale_order = to_enum<ScaleOrder>("config->scale_order", c.scale_order);
@@ -112,7 +112,7 @@ AllToAllOptions to_options(const sy_all_to_all_options* options, RowFunction& fu
 
 sy_low_latency_view view_of(const sy_low_latency_output& object) {
   const LowLatencyOutput& o = object.output;
-  sy_low_latency_view v = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+  sy_low_latency_view v = SY_LOW_LATENCY_VIEW_INIT;
   v.x = o.x.data;
   v.x_rows = o.x.rows;
   v.x_cols = o.x.cols;
@@ -122,7 +122,7 @@ sy_low_latency_view view_of(const sy_low_latency_output& object) {
   v.rows_per_expert = o.rows_per_expert;
   v.scale_rows = o.scale_rows;
   v.world = object.group->size();
-  v.experts_here = static_cast<int32_t>(o.x.rows / o.rows_per_expert);
+  v.num_local_experts = static_cast<int32_t>(o.x.rows / o.rows_per_expert);
   v.rows_of_expert = o.rows_of_expert;
   v.source_range = o.source_range;
   v.row_source = o.row_source;
@@ -141,7 +141,7 @@ const LowLatencyOutput& checked_output(const sy_low_latency_output* output) {
 }
 
 template <class Make>
-switchyard_code_t make_output(sy_low_latency* exchange, sy_low_latency_output** output, const Make& make) {
+sy_code make_output(sy_low_latency* exchange, sy_low_latency_output** output, const Make& make) {
   if (output) *output = nullptr;
   return guarded([&] {
     require(exchange, "exchange");
@@ -157,7 +157,7 @@ switchyard_code_t make_output(sy_low_latency* exchange, sy_low_latency_output** 
 
 extern "C" {
 
-switchyard_code_t sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
+sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
@@ -165,14 +165,14 @@ switchyard_code_t sy_low_latency_memory_required(const sy_low_latency_config* co
   });
 }
 
-switchyard_code_t sy_low_latency_heap_bytes_for(const sy_low_latency_config* config, int32_t world, size_t* bytes) {
+sy_code sy_low_latency_heap_bytes(const sy_low_latency_config* config, int32_t world, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = LowLatencyExchange::heap_bytes_for(to_config(config), world);
+    *bytes = LowLatencyExchange::heap_bytes(to_config(config), world);
   });
 }
 
-switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes) {
+sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
     const LowLatencyConfig c = to_config(config);
@@ -183,27 +183,27 @@ switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* co
   });
 }
 
-switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange) {
+sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange) {
   return create(group, "exchange", exchange,
                 [&] { return std::make_shared<Grouped<LowLatencyExchange>>(group->group, to_config(config)); });
 }
 
-switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange) {
+sy_code sy_low_latency_destroy(sy_low_latency* exchange) {
   delete exchange;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output) {
+sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output) {
   return make_output(exchange, output, [](LowLatencyExchange& object) { return object.make_output(); });
 }
 
-switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
+sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output) {
   return make_output(exchange, output,
                      [&](LowLatencyExchange& object) { return object.make_output(to_rows(memory, "memory")); });
 }
 
-switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view) {
+sy_code sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view) {
   return guarded([&] {
     require(output, "output");
     check_struct(view, sizeof *view, "view");
@@ -211,24 +211,24 @@ switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output,
   });
 }
 
-switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output) {
+sy_code sy_low_latency_output_destroy(sy_low_latency_output* output) {
   delete output;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype type, sy_low_latency_rows** rows) {
+sy_code sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype dtype, sy_low_latency_rows** rows) {
   if (rows) *rows = nullptr;
   return guarded([&] {
     require(exchange, "exchange");
     require(rows, "rows");
     auto made = std::make_unique<sy_low_latency_rows>();
     made->group = exchange->state->group;
-    made->rows = exchange->state->object.make_rows(to_enum<DType>("type", type));
+    made->rows = exchange->state->object.make_rows(to_enum<DType>("dtype", dtype));
     *rows = made.release();
   });
 }
 
-switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view) {
+sy_code sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view) {
   return guarded([&] {
     require(rows, "rows");
     check_struct(view, sizeof *view, "view");
@@ -236,19 +236,19 @@ switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_ro
   });
 }
 
-switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
+sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
   delete rows;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                           sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->state->object.dispatch(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
   });
 }
 
-switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->receive =
@@ -256,7 +256,7 @@ switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const s
   });
 }
 
-switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
+sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
@@ -264,7 +264,7 @@ switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_cons
   });
 }
 
-switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
+sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
                                               const sy_low_latency_output* output, void* out,
                                               const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
@@ -272,13 +272,13 @@ switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy
   });
 }
 
-switchyard_code_t sy_low_latency_receive(sy_low_latency* exchange) {
+sy_code sy_low_latency_receive(sy_low_latency* exchange) {
   if (exchange && !exchange->receive)
     return guarded([] { throw ArgumentError("receive: nothing was sent since the last sy_low_latency_receive"); });
   return collective_on(exchange, "exchange", [&] { std::exchange(exchange->receive, nullptr)(); });
 }
 
-switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                             void* out, const sy_all_to_all_options* options) {
   return collective_on(exchange, "exchange", [&] {
     RowFunction function;
@@ -286,7 +286,7 @@ switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_c
   });
 }
 
-switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count) {
+sy_code sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count) {
   return guarded([&] {
     require(exchange, "exchange");
     require(count, "count");
@@ -294,7 +294,7 @@ switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int
   });
 }
 
-switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics) {
+sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics) {
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");

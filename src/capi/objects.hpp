@@ -87,14 +87,14 @@ Group& group_of(const Object& object) {
 
 /// Runs the body of a collective call on `object`. If that is NULL, the peers cannot be notified.
 template <class Object, class Body>
-switchyard_code_t collective_on(Object* object, const char* name, Body&& body) noexcept {
+sy_code collective_on(Object* object, const char* name, Body&& body) noexcept {
   if (!object) return guarded([&] { require(nullptr, name); });
   return collective(group_of(*object), std::forward<Body>(body));
 }
 
 /// Collective. Creates the object `*out`, called `name` in errors: `make()` returns its state.
 template <class Object, class Make>
-switchyard_code_t create(sy_group* group, const char* name, Object** out, Make&& make) noexcept {
+sy_code create(sy_group* group, const char* name, Object** out, Make&& make) noexcept {
   if (out) *out = nullptr;
   return collective_on(group, "group", [&] {
     require(out, name);

@@ -67,18 +67,18 @@ struct sy_row_memory {
 
 extern "C" {
 
-switchyard_code_t sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory) {
+sy_code sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory) {
   return create(group, "memory", memory, [&] { return std::make_shared<Grouped<RowMemory>>(group->group, bytes); });
 }
 
-switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory) {
+sy_code sy_row_memory_destroy(sy_row_memory* memory) {
   delete memory;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_row_memory_use(const sy_row_memory* memory) {
+sy_code sy_row_memory_use(const sy_row_memory* memory) {
   current_memory = memory ? memory->state : RowMemoryShare();
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
 void* sy_row_memory_allocate(ptrdiff_t bytes, int, void* stream) {
@@ -92,7 +92,7 @@ void sy_row_memory_free(void* memory, ptrdiff_t, int, void* stream) {
   if (memory) guarded([&] { take_back(memory, stream); });
 }
 
-switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream) {
+sy_code sy_group_used_by(sy_group* group, const void* memory, void* stream) {
   return guarded([&] {
     require(group, "group");
     group->group->used_by(memory, stream);

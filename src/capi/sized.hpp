@@ -42,7 +42,7 @@ inline size_t check_struct(const void* given, size_t known, const char* name) {
   const size_t size = size_of(given);
   if (!is_plausible(size))
     throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) +
-                        ": start from the SWITCHYARD_..._INIT macro, which sets it (" + std::to_string(known) +
+                        ": start from the SY_..._INIT macro, which sets it (" + std::to_string(known) +
                         " in this version)");
   if (const size_t at = first_unknown(given, known, size); at < size)
     throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) + ": the byte at offset " +

@@ -71,7 +71,7 @@ constexpr NamedSize kStructs[] = {
 
 }  // namespace
 
-extern "C" switchyard_code_t sy_struct_bytes(const char* name, size_t* bytes) {
+extern "C" sy_code sy_struct_bytes(const char* name, size_t* bytes) {
   return guarded([&] {
     require(name, "name");
     require(bytes, "bytes");

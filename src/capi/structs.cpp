@@ -7,10 +7,10 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr sy_group_options kGroupOptions = SWITCHYARD_GROUP_OPTIONS_INIT;
-constexpr sy_normal_config kNormalConfig = SWITCHYARD_NORMAL_CONFIG_INIT;
-constexpr sy_dispatch_options kDispatchOptions = SWITCHYARD_DISPATCH_OPTIONS_INIT;
-constexpr sy_combine_options kCombineOptions = SWITCHYARD_COMBINE_OPTIONS_INIT;
+constexpr sy_group_options kGroupOptions = SY_GROUP_OPTIONS_INIT;
+constexpr sy_normal_config kNormalConfig = SY_NORMAL_CONFIG_INIT;
+constexpr sy_dispatch_options kDispatchOptions = SY_DISPATCH_OPTIONS_INIT;
+constexpr sy_combine_options kCombineOptions = SY_COMBINE_OPTIONS_INIT;
 
 // The macros must match the C++ defaults (of groups: tests/abi/group_defaults_test.cpp).
 static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
@@ -19,7 +19,7 @@ static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment 
               kNormalConfig.ring_send_chunk == RingSettings{}.send_chunk && kNormalConfig.ring_slots == RingSettings{}.slots &&
               kNormalConfig.ring_max_bytes == RingSettings{}.max_bytes);
 static_assert(kNormalConfig.layout == static_cast<int>(NormalConfig{}.layout) &&
-              kNormalConfig.row_type == static_cast<int>(NormalConfig{}.row_type) &&
+              kNormalConfig.dtype == static_cast<int>(NormalConfig{}.dtype) &&
               kNormalConfig.staging == static_cast<int>(NormalConfig{}.staging));
 static_assert(kDispatchOptions.quantize == static_cast<int>(DispatchOptions{}.quantize) &&
               kDispatchOptions.size == static_cast<int>(DispatchOptions{}.size) &&
@@ -42,33 +42,33 @@ static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_op
               offsetof(sy_combine_options, known_memory) == 52);
 
 // Values of the enumerations.
-static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
-              SWITCHYARD_BACKEND_CUDA == static_cast<int>(Backend::cuda));
-static_assert(SWITCHYARD_NETWORK_SOCKETS == static_cast<int>(HostNetwork::sockets) &&
-              SWITCHYARD_NETWORK_MPI == static_cast<int>(HostNetwork::mpi) &&
-              SWITCHYARD_NETWORK_NCCL == static_cast<int>(HostNetwork::nccl));
-static_assert(SWITCHYARD_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
-              SWITCHYARD_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
-              SWITCHYARD_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
-static_assert(SWITCHYARD_LAYOUT_RANK_MAJOR == static_cast<int>(Layout::rank_major) &&
-              SWITCHYARD_LAYOUT_EXPERT_MAJOR == static_cast<int>(Layout::expert_major));
-static_assert(SWITCHYARD_STAGING_DIRECT == static_cast<int>(Staging::direct) &&
-              SWITCHYARD_STAGING_RING == static_cast<int>(Staging::ring));
-static_assert(SWITCHYARD_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
-              SWITCHYARD_SIZE_CAPACITY == static_cast<int>(SizePolicy::capacity) &&
-              SWITCHYARD_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
-              SWITCHYARD_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
-static_assert(SWITCHYARD_INVALID_IDS_RAISE == static_cast<int>(InvalidIds::raise) &&
-              SWITCHYARD_INVALID_IDS_COUNT == static_cast<int>(InvalidIds::count) &&
+static_assert(SY_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
+              SY_BACKEND_CUDA == static_cast<int>(Backend::cuda));
+static_assert(SY_NETWORK_SOCKETS == static_cast<int>(HostNetwork::sockets) &&
+              SY_NETWORK_MPI == static_cast<int>(HostNetwork::mpi) &&
+              SY_NETWORK_NCCL == static_cast<int>(HostNetwork::nccl));
+static_assert(SY_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
+              SY_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
+              SY_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
+static_assert(SY_LAYOUT_RANK_MAJOR == static_cast<int>(Layout::rank_major) &&
+              SY_LAYOUT_EXPERT_MAJOR == static_cast<int>(Layout::expert_major));
+static_assert(SY_STAGING_DIRECT == static_cast<int>(Staging::direct) &&
+              SY_STAGING_RING == static_cast<int>(Staging::ring));
+static_assert(SY_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
+              SY_SIZE_CAPACITY == static_cast<int>(SizePolicy::capacity) &&
+              SY_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
+              SY_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
+static_assert(SY_INVALID_IDS_RAISE == static_cast<int>(InvalidIds::raise) &&
+              SY_INVALID_IDS_COUNT == static_cast<int>(InvalidIds::count) &&
               kNormalConfig.invalid_ids == static_cast<int>(NormalConfig{}.invalid_ids));
-static_assert(SWITCHYARD_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
-              SWITCHYARD_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
-static_assert(SWITCHYARD_PADDING_ZERO == static_cast<int>(Padding::zero) &&
-              SWITCHYARD_PADDING_UNSPECIFIED == static_cast<int>(Padding::unspecified));
-static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_rank) &&
-              SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route) &&
-              SWITCHYARD_ORDER_PER_HOST == static_cast<int>(CombineOrder::per_host));
-static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
+static_assert(SY_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
+              SY_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
+static_assert(SY_PADDING_ZERO == static_cast<int>(Padding::zero) &&
+              SY_PADDING_UNSPECIFIED == static_cast<int>(Padding::unspecified));
+static_assert(SY_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_rank) &&
+              SY_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route) &&
+              SY_ORDER_PER_HOST == static_cast<int>(CombineOrder::per_host));
+static_assert(SY_MAX_RANKS == kMaxRanks && SY_MAX_TOPK == kMaxTopk && SY_SCALE_GROUP == kScaleGroup);
 
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {
   require_range(name, value, 1, INT64_MAX);
@@ -83,9 +83,9 @@ void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from)
 }
 
 void write_statistics(sy_call_statistics* to, const CallStatistics& from) {
-  sy_call_statistics all = SWITCHYARD_CALL_STATISTICS_INIT;
-#define SWITCHYARD_STATISTIC_MOVED(name) all.name = from.name;
-#define SWITCHYARD_STATISTIC_TIME(name) all.name = from.name;
+  sy_call_statistics all = SY_CALL_STATISTICS_INIT;
+#define SY_STATISTIC_MOVED(name) all.name = from.name;
+#define SY_STATISTIC_TIME(name) all.name = from.name;
 #include "switchyard/statistics.def"
   write_struct(to, all);
 }
@@ -127,7 +127,7 @@ NormalConfig to_config(const sy_normal_config* config) {
   result.max_tokens = c.max_tokens;
   result.layout = to_enum<Layout>("config->layout", c.layout);
   result.expert_alignment = c.expert_alignment;
-  result.row_type = to_enum<DType>("config->row_type", c.row_type);
+  result.dtype = to_enum<DType>("config->dtype", c.dtype);
   result.staging = to_enum<Staging>("config->staging", c.staging);
   result.ring = {c.ring_num_channels, c.ring_send_chunk, c.ring_slots, c.ring_max_bytes};
   result.pool_bytes = c.pool_bytes;

@@ -23,7 +23,7 @@ struct sy_trace_span {
 
 namespace {
 
-constexpr sy_trace_options kTraceOptions = SWITCHYARD_TRACE_OPTIONS_INIT;
+constexpr sy_trace_options kTraceOptions = SY_TRACE_OPTIONS_INIT;
 static_assert(kTraceOptions.num_blocks == TraceOptions{}.num_blocks && kTraceOptions.num_warps == TraceOptions{}.num_warps &&
               kTraceOptions.events_per_track == TraceOptions{}.events_per_track);
 
@@ -68,7 +68,7 @@ struct Phases {
 
 extern "C" {
 
-switchyard_code_t sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace) {
+sy_code sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace) {
   if (trace) *trace = nullptr;
   return guarded([&] {
     require(trace, "trace");
@@ -76,12 +76,12 @@ switchyard_code_t sy_trace_create(int32_t world, const sy_trace_options* options
   });
 }
 
-switchyard_code_t sy_trace_destroy(sy_trace* trace) {
+sy_code sy_trace_destroy(sy_trace* trace) {
   delete trace;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_group_set_trace(sy_group* group, sy_trace* trace) {
+sy_code sy_group_set_trace(sy_group* group, sy_trace* trace) {
   return guarded([&] {
     require(group, "group");
     group->group->set_trace(trace ? trace->trace.get() : nullptr);
@@ -89,7 +89,7 @@ switchyard_code_t sy_group_set_trace(sy_group* group, sy_trace* trace) {
   });
 }
 
-switchyard_code_t sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event) {
+sy_code sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event) {
   return guarded([&] {
     checked(trace);
     require(name, "name");
@@ -98,7 +98,7 @@ switchyard_code_t sy_trace_event(sy_trace* trace, const char* name, const char* 
   });
 }
 
-switchyard_code_t sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span) {
+sy_code sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span) {
   if (span) *span = nullptr;
   return guarded([&] {
     check_rank(checked(trace), rank);
@@ -111,48 +111,48 @@ switchyard_code_t sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t eve
   });
 }
 
-switchyard_code_t sy_trace_span_end(sy_trace_span* span) {
+sy_code sy_trace_span_end(sy_trace_span* span) {
   if (span) span->span.reset();
   delete span;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_trace_clear(sy_trace* trace) {
+sy_code sy_trace_clear(sy_trace* trace) {
   return guarded([&] {
     checked(trace);
     trace->trace->clear();
   });
 }
 
-switchyard_code_t sy_trace_lost(const sy_trace* trace, uint64_t* records) {
+sy_code sy_trace_lost(const sy_trace* trace, uint64_t* records) {
   return guarded([&] {
     require(records, "records");
     *records = checked(trace).lost();
   });
 }
 
-switchyard_code_t sy_trace_clock_error(const sy_trace* trace, uint64_t* ns) {
+sy_code sy_trace_clock_error(const sy_trace* trace, uint64_t* ns) {
   return guarded([&] {
     require(ns, "ns");
     *ns = checked(trace).clock_error_ns();
   });
 }
 
-switchyard_code_t sy_trace_write_json(const sy_trace* trace, const char* path, int32_t flows) {
+sy_code sy_trace_write_json(const sy_trace* trace, const char* path, int32_t flows) {
   return guarded([&] {
     require(path, "path");
     checked(trace).write_chrome_json(path, to_bool("flows", flows));
   });
 }
 
-switchyard_code_t sy_trace_json(const sy_trace* trace, int32_t flows, sy_bytes* bytes) {
+sy_code sy_trace_json(const sy_trace* trace, int32_t flows, sy_bytes* bytes) {
   return guarded([&] {
     check_struct(bytes, sizeof *bytes, "bytes");
     write_bytes(bytes, checked(trace).chrome_json(to_bool("flows", flows)));
   });
 }
 
-switchyard_code_t sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes) {
+sy_code sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes) {
   return guarded([&] {
     check_rank(checked(trace), rank);
     check_struct(bytes, sizeof *bytes, "bytes");
@@ -160,7 +160,7 @@ switchyard_code_t sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_byt
   });
 }
 
-switchyard_code_t sy_trace_merge(sy_trace* trace, const void* data, size_t size) {
+sy_code sy_trace_merge(sy_trace* trace, const void* data, size_t size) {
   return guarded([&] {
     checked(trace);
     if (size > 0) require(data, "data");
@@ -168,7 +168,7 @@ switchyard_code_t sy_trace_merge(sy_trace* trace, const void* data, size_t size)
   });
 }
 
-switchyard_code_t sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary) {
+sy_code sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary) {
   return guarded([&] {
     check_struct(summary, sizeof *summary, "summary");
     auto stored = store(std::make_shared<const Phases>(checked(trace).summary()));

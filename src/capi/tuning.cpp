@@ -9,12 +9,12 @@ using namespace switchyard::detail;
 
 namespace {
 
-constexpr sy_tuning_key kKey = SWITCHYARD_TUNING_KEY_INIT;
-static_assert(SWITCHYARD_TUNING_NORMAL == static_cast<int>(TuningMode::normal) &&
-              SWITCHYARD_TUNING_LOW_LATENCY == static_cast<int>(TuningMode::low_latency) &&
-              SWITCHYARD_TUNING_FLAT == static_cast<int>(TuningMode::flat) &&
-              SWITCHYARD_TUNING_LEDGER == static_cast<int>(TuningMode::ledger) &&
-              SWITCHYARD_TUNING_NORMAL_EXPERT_MAJOR == static_cast<int>(TuningMode::normal_expert_major));
+constexpr sy_tuning_key kKey = SY_TUNING_KEY_INIT;
+static_assert(SY_TUNING_NORMAL == static_cast<int>(TuningMode::normal) &&
+              SY_TUNING_LOW_LATENCY == static_cast<int>(TuningMode::low_latency) &&
+              SY_TUNING_FLAT == static_cast<int>(TuningMode::flat) &&
+              SY_TUNING_LEDGER == static_cast<int>(TuningMode::ledger) &&
+              SY_TUNING_NORMAL_EXPERT_MAJOR == static_cast<int>(TuningMode::normal_expert_major));
 
 TuningKey to_key(const sy_tuning_key* key) {
   const sy_tuning_key k = read_struct(key, kKey, "key");
@@ -33,7 +33,7 @@ TuningKey to_key(const sy_tuning_key* key) {
 
 }  // namespace
 
-extern "C" switchyard_code_t sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values) {
+extern "C" sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values) {
   return guarded([&] {
     check_struct(values, sizeof *values, "values");
     const TuningKey twin = to_key(key);

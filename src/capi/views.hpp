@@ -45,15 +45,15 @@ inline Twin rows_of(const View* rows, const View& defaults, const char* name) {
 }
 
 inline ConstRows to_rows(const sy_const_row_view* rows, const char* name) {
-  return rows_of<ConstRows, sy_const_row_view>(rows, SWITCHYARD_CONST_ROW_VIEW_INIT, name);
+  return rows_of<ConstRows, sy_const_row_view>(rows, SY_CONST_ROW_VIEW_INIT, name);
 }
 inline Rows to_rows(const sy_row_view* rows, const char* name) {
-  return rows_of<Rows, sy_row_view>(rows, SWITCHYARD_ROW_VIEW_INIT, name);
+  return rows_of<Rows, sy_row_view>(rows, SY_ROW_VIEW_INIT, name);
 }
 
 inline ExpertIds to_ids(const sy_expert_ids* ids) {
-  const sy_expert_ids i = read_struct<sy_expert_ids>(ids, SWITCHYARD_EXPERT_IDS_INIT, "ids");
-  return {i.data, i.tokens, i.topk, to_bool("ids->is_int64", i.is_int64)};
+  const sy_expert_ids i = read_struct<sy_expert_ids>(ids, SY_EXPERT_IDS_INIT, "topk_ids");
+  return {i.data, i.tokens, i.topk, to_bool("topk_ids->is_int64", i.is_int64)};
 }
 
 }  // namespace switchyard::detail

@@ -33,15 +33,15 @@ inline void check_rows(const char* where, const char* name, const ConstRows& giv
 }
 
 inline void check_experts(const char* where, int num_experts) {
-  require(num_experts >= 1 && num_experts <= kMostGemmExperts, where,
-          "num_experts = " + std::to_string(num_experts) + ": must be in [1, " + std::to_string(kMostGemmExperts) + "]");
+  require(num_experts >= 1 && num_experts <= kMaxGemmExperts, where,
+          "num_experts = " + std::to_string(num_experts) + ": must be in [1, " + std::to_string(kMaxGemmExperts) + "]");
 }
 
 /// Checks N, K and similar sizes.
 inline void check_columns(const char* where, const char* member, int64_t value, int64_t multiple) {
-  require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0, where,
+  require(value >= multiple && value <= kMaxGemmColumns && value % multiple == 0, where,
           std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +
-              " from " + std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
+              " from " + std::to_string(multiple) + " to " + std::to_string(kMaxGemmColumns));
 }
 
 inline void check_ranges(const char* where, const ExpertRows& rows) {

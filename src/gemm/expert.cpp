@@ -30,18 +30,18 @@ void check_shape(const ExpertShape& shape) {
 }
 
 void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
-  const bool fp8 = options.type == DType::fp8_e4m3;
+  const bool fp8 = options.dtype == DType::fp8_e4m3;
   const int64_t step = fp8 ? 16 : 8;
   const auto width = [&](const char* member, int64_t value, int64_t max) {
     require(value % step == 0 && value <= max, kExpertClass,
             std::string("shape.") + member + " is " + std::to_string(value) + "; allowed on GPUs" + (fp8 ? " in fp8" : "") +
                 ": a multiple of " + std::to_string(step) + ", at most " + std::to_string(max));
   };
-  width("hidden", shape.hidden, kMostGemmColumns);
-  width("intermediate", shape.intermediate, kMostGemmColumns / 2);
-  require(shape.num_local_experts <= kMostGemmExperts, kExpertClass,
+  width("hidden", shape.hidden, kMaxGemmColumns);
+  width("intermediate", shape.intermediate, kMaxGemmColumns / 2);
+  require(shape.num_local_experts <= kMaxGemmExperts, kExpertClass,
           "shape.num_local_experts is " + std::to_string(shape.num_local_experts) + "; allowed on GPUs: 0 to " +
-              std::to_string(kMostGemmExperts));
+              std::to_string(kMaxGemmExperts));
   require(options.storage == WeightStorage::view, kExpertClass,
           "options.storage is packed; allowed on GPUs: view, as the weights are read where the caller has them");
   constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1024;
@@ -59,12 +59,12 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
               "; allowed: " + detail::numbered_names<WeightStorage>());
   require(options.route_scratch_bytes <= std::numeric_limits<size_t>::max() / 4, kExpertClass,
           "options.route_scratch_bytes is " + std::to_string(options.route_scratch_bytes) + ", which is no size of a memory");
-  require(is_named(options.type) && options.type != DType::f32, kExpertClass,
-          std::string("options.type is ") + to_string(options.type) + "; allowed: bf16, and on GPUs f16 and fp8_e4m3");
+  require(is_named(options.dtype) && options.dtype != DType::f32, kExpertClass,
+          std::string("options.dtype is ") + to_string(options.dtype) + "; allowed: bf16, and on GPUs f16 and fp8_e4m3");
   if (options.backend == Backend::cuda) return check_gpu(shape, options);
-  if (options.type != DType::bf16)
+  if (options.dtype != DType::bf16)
     throw Error(ErrorCode::unsupported,
-                std::string("ExpertMlp: options.type is ") + to_string(options.type) + "; allowed on the CPU: bf16");
+                std::string("ExpertMlp: options.dtype is ") + to_string(options.dtype) + "; allowed on the CPU: bf16");
 }
 
 /// Checks weights, for options that have been checked. `scales`: prefix of a scale's name in errors.
@@ -79,7 +79,7 @@ void check_weights(const char* where, const char* scales, const ExpertShape& sha
   if (options.backend == Backend::cpu) return;
   detail::check_aligned(where, "w13", w.w13);
   detail::check_aligned(where, "w2", w.w2);
-  if (options.type != DType::fp8_e4m3) return;
+  if (options.dtype != DType::fp8_e4m3) return;
   given(std::string(scales) + "w13_scales", w.w13_scales, "for fp8_e4m3 the scales of the weights of ");
   given(std::string(scales) + "w2_scales", w.w2_scales, "for fp8_e4m3 the scales of the weights of ");
 }
@@ -150,12 +150,12 @@ void ExpertMlp::forward(const uint16_t* x, std::span<const int64_t> first_row, s
 
 void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) {
   const char* where = "ExpertMlp::forward_rank_major";
-  require(ids.tokens >= 0, where, "ids.tokens is " + std::to_string(ids.tokens) + "; allowed: >= 0");
-  if (ids.tokens > 0) {
+  require(ids.num_tokens >= 0, where, "topk_ids.num_tokens is " + std::to_string(ids.num_tokens) + "; allowed: >= 0");
+  if (ids.num_tokens > 0) {
     require(ids.topk >= 1 && ids.topk <= kMaxTopk, where,
-            "ids.topk is " + std::to_string(ids.topk) + "; allowed: 1 to " + std::to_string(kMaxTopk));
+            "topk_ids.topk is " + std::to_string(ids.topk) + "; allowed: 1 to " + std::to_string(kMaxTopk));
     require(ids.data != nullptr && x != nullptr && y != nullptr, where,
-            "ids.data, x or y is null; allowed only if ids.tokens is 0");
+            "topk_ids.data, x or y is null; allowed only if topk_ids.num_tokens is 0");
   }
   impl_->forward_rank_major(x, ids, weights, y);
 }

@@ -12,7 +12,7 @@ namespace switchyard {
 
 struct ExpertMlp::Impl {
   Impl(const ExpertShape& shape_in, const ExpertOptions& options_in)
-      : shape(shape_in), options(options_in), type(options_in.type) {}
+      : shape(shape_in), options(options_in), type(options_in.dtype) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -46,8 +46,8 @@ ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& s
 /// GPU memory for the intermediate rows.
 inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return 0;
-  const size_t row = static_cast<size_t>(shape.intermediate) * dtype_bytes(options.type);
-  const bool scaled = dtype_has_scales(options.type);
+  const size_t row = static_cast<size_t>(shape.intermediate) * dtype_bytes(options.dtype);
+  const bool scaled = dtype_has_scales(options.dtype);
   return static_cast<size_t>(options.max_rows) * (row + (scaled ? scale_row_bytes(shape.intermediate, ScaleKind::f32) : 0));
 }
 ExpertImpl make_gpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);

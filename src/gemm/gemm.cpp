@@ -27,9 +27,9 @@ void check_config(const GroupedGemmConfig& c) {
           "order = " + std::to_string(static_cast<int>(c.order)) + ": must be " + detail::numbered_names<WeightOrder>());
   require(is_named(c.epilogue),
           "epilogue = " + std::to_string(static_cast<int>(c.epilogue)) + ": must be " + detail::numbered_names<Epilogue>());
-  const bool fp8 = c.type == DType::fp8_e4m3;
-  require(is_named(c.type) && c.type != DType::f32,
-          std::string("type = ") + to_string(c.type) + ": must be bf16, f16 or fp8_e4m3");
+  const bool fp8 = c.dtype == DType::fp8_e4m3;
+  require(is_named(c.dtype) && c.dtype != DType::f32,
+          std::string("dtype = ") + to_string(c.dtype) + ": must be bf16, f16 or fp8_e4m3");
   require(is_named(c.quantize) && is_named(c.weight_scales),
           "quantize and weight_scales must be " + detail::numbered_names<ScaleKind>());
   check_columns("n", c.n, c.quantize != ScaleKind::none ? 32 : c.epilogue == Epilogue::swiglu ? 16 : 8);
@@ -78,7 +78,7 @@ ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
 GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales) {
   check_config(config);
   detail::check_aligned(kGemmClass, "weights", weights);
-  const bool fp8 = config.type == DType::fp8_e4m3;
+  const bool fp8 = config.dtype == DType::fp8_e4m3;
   require((weight_scales != nullptr) == fp8,
           fp8 ? "weight_scales is null" : "weight_scales is given: must be null but for fp8_e4m3");
   require(reinterpret_cast<uintptr_t>(weight_scales) % 4 == 0, "weight_scales must begin at a multiple of 4 bytes");
@@ -90,8 +90,8 @@ GroupedGemm::~GroupedGemm() = default;
 
 void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) {
   const GroupedGemmConfig& c = impl_->config;
-  check_rows("x", x, c.type, c.k);
-  check_rows("out", out, c.out_type(), c.columns());
+  check_rows("x", x, c.dtype, c.k);
+  check_rows("out", out, c.out_dtype(), c.columns());
   require(c.quantize == ScaleKind::none || out.rows == 0 || out.scale_kind == c.quantize,
           std::string("out has scales of ") + to_string(out.scale_kind) + ": must be of quantize, " + to_string(c.quantize));
   detail::check_ranges(kGemmClass, rows);

@@ -12,7 +12,7 @@ namespace {
 class HostRowAdder final : public RowAdder {
  public:
   explicit HostRowAdder(const LayerSetup& setup)
-      : hidden_(setup.config.hidden), type_(setup.config.row_type()), sums_(new std::byte[setup.sum_bytes()]) {}
+      : hidden_(setup.config.hidden), type_(setup.config.token_dtype()), sums_(new std::byte[setup.sum_bytes()]) {}
 
   void* sums() override { return sums_.get(); }
   bool takes(const void* out) const override {

@@ -37,7 +37,7 @@ class FusedLayer final : public LayerForm {
 std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setup, const MoeWeights& weights,
                                             std::shared_ptr<ExpertProducts> products, MakeProducts make) {
   if (setup.backend == Backend::cuda)
-    return std::make_unique<FusedLayer>(setup, std::string(to_string(setup.config.type)) + " wgmma:sm_90a",
+    return std::make_unique<FusedLayer>(setup, std::string(to_string(setup.config.dtype)) + " wgmma:sm_90a",
                                         FusedMoe(group, setup.fused(), weights.w13, weights.w2, weights.stream),
                                         std::move(make));
   std::string text = products->implementation();

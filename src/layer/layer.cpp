@@ -38,7 +38,7 @@ int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const Group
 
 /// CPU. Local.
 detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup) {
-  (void)FusedMoe::heap_bytes_for(setup.fused(), setup.world);  // checks fields that only it checks, before weights are packed
+  (void)FusedMoe::heap_bytes(setup.fused(), setup.world);  // checks fields that only it checks, before weights are packed
   const int workers = group.options().num_blocks * group.options().num_warps;
   return [shape = setup.shape_of(group.rank()), storage = setup.config.storage, workers](const MoeWeights& weights) {
     return detail::make_expert_products(kClass, shape, weights.w13, weights.w2, storage, workers);
@@ -118,7 +118,7 @@ MoeLayer::~MoeLayer() = default;
 MoeLayerMemory MoeLayer::memory_required(const MoeLayerConfig& config, int world, Backend backend) {
   return detail::set_up(config, world, backend).memory();
 }
-size_t MoeLayer::heap_bytes_for(const MoeLayerConfig& config, int world, Backend backend) {
+size_t MoeLayer::heap_bytes(const MoeLayerConfig& config, int world, Backend backend) {
   return detail::set_up(config, world, backend).heap_bytes();
 }
 
@@ -129,11 +129,11 @@ void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights
   MoeLayerCall now = call;
   if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
-    const bool allowed = ids.tokens >= 0 && ids.tokens <= form.config.max_tokens;  // the exchange rejects other values
-    if (call.device_tokens && allowed) some.tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.tokens);
+    const bool allowed = ids.num_tokens >= 0 && ids.num_tokens <= form.config.max_tokens;  // the exchange rejects other values
+    if (call.device_tokens && allowed) some.num_tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.num_tokens);
   }
   const CurrentGpu current(form.gpu);
-  form.forward(set, {x, some.tokens, form.config.hidden, form.config.row_type()}, some, weights, out, now);
+  form.forward(set, {x, some.num_tokens, form.config.hidden, form.config.token_dtype()}, some, weights, out, now);
 }
 
 std::span<const uint8_t> MoeLayer::dropped() const { return impl_->form->dropped(); }

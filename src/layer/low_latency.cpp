@@ -17,14 +17,14 @@ class LowLatencyLayer final : public LayerForm {
 
   void make_rows() override {
     received_ = exchange_.make_output();
-    made_ = exchange_.make_rows(config.row_type());
+    made_ = exchange_.make_rows(config.token_dtype());
     add_ = make_row_adder(setup_);
   }
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                const MoeLayerCall& call) override {
     LowLatencyDispatchOptions there;
-    there.weights = weights;
+    there.topk_weights = weights;
     there.stream = call.stream;
     there.num_sms = call.num_sms;
     there.device_tokens = call.device_tokens;
@@ -37,7 +37,7 @@ class LowLatencyLayer final : public LayerForm {
     back.stream = call.stream;
     back.num_sms = call.num_sms;
     exchange_.combine(made_, received_, adds ? add_->sums() : out, back);
-    if (adds) add_->add(out, ids.tokens, call, experts_.call(call).num_sms);
+    if (adds) add_->add(out, ids.num_tokens, call, experts_.call(call).num_sms);
   }
   int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }
   void remove_weights(int set) override { experts_.remove(set); }

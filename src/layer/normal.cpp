@@ -23,7 +23,7 @@ class NormalLayer final : public LayerForm {
     last_ = {};
     Dispatched d = exchange_.dispatch(x, ids, weights, dispatch_options(call));
     {
-      const RowBuffer y = exchange_.allocate_rows(d.handle, config.row_type(), call.stream);
+      const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
       exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
     }
@@ -40,7 +40,7 @@ class NormalLayer final : public LayerForm {
  private:
   DispatchOptions dispatch_options(const MoeLayerCall& call) const {
     DispatchOptions o;
-    if (config.type == DType::fp8_e4m3) o.quantize = config.row_scales;
+    if (config.dtype == DType::fp8_e4m3) o.quantize = config.row_scales;
     if (config.capacity > 0) o.size = SizePolicy::capacity;
     o.capacity = config.capacity;
     o.overflow = config.overflow;

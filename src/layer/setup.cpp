@@ -42,7 +42,7 @@ void check_sizes(const MoeLayerConfig& c, int world) {
 }
 
 void check_kinds(const MoeLayerConfig& c, Backend backend) {
-  check_enum("type", c.type);
+  check_enum("dtype", c.dtype);
   check_enum("order", c.order);
   check_enum("exchange", c.exchange);
   check_enum("form", c.form);
@@ -54,10 +54,10 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   if (!is_named(backend))
     throw Error(ErrorCode::invalid_argument, "backend = " + text_of(backend) + ": must be " + numbered_names<Backend>(),
                 "backend");
-  if (c.type == DType::f32) refuse("type", "f32", "bf16, and on GPUs f16 or fp8_e4m3");
-  if (backend == Backend::cpu && c.type != DType::bf16)
-    refuse("type", to_string(c.type), "bf16 on the CPU", ErrorCode::unsupported);
-  if (c.type == DType::fp8_e4m3) {
+  if (c.dtype == DType::f32) refuse("dtype", "f32", "bf16, and on GPUs f16 or fp8_e4m3");
+  if (backend == Backend::cpu && c.dtype != DType::bf16)
+    refuse("dtype", to_string(c.dtype), "bf16 on the CPU", ErrorCode::unsupported);
+  if (c.dtype == DType::fp8_e4m3) {
     if (c.row_scales == ScaleKind::none) refuse("row_scales", "none", "f32 or ue8m0 for fp8_e4m3");
     if (c.weight_scales == ScaleKind::none) refuse("weight_scales", "none", "f32 or ue8m0 for fp8_e4m3");
   }
@@ -78,7 +78,7 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   c.topk = config.topk;
   c.max_tokens = config.max_tokens;
   c.layout = Layout::expert_major;
-  c.row_type = config.row_type();
+  c.dtype = config.token_dtype();
   c.invalid_ids = config.invalid_ids;
   return c;
 }
@@ -101,7 +101,7 @@ int LayerSetup::experts_of(int rank) const {
 
 NormalConfig LayerSetup::normal() const {
   NormalConfig c = expert_major(config);
-  const auto left_out = static_cast<size_t>(most_rows(c, world) - rows());
+  const auto left_out = static_cast<size_t>(max_rows(c, world) - rows());
   const size_t default_bytes = NormalExchange::memory_required(c, world, backend).pool_bytes;
   c.pool_bytes = default_bytes - 2 * left_out * row_bytes();  // received rows and returned rows
   if (backend == Backend::cuda && config.captured) c.pool_bytes *= 2;
@@ -114,9 +114,9 @@ LowLatencyConfig LayerSetup::low_latency() const {
   c.num_experts = config.num_experts;
   c.topk = config.topk;
   c.max_tokens = config.max_tokens;
-  c.row_type = config.row_type();
+  c.dtype = config.token_dtype();
   c.invalid_ids = config.invalid_ids;
-  c.scales = config.type == DType::fp8_e4m3 ? config.row_scales : ScaleKind::none;
+  c.scales = config.dtype == DType::fp8_e4m3 ? config.row_scales : ScaleKind::none;
   return c;
 }
 
@@ -129,7 +129,7 @@ FusedMoeConfig LayerSetup::fused() const {
   c.max_tokens = config.max_tokens;
   c.capacity = config.capacity;
   c.overflow = config.overflow;
-  c.type = config.type;
+  c.dtype = config.dtype;
   c.invalid_ids = config.invalid_ids;
   c.row_scales = config.row_scales;
   c.weight_scales = config.weight_scales;
@@ -140,14 +140,14 @@ FusedMoeConfig LayerSetup::fused() const {
 
 int64_t LayerSetup::rows() const {
   if (config.exchange == MoeExchange::low_latency) return experts_of(0) * config.max_tokens * world;
-  const int64_t max = most_rows(expert_major(config), world);
+  const int64_t max = max_rows(expert_major(config), world);
   return config.capacity > 0 ? std::min(config.capacity, max) : max;
 }
 
 ExpertOptions LayerSetup::expert_options() const {
   ExpertOptions o;
   o.backend = backend;
-  o.type = config.type;
+  o.dtype = config.dtype;
   o.storage = config.storage;
   o.route_scratch_bytes = 0;  // for forward_rank_major, which a layer does not call
   o.max_rows = rows();
@@ -178,7 +178,7 @@ MoeLayerMemory LayerSetup::memory() const {
   }
   const LowLatencyConfig c = low_latency();
   m.heap_bytes = LowLatencyExchange::memory_required(c, world).total();
-  const auto sent = static_cast<size_t>(c.hidden) * dtype_bytes(config.type) + scale_row_bytes(c.hidden, c.scales);
+  const auto sent = static_cast<size_t>(c.hidden) * dtype_bytes(config.dtype) + scale_row_bytes(c.hidden, c.scales);
   const auto ranks = static_cast<size_t>(world), tokens = static_cast<size_t>(c.max_tokens);
   const size_t tables = static_cast<size_t>(rows()) * 8 + static_cast<size_t>(experts_of(0)) * (4 + 8 * ranks) +
                         (ranks + 1) * tokens * static_cast<size_t>(c.topk) * 8 + ranks * 8 + 4096;
@@ -187,9 +187,9 @@ MoeLayerMemory LayerSetup::memory() const {
 }
 
 size_t LayerSetup::heap_bytes() const {
-  if (config.form == MoeForm::fused) return FusedMoe::heap_bytes_for(fused(), world);
-  return config.exchange == MoeExchange::normal ? NormalExchange::heap_bytes_for(normal(), world, backend)
-                                                : LowLatencyExchange::heap_bytes_for(low_latency(), world);
+  if (config.form == MoeForm::fused) return FusedMoe::heap_bytes(fused(), world);
+  return config.exchange == MoeExchange::normal ? NormalExchange::heap_bytes(normal(), world, backend)
+                                                : LowLatencyExchange::heap_bytes(low_latency(), world);
 }
 
 AgreedFields LayerSetup::agreed_fields() const {
@@ -200,7 +200,7 @@ AgreedFields LayerSetup::agreed_fields() const {
           agreed("MoeLayerConfig::max_tokens", config.max_tokens),
           agreed("MoeLayerConfig::capacity", config.capacity),
           agreed("MoeLayerConfig::captured", config.captured),
-          agreed("MoeLayerConfig::type", config.type),
+          agreed("MoeLayerConfig::dtype", config.dtype),
           agreed("MoeLayerConfig::order", config.order),
           agreed("MoeLayerConfig::exchange", config.exchange),
           agreed("MoeLayerConfig::form", config.form),
@@ -214,7 +214,7 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_kinds(given, backend);
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
-  const bool typed = c.type == DType::bf16 || (backend == Backend::cuda && c.type == DType::fp8_e4m3);
+  const bool typed = c.dtype == DType::bf16 || (backend == Backend::cuda && c.dtype == DType::fp8_e4m3);
   const bool fuses = typed && c.order == CombineOrder::per_route && c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
@@ -225,11 +225,11 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   }
   if (c.exchange == MoeExchange::automatic) {
     const bool decodes = c.capacity == 0 && c.order != CombineOrder::per_host && c.max_tokens >= 1 &&
-                         c.max_tokens <= kMostDecodeTokens && s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
+                         c.max_tokens <= kMaxDecodeTokens && s.experts_of(0) * c.max_tokens * world <= kMaxDecodeRows;
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }
   if (c.form == MoeForm::separate) return s;
-  const bool measured_faster = backend == Backend::cuda && c.type == DType::bf16 && c.exchange == MoeExchange::normal;
+  const bool measured_faster = backend == Backend::cuda && c.dtype == DType::bf16 && c.exchange == MoeExchange::normal;
   c.form = fuses && measured_faster && fused_takes(s.fused(), world) ? MoeForm::fused : MoeForm::separate;
   return s;
 }

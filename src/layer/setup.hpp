@@ -29,7 +29,7 @@ struct LayerSetup {
   FusedMoeConfig fused() const;
   /// Rows for which a rank with the maximum number of experts has memory; low latency: rows of each of its calls.
   int64_t rows() const;
-  size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.row_type()); }
+  size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.token_dtype()); }
   /// Low latency: [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;

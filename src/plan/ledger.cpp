@@ -43,13 +43,13 @@ void fill_expert_rows(const HandleData& h, LedgerTables& out) {
   std::vector<int64_t> first_row = h.first_row;
   if (h.layout == Layout::rank_major) h.counts.expert_first_rows(1, h.rank, first_row);
   const int first = h.map.first(h.rank);
-  out.dispatch_offset.resize(idx(out.experts_here));
-  out.prev_sum_before_rank.resize(idx(int64_t{out.world} * out.experts_here));
-  for (int e = 0; e < out.experts_here; ++e) {
+  out.dispatch_offset.resize(idx(out.num_local_experts));
+  out.prev_sum_before_rank.resize(idx(int64_t{out.world} * out.num_local_experts));
+  for (int e = 0; e < out.num_local_experts; ++e) {
     out.dispatch_offset[idx(e)] = narrow(first_row[idx(e)], "dispatch_offset");
     int64_t before = 0;
     for (int source = 0; source < out.world; ++source) {
-      out.prev_sum_before_rank[idx(int64_t{source} * out.experts_here + e)] = narrow(before, "prev_sum_before_rank");
+      out.prev_sum_before_rank[idx(int64_t{source} * out.num_local_experts + e)] = narrow(before, "prev_sum_before_rank");
       before += h.counts.s(source, first + e);
     }
   }
@@ -63,7 +63,7 @@ LedgerTables make_ledger(const HandleData& h) {
   out.world = h.counts.world;
   out.num_experts = h.counts.experts;
   out.num_experts_padded = static_cast<int>(round_up(h.counts.experts, kExpertPadding));
-  out.experts_here = h.map.count(h.rank);
+  out.num_local_experts = h.map.count(h.rank);
   fill_counts(h.counts, out);
   fill_return_rows(h, out);
   fill_expert_rows(h, out);

@@ -33,11 +33,11 @@ LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, 
   work.chunks_of.assign(idx(t.world), 0);
   for (int step = 1; step <= t.world; ++step) {
     const int owner = (rank + step) % t.world;
-    for (int el = 0; el < t.experts_here; ++el) {
+    for (int el = 0; el < t.num_local_experts; ++el) {
       const int64_t column = int64_t{owner} * t.num_experts_padded + map.first(rank) + el;
       const int64_t rows = t.peer_token_per_expert[idx(column)];
       const int64_t from =
-          int64_t{t.dispatch_offset[idx(el)]} + t.prev_sum_before_rank[idx(int64_t{owner} * t.experts_here + el)];
+          int64_t{t.dispatch_offset[idx(el)]} + t.prev_sum_before_rank[idx(int64_t{owner} * t.num_local_experts + el)];
       const int64_t to = t.cumsum_per_expert[idx(column)] - rows;
       if (rows > 0) work.rows = std::max(work.rows, from + rows);
       for (int64_t at = 0; at < rows; at += per_chunk) {
@@ -52,8 +52,8 @@ LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, 
   return work;
 }
 
-int64_t max_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes) {
-  return routes / rows_per_chunk(row_bytes, chunk_bytes) + int64_t{world} * experts_here;
+int64_t max_ledger_chunks(int64_t routes, int world, int num_local_experts, int64_t row_bytes, int64_t chunk_bytes) {
+  return routes / rows_per_chunk(row_bytes, chunk_bytes) + int64_t{world} * num_local_experts;
 }
 
 }  // namespace switchyard::detail

@@ -35,6 +35,6 @@ struct LedgerWork {
 LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes);
 
 /// Maximum number of chunks of a rank, if all ranks together hold `routes` routes.
-int64_t max_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes);
+int64_t max_ledger_chunks(int64_t routes, int world, int num_local_experts, int64_t row_bytes, int64_t chunk_bytes);
 
 }  // namespace switchyard::detail

@@ -11,7 +11,7 @@ namespace switchyard::detail {
 void LocalPlan::build(const ExpertIds& in, int num_experts, int world) {
   map = ExpertMap{num_experts, world};
   topk = in.topk;
-  tokens = in.tokens;
+  tokens = in.num_tokens;
   const int64_t routes = tokens * topk;
   ids.resize(idx(routes));
   expert_index.resize(idx(routes));

@@ -50,8 +50,8 @@ struct WaitCounter {
 
 /// Rows and bytes that one warp moved. Written only by that warp.
 struct MoveCounter {
-#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
-#define SWITCHYARD_STATISTIC_TIME(name)
+#define SY_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SY_STATISTIC_TIME(name)
 #include "switchyard/statistics.def"
 };
 

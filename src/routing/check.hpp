@@ -35,11 +35,11 @@ inline Routing make_routing(const char* function, int num_experts, int topk, int
   Routing routing;
   routing.num_experts = num_experts;
   routing.topk = topk;
-  routing.tokens = tokens;
+  routing.num_tokens = tokens;
   const size_t routes = static_cast<size_t>(tokens) * static_cast<size_t>(topk);
   try {
-    routing.ids.resize(routes);
-    if (with_weights) routing.weights.resize(routes);
+    routing.topk_ids.resize(routes);
+    if (with_weights) routing.topk_weights.resize(routes);
   } catch (const std::exception&) {  // bad_alloc, length_error
     throw Error(ErrorCode::system, std::string(function) + ": no memory for the routes of " + std::to_string(tokens) +
                                        " tokens with topk " + std::to_string(topk));

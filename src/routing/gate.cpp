@@ -148,8 +148,8 @@ Routing route(const DeepSeekV3Gate& gate, const float* logits, int64_t tokens, c
     for (size_t k = 0; k < chosen.size(); ++k) {
       const size_t route_idx = static_cast<size_t>(t) * chosen.size() + k;
       const float score = state.scores[static_cast<size_t>(chosen[k])];
-      routing.ids[route_idx] = chosen[k];
-      routing.weights[route_idx] = (gate.normalize ? score / sum : score) * gate.scaling;
+      routing.topk_ids[route_idx] = chosen[k];
+      routing.topk_weights[route_idx] = (gate.normalize ? score / sum : score) * gate.scaling;
     }
   }
   return routing;
@@ -176,8 +176,8 @@ Routing route(const SoftmaxGate& gate, const float* logits, int64_t tokens) {
     }
     for (size_t k = 0; k < chosen.size(); ++k) {
       const size_t route_idx = static_cast<size_t>(t) * chosen.size() + k;
-      routing.ids[route_idx] = chosen[k];
-      routing.weights[route_idx] = static_cast<float>(portable_exp(row[chosen[k]] - largest) / sum);
+      routing.topk_ids[route_idx] = chosen[k];
+      routing.topk_weights[route_idx] = static_cast<float>(portable_exp(row[chosen[k]] - largest) / sum);
     }
   }
   return routing;

@@ -256,7 +256,7 @@ Routing generate(const GeneratorSpec& spec, int rank, int64_t tokens) {
   Routing routing = detail::make_routing(kGenerate, spec.num_experts, spec.topk, tokens, true);
   Generator generator(spec, rank);
   for (int64_t t = 0; t < tokens; ++t) {
-    generator.fill(t, routing.ids.data() + t * spec.topk, routing.weights.data() + t * spec.topk);
+    generator.fill(t, routing.topk_ids.data() + t * spec.topk, routing.topk_weights.data() + t * spec.topk);
   }
   return routing;
 }
@@ -265,30 +265,30 @@ void check_routing(const Routing& routing) {
   constexpr const char* kCheck = "routing";
   check_range(kCheck, "num_experts", routing.num_experts, 1, std::numeric_limits<int32_t>::max());
   check_range(kCheck, "topk", routing.topk, 1, kMaxTopk);
-  detail::check_tokens(kCheck, routing.tokens, routing.topk);
-  const int64_t routes = routing.tokens * routing.topk;
+  detail::check_tokens(kCheck, routing.num_tokens, routing.topk);
+  const int64_t routes = routing.num_tokens * routing.topk;
   const std::string shape = std::to_string(routes) + ", tokens * topk";
-  if (std::ssize(routing.ids) != routes) refuse(kCheck, "ids.size()", std::to_string(routing.ids.size()), shape);
-  if (!routing.weights.empty() && std::ssize(routing.weights) != routes) {
-    refuse(kCheck, "weights.size()", std::to_string(routing.weights.size()), "0, or " + shape);
+  if (std::ssize(routing.topk_ids) != routes) refuse(kCheck, "topk_ids.size()", std::to_string(routing.topk_ids.size()), shape);
+  if (!routing.topk_weights.empty() && std::ssize(routing.topk_weights) != routes) {
+    refuse(kCheck, "topk_weights.size()", std::to_string(routing.topk_weights.size()), "0, or " + shape);
   }
 }
 
 double mean_ranks_per_token(const Routing& routing, int world) {
   check_routing(routing);
   check_range("mean_ranks_per_token", "world", world, 1, kMaxRanks);
-  if (routing.tokens == 0) return 0;
+  if (routing.num_tokens == 0) return 0;
   const ExpertMap experts{routing.num_experts, world};
   int64_t reached = 0;
-  for (int64_t t = 0; t < routing.tokens; ++t) {
+  for (int64_t t = 0; t < routing.num_tokens; ++t) {
     uint64_t ranks = 0;  // kMaxRanks bits
     for (int k = 0; k < routing.topk; ++k) {
-      const int32_t id = routing.ids[static_cast<size_t>(t * routing.topk + k)];
+      const int32_t id = routing.topk_ids[static_cast<size_t>(t * routing.topk + k)];
       if (id >= 0 && id < routing.num_experts) ranks |= uint64_t{1} << experts.owner(id);
     }
     reached += __builtin_popcountll(ranks);
   }
-  return static_cast<double>(reached) / static_cast<double>(routing.tokens);
+  return static_cast<double>(reached) / static_cast<double>(routing.num_tokens);
 }
 
 }  // namespace switchyard

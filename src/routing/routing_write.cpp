@@ -74,8 +74,8 @@ int check_recording(const char* function, std::span<const RecordedRouting> recor
     detail::check_range(function, "rank", part.rank, 0, kLargestNumber);
     const std::string where = "layer " + std::to_string(part.layer) + " rank " + std::to_string(part.rank);
     if (!seen.insert({part.layer, part.rank}).second) detail::refuse(function, "recording", where + " twice", "each once");
-    const bool weights = !part.routing.weights.empty();
-    if (part.routing.tokens > 0 && weighted.emplace(part.layer, weights).first->second != weights) {
+    const bool weights = !part.routing.topk_weights.empty();
+    if (part.routing.num_tokens > 0 && weighted.emplace(part.layer, weights).first->second != weights) {
       detail::refuse(function, "weights of " + where, weights ? "given" : "empty",
                      "weights on all ranks of a layer or on none");
     }
@@ -119,14 +119,14 @@ void write_safetensors(const std::string& path, std::span<const RecordedRouting>
   const auto add = [&](const RecordedRouting& part, bool weights, size_t bytes) {
     header[detail::format_tensor_name({part.layer, part.rank, weights})] = {
         {"dtype", weights ? "F32" : "I32"},
-        {"shape", {part.routing.tokens, part.routing.topk}},
+        {"shape", {part.routing.num_tokens, part.routing.topk}},
         {"data_offsets", {offset, offset + bytes}},
     };
     offset += bytes;
   };
   for (const RecordedRouting* part : parts) {
-    add(*part, false, bytes_of(part->routing.ids));
-    if (!part->routing.weights.empty()) add(*part, true, bytes_of(part->routing.weights));
+    add(*part, false, bytes_of(part->routing.topk_ids));
+    if (!part->routing.topk_weights.empty()) add(*part, true, bytes_of(part->routing.topk_weights));
   }
   std::string text;
   try {
@@ -141,8 +141,8 @@ void write_safetensors(const std::string& path, std::span<const RecordedRouting>
   file.write(&length, sizeof length);
   file.write(text.data(), text.size());
   for (const RecordedRouting* part : parts) {
-    file.write(part->routing.ids.data(), bytes_of(part->routing.ids));
-    file.write(part->routing.weights.data(), bytes_of(part->routing.weights));
+    file.write(part->routing.topk_ids.data(), bytes_of(part->routing.topk_ids));
+    file.write(part->routing.topk_weights.data(), bytes_of(part->routing.topk_weights));
   }
   file.commit();
 }
@@ -153,13 +153,13 @@ void write_npy(const std::string& path, std::span<const Routing> ranks) {
   bool with_weights = false, all_weights = true;
   for (const Routing& routing : ranks) {
     check_routing(routing);
-    if (routing.tokens != ranks[0].tokens || routing.topk != ranks[0].topk || routing.num_experts != ranks[0].num_experts) {
+    if (routing.num_tokens != ranks[0].num_tokens || routing.topk != ranks[0].topk || routing.num_experts != ranks[0].num_experts) {
       detail::refuse(kWrite, "ranks", "of different shape",
                      "ranks with equal tokens, topk and num_experts; write_safetensors takes any");
     }
-    if (routing.tokens > 0) {
-      with_weights |= !routing.weights.empty();
-      all_weights &= !routing.weights.empty();
+    if (routing.num_tokens > 0) {
+      with_weights |= !routing.topk_weights.empty();
+      all_weights &= !routing.topk_weights.empty();
     }
   }
   if (with_weights && !all_weights) detail::refuse(kWrite, "weights", "empty on some ranks", "weights on all ranks or on none");
@@ -168,17 +168,17 @@ void write_npy(const std::string& path, std::span<const Routing> ranks) {
     detail::refuse(kWrite, "path", "'" + path + "'", "file names with 'topk_ids', so that the weights can be named alike");
   }
 
-  std::vector<int64_t> shape = {ranks[0].tokens, ranks[0].topk};
+  std::vector<int64_t> shape = {ranks[0].num_tokens, ranks[0].topk};
   if (ranks.size() > 1) shape.insert(shape.begin(), std::ssize(ranks));
   NewFile ids(path);
   const std::string ids_header = npy_header("<i4", shape);
   ids.write(ids_header.data(), ids_header.size());
-  for (const Routing& routing : ranks) ids.write(routing.ids.data(), bytes_of(routing.ids));
+  for (const Routing& routing : ranks) ids.write(routing.topk_ids.data(), bytes_of(routing.topk_ids));
   if (with_weights) {
     NewFile weights(*weights_path);
     const std::string weights_header = npy_header("<f4", shape);
     weights.write(weights_header.data(), weights_header.size());
-    for (const Routing& routing : ranks) weights.write(routing.weights.data(), bytes_of(routing.weights));
+    for (const Routing& routing : ranks) weights.write(routing.topk_weights.data(), bytes_of(routing.topk_weights));
     weights.commit();
   }
   ids.commit();

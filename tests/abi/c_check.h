@@ -12,31 +12,31 @@ void check_report(int ok, const char* file, int line, const char* text);
 /* Prints the numbers of passed and failed checks. Returns the exit status of the program. */
 int check_status(void);
 #define CHECK(condition) check_report(!!(condition), __FILE__, __LINE__, #condition)
-#define CHECK_OK(call) check_report((call) == SWITCHYARD_OK, __FILE__, __LINE__, #call)
+#define CHECK_OK(call) check_report((call) == SY_OK, __FILE__, __LINE__, #call)
 /* The call must fail with this code, and the text must contain `word`. */
 #define CHECK_FAILS(call, code, word) \
   check_report((call) == (code) && strstr(sy_last_error(), word) != NULL, __FILE__, __LINE__, #call ": " #code ", '" word "'")
 
 /* Views of float32 rows and of int32 ids. */
 static inline sy_const_row_view view_of_rows(const float* data, int64_t rows, int64_t cols) {
-  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  sy_const_row_view v = SY_CONST_ROW_VIEW_INIT;
   v.data = data;
   v.rows = rows;
   v.cols = cols;
-  v.dtype = SWITCHYARD_DTYPE_F32;
+  v.dtype = SY_DTYPE_F32;
   return v;
 }
 static inline sy_expert_ids view_of_ids(const int32_t* data, int64_t tokens, int32_t topk) {
-  sy_expert_ids v = SWITCHYARD_EXPERT_IDS_INIT;
+  sy_expert_ids v = SY_EXPERT_IDS_INIT;
   v.data = data;
-  v.tokens = tokens;
+  v.num_tokens = tokens;
   v.topk = topk;
   return v;
 }
 
 /* Options of a group whose calls must succeed. */
 static inline sy_group_options patient_options(size_t heap_bytes) {
-  sy_group_options o = SWITCHYARD_GROUP_OPTIONS_INIT;
+  sy_group_options o = SY_GROUP_OPTIONS_INIT;
   o.heap_bytes = heap_bytes;
   o.timeout_ms = 20000;
   o.num_warps = 2;

@@ -39,14 +39,14 @@ static void make_input(Input* in, int rank, float offset) {
 }
 
 static sy_normal_config make_config(sy_layout layout, sy_staging staging) {
-  sy_normal_config c = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config c = SY_NORMAL_CONFIG_INIT;
   c.hidden = kHidden;
   c.max_tokens = kMaxTokens;
   c.num_experts = kExperts;
   c.topk = kTopk;
   c.layout = layout;
-  c.expert_alignment = layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR ? 4 : 1;
-  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.expert_alignment = layout == SY_LAYOUT_EXPERT_MAJOR ? 4 : 1;
+  c.dtype = SY_DTYPE_F32;
   c.staging = staging;
   c.ring_num_channels = 2;
   c.ring_send_chunk = 1;
@@ -74,7 +74,7 @@ static sy_exchange* create(const Rank* me) {
 }
 
 static sy_dispatched_view get(const sy_dispatched* dispatched) {
-  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view view = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(dispatched, &view));
   return view;
 }
@@ -132,11 +132,11 @@ static void check_expert_major(const sy_dispatched_view* v, int rank, float offs
 
 // The same counts in host memory, from the handle.
 static void check_counts(const sy_dispatched_view* v, const Rank* me) {
-  sy_counts c = SWITCHYARD_COUNTS_INIT;
+  sy_counts c = SY_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &c));
-  CHECK(c.rows == v->rows && c.experts_here == experts_of(me->rank) && c.storage != NULL);
-  CHECK((c.expert_first_row != NULL) == (me->layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR));
-  for (int64_t e = 0; e < c.experts_here; ++e) {
+  CHECK(c.rows == v->rows && c.num_local_experts == experts_of(me->rank) && c.storage != NULL);
+  CHECK((c.expert_first_row != NULL) == (me->layout == SY_LAYOUT_EXPERT_MAJOR));
+  for (int64_t e = 0; e < c.num_local_experts; ++e) {
     int64_t routes = 0;
     for (int s = 0; s < kWorld; ++s)
       for (int64_t f = 0; f < kTokens[s] * kTopk; ++f) routes += kIds[s][f / kTopk][f % kTopk] == first_of(me->rank) + e;
@@ -147,10 +147,10 @@ static void check_counts(const sy_dispatched_view* v, const Rank* me) {
 }
 
 static void check_view(const sy_dispatched_view* v, const Rank* me, float offset) {
-  CHECK(v->world == kWorld && v->topk == kTopk && v->experts_here == experts_of(me->rank) && v->tokens == kTokens[me->rank]);
-  CHECK(v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scale_kind == SWITCHYARD_SCALE_NONE && v->x_scales == NULL);
+  CHECK(v->world == kWorld && v->topk == kTopk && v->num_local_experts == experts_of(me->rank) && v->num_tokens == kTokens[me->rank]);
+  CHECK(v->x_dtype == SY_DTYPE_F32 && v->x_scale_kind == SY_SCALE_NONE && v->x_scales == NULL);
   CHECK(v->dropped == NULL && v->dropped_per_source == NULL && v->handle != NULL);
-  if (me->layout == SWITCHYARD_LAYOUT_RANK_MAJOR)
+  if (me->layout == SY_LAYOUT_RANK_MAJOR)
     check_rank_major(v, me->rank, offset);
   else
     check_expert_major(v, me->rank, offset);
@@ -163,8 +163,8 @@ static void check_view(const sy_dispatched_view* v, const Rank* me, float offset
 static void apply_experts(const sy_dispatched_view* v, const Rank* me, float* y) {
   for (int64_t row = 0; row < v->rows; ++row) {
     float factor = 2.0f;
-    if (me->layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR) {
-      int32_t e = v->experts_here - 1;
+    if (me->layout == SY_LAYOUT_EXPERT_MAJOR) {
+      int32_t e = v->num_local_experts - 1;
       while (row < v->expert_first_row[e]) --e;
       factor = (float)(first_of(me->rank) + e + 1);
     }
@@ -179,10 +179,10 @@ static void check_combined(const Rank* me, const float* out, const float* out_we
     for (int k = 0; k < kTopk; ++k) {
       const int32_t id = kIds[me->rank][t][k];
       const int valid = owner(id) >= 0;
-      if (me->layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR) factor += valid ? weight(me->rank, t, k) * (float)(id + 1) : 0.0f;
+      if (me->layout == SY_LAYOUT_EXPERT_MAJOR) factor += valid ? weight(me->rank, t, k) * (float)(id + 1) : 0.0f;
       if (out_weights) CHECK(out_weights[t * kTopk + k] == (valid ? weight(me->rank, t, k) : 0.0f));
     }
-    if (me->layout == SWITCHYARD_LAYOUT_RANK_MAJOR)
+    if (me->layout == SY_LAYOUT_RANK_MAJOR)
       factor = (float)(2 * (is_sent_to(me->rank, t, 0) + is_sent_to(me->rank, t, 1)));
     for (int j = 0; j < kHidden; ++j) {
       const float expected = factor * (value(me->rank, t, j) + offset) + (bias ? 2.0f * bias[t * kHidden + j] : 0.0f);
@@ -194,31 +194,31 @@ static void check_combined(const Rank* me, const float* out, const float* out_we
 static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_dispatched_view* v, const sy_handle* handle,
                               float offset, int in_place) {
   float* memory = calloc((size_t)v->rows * kHidden + 1, sizeof(float));
-  sy_row_view mine = SWITCHYARD_ROW_VIEW_INIT;
+  sy_row_view mine = SY_ROW_VIEW_INIT;
   sy_rows* buffer = NULL;
   if (in_place) {
-    CHECK_OK(sy_exchange_allocate_rows(exchange, handle, SWITCHYARD_DTYPE_F32, &buffer));
+    CHECK_OK(sy_exchange_allocate_rows(exchange, handle, SY_DTYPE_F32, SY_ANY_STREAM, &buffer));
     CHECK_OK(sy_rows_get(buffer, &mine));
-    CHECK(mine.rows == v->rows && mine.cols == kHidden && mine.dtype == SWITCHYARD_DTYPE_F32);
+    CHECK(mine.rows == v->rows && mine.cols == kHidden && mine.dtype == SY_DTYPE_F32);
   }
   float* y = in_place ? mine.data : memory;
   apply_experts(v, me, y);
-  sy_const_row_view rows = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  sy_const_row_view rows = SY_CONST_ROW_VIEW_INIT;
   rows.data = y;
   rows.rows = v->rows;
   rows.cols = kHidden;
-  rows.dtype = SWITCHYARD_DTYPE_F32;
+  rows.dtype = SY_DTYPE_F32;
   float bias[kMaxTokens * kHidden], out[kMaxTokens * kHidden], out_weights[kMaxTokens * kTopk];
   for (int i = 0; i < kMaxTokens * kHidden; ++i) bias[i] = (float)i;
-  sy_combine_options options = SWITCHYARD_COMBINE_OPTIONS_INIT;
+  sy_combine_options options = SY_COMBINE_OPTIONS_INIT;
   options.bias[0] = options.bias[1] = bias;
-  const int rank_major = me->layout == SWITCHYARD_LAYOUT_RANK_MAJOR;
-  if (rank_major) options.weights = v->topk_weights;
+  const int rank_major = me->layout == SY_LAYOUT_RANK_MAJOR;
+  if (rank_major) options.topk_weights = v->topk_weights;
   CHECK_OK(sy_exchange_combine(exchange, &rows, handle, out, &options, rank_major ? out_weights : NULL));
   check_combined(me, out, rank_major ? out_weights : NULL, offset, bias);
   if (!rank_major) {
-    options = (sy_combine_options)SWITCHYARD_COMBINE_OPTIONS_INIT;
-    options.order = SWITCHYARD_ORDER_PER_ROUTE;
+    options = (sy_combine_options)SY_COMBINE_OPTIONS_INIT;
+    options.order = SY_ORDER_PER_ROUTE;
     CHECK_OK(sy_exchange_combine(exchange, &rows, handle, out, &options, NULL));
     check_combined(me, out, NULL, offset, NULL);
   } else {
@@ -233,13 +233,13 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
 // Delivers the rows of `view` again, into memory of this program, which outlives the dispatch.
 static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const sy_handle* handle,
                                   const sy_dispatched_view* view) {
-  sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
+  sy_row_view own = SY_ROW_VIEW_INIT;
   own.rows = view->x_rows;
   own.cols = view->x_cols;
   own.dtype = view->x_dtype;
   own.data = malloc((size_t)(view->x_rows * view->x_cols) * sizeof(float) + 1);
   if (!own.data) abort();
-  sy_dispatch_options options = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+  sy_dispatch_options options = SY_DISPATCH_OPTIONS_INIT;
   options.out = &own;
   sy_dispatched* delivered = NULL;
   CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, &delivered));
@@ -258,13 +258,13 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
 static void invalid_ids(int rank, sy_group* group) {
   sy_exchange* exchange = NULL;
   sy_normal_config config = make_config(layout_of_run, staging_of_run);
-  config.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;
+  config.invalid_ids = SY_INVALID_IDS_COUNT;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   Input in;
   make_input(&in, rank, 0.0f);
-  const int64_t topk = in.ids.topk, invalid = in.ids.tokens > 0 ? topk : 0;
+  const int64_t topk = in.ids.topk, invalid = in.ids.num_tokens > 0 ? topk : 0;
   int64_t given[kMaxTokens * kTopk];
-  for (int64_t f = 0; f < in.ids.tokens * topk; ++f) given[f] = f / topk + 1 < in.ids.tokens ? -1 : ((int64_t)1 << 32) + f;
+  for (int64_t f = 0; f < in.ids.num_tokens * topk; ++f) given[f] = f / topk + 1 < in.ids.num_tokens ? -1 : ((int64_t)1 << 32) + f;
   in.ids.data = given;
   in.ids.is_int64 = 1;
   sy_dispatched* dispatched = NULL;
@@ -273,8 +273,8 @@ static void invalid_ids(int rank, sy_group* group) {
   CHECK_OK(sy_handle_invalid_ids(get(dispatched).handle, &of_handle));
   CHECK_OK(sy_exchange_invalid_ids(exchange, &of_exchange));
   CHECK(of_handle == invalid && of_exchange == invalid && *get(dispatched).invalid_ids == invalid);
-  CHECK(sy_exchange_invalid_ids(NULL, &of_exchange) == SWITCHYARD_INVALID_ARGUMENT);
-  CHECK(sy_handle_invalid_ids(get(dispatched).handle, NULL) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_exchange_invalid_ids(NULL, &of_exchange) == SY_INVALID_ARGUMENT);
+  CHECK(sy_handle_invalid_ids(get(dispatched).handle, NULL) == SY_INVALID_ARGUMENT);
   CHECK_OK(sy_dispatched_destroy(dispatched));
   CHECK_OK(sy_exchange_destroy(exchange));
 }
@@ -290,7 +290,7 @@ static void round_trip(int own_rank, sy_group* group) {
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, NULL, &dispatched));
   sy_dispatched_view view = get(dispatched);
   check_view(&view, me, 0.0f);
-  sy_call_statistics statistics = SWITCHYARD_CALL_STATISTICS_INIT;
+  sy_call_statistics statistics = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_exchange_last_call(exchange, &statistics));
   uint64_t sent = 0, remote = 0;
   for (int64_t t = 0; t < kTokens[me->rank]; ++t)
@@ -306,7 +306,7 @@ static void round_trip(int own_rank, sy_group* group) {
   CHECK_OK(sy_handle_retain(handle));
   CHECK_OK(sy_dispatched_used_by(dispatched, NULL));
   CHECK_OK(sy_dispatched_destroy(dispatched));
-  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_handle_serialize(handle, &bytes));
   sy_handle* copy = NULL;
   CHECK_OK(sy_handle_deserialize(bytes.data, bytes.size, &copy));
@@ -318,7 +318,7 @@ static void round_trip(int own_rank, sy_group* group) {
   view = get(dispatched);
   check_view(&view, me, 1000.0f);
   int64_t tokens = 0, rows = 0;
-  CHECK_OK(sy_handle_tokens(copy, &tokens));
+  CHECK_OK(sy_handle_num_tokens(copy, &tokens));
   CHECK_OK(sy_handle_rows(copy, &rows));
   CHECK(tokens == kTokens[me->rank] && rows == view.rows);
   combine_and_check(me, exchange, &view, copy, 1000.0f, 0);
@@ -331,9 +331,9 @@ static void round_trip(int own_rank, sy_group* group) {
 // ---- Views of a handle ----
 
 static void check_matrices(const sy_handle* handle, int rank) {
-  sy_matrices m = SWITCHYARD_MATRICES_INIT;
+  sy_matrices m = SY_MATRICES_INIT;
   CHECK_OK(sy_handle_matrices(handle, 1, &m));
-  CHECK(m.world == kWorld && m.num_channels == 1 && m.tokens == kTokens[rank]);
+  CHECK(m.world == kWorld && m.num_channels == 1 && m.num_tokens == kTokens[rank]);
   int64_t received = 0;
   for (int d = 0; d < kWorld; ++d) {
     int32_t prefix = 0;
@@ -357,9 +357,9 @@ static void check_matrices(const sy_handle* handle, int rank) {
 }
 
 static void check_ledger(const sy_handle* handle, int rank) {
-  sy_ledger l = SWITCHYARD_LEDGER_INIT;
+  sy_ledger l = SY_LEDGER_INIT;
   CHECK_OK(sy_handle_ledger(handle, &l));
-  CHECK(l.world == kWorld && l.num_experts == kExperts && l.num_experts_padded == 16 && l.experts_here == experts_of(rank));
+  CHECK(l.world == kWorld && l.num_experts == kExperts && l.num_experts_padded == 16 && l.num_local_experts == experts_of(rank));
   CHECK(l.num_routes == kTokens[rank] * kTopk);
   int32_t row = 0;
   for (int32_t e = 0; e < kExperts; ++e) {
@@ -412,13 +412,13 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
   Input in;
   make_input(&in, me->rank, 0.0f);
   sy_dispatched* d = NULL;
-  sy_dispatch_options options = SWITCHYARD_DISPATCH_OPTIONS_INIT;
-  options.size = SWITCHYARD_SIZE_CAPACITY;
+  sy_dispatch_options options = SY_DISPATCH_OPTIONS_INIT;
+  options.size = SY_SIZE_CAPACITY;
   options.capacity = 1;
-  CHECK_FAILS(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d), SWITCHYARD_CAPACITY_EXCEEDED,
+  CHECK_FAILS(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d), SY_CAPACITY_EXCEEDED,
               "capacity");
   CHECK(d == NULL);
-  options.overflow = SWITCHYARD_OVERFLOW_DROP_AND_REPORT;
+  options.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));
   sy_dispatched_view v = get(d);
   // One row fits: token 0 of rank 0, on both ranks. Everything else is dropped.
@@ -427,15 +427,15 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
     CHECK(v.dropped[f] == (owner(kIds[me->rank][f / kTopk][f % kTopk]) >= 0 && !(me->rank == 0 && f < kTopk)));
   CHECK_OK(sy_dispatched_destroy(d));
 
-  options = (sy_dispatch_options)SWITCHYARD_DISPATCH_OPTIONS_INIT;
-  options.quantize = SWITCHYARD_SCALE_F32;
-  options.size = SWITCHYARD_SIZE_WORST_CASE;
+  options = (sy_dispatch_options)SY_DISPATCH_OPTIONS_INIT;
+  options.quantize = SY_SCALE_F32;
+  options.size = SY_SIZE_WORST_CASE;
   for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kHidden == 0 ? 448.0f : 1.0f;  // scale 1: exact in e4m3
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));
   v = get(d);
   size_t scale_bytes = 0;
-  CHECK_OK(sy_scale_row_bytes(kHidden, SWITCHYARD_SCALE_F32, &scale_bytes));
-  CHECK(v.x_dtype == SWITCHYARD_DTYPE_FP8_E4M3 && v.x_scale_kind == SWITCHYARD_SCALE_F32 && scale_bytes == 16);
+  CHECK_OK(sy_scale_row_bytes(kHidden, SY_SCALE_F32, &scale_bytes));
+  CHECK(v.x_dtype == SY_DTYPE_FP8_E4M3 && v.x_scale_kind == SY_SCALE_F32 && scale_bytes == 16);
   CHECK(v.x_rows == kWorld * kMaxTokens && v.rows < v.x_rows && v.source_token[v.rows] == -1);
   for (int64_t row = 0; row < v.rows; ++row) {
     float scale = 0.0f;
@@ -455,21 +455,21 @@ static void bytes_of_structs(void) {
   CHECK(bytes == sizeof(sy_normal_config));
   CHECK_OK(sy_struct_bytes("sy_low_latency_view", &bytes));
   CHECK(bytes == sizeof(sy_low_latency_view));
-  CHECK(sy_struct_bytes("sy_normal", &bytes) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_struct_bytes("sy_normal", &bytes) == SY_INVALID_ARGUMENT);
   CHECK(strstr(sy_last_error(), "sy_normal") != NULL && bytes == sizeof(sy_low_latency_view));
-  CHECK(sy_struct_bytes(NULL, &bytes) == SWITCHYARD_INVALID_ARGUMENT);
-  CHECK(sy_struct_bytes("sy_bytes", NULL) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_struct_bytes(NULL, &bytes) == SY_INVALID_ARGUMENT);
+  CHECK(sy_struct_bytes("sy_bytes", NULL) == SY_INVALID_ARGUMENT);
 }
 
 int main(void) {
   const sy_group_options options = patient_options(1 << 20);
   for (int run = 0; run < 4; ++run) {
-    staging_of_run = run / 2 ? SWITCHYARD_STAGING_RING : SWITCHYARD_STAGING_DIRECT;
-    layout_of_run = run % 2 ? SWITCHYARD_LAYOUT_EXPERT_MAJOR : SWITCHYARD_LAYOUT_RANK_MAJOR;
+    staging_of_run = run / 2 ? SY_STAGING_RING : SY_STAGING_DIRECT;
+    layout_of_run = run % 2 ? SY_LAYOUT_EXPERT_MAJOR : SY_LAYOUT_RANK_MAJOR;
     run_two_ranks(round_trip, &options);
     run_two_ranks(invalid_ids, &options);
     run_two_ranks(views, &options);
-    if (layout_of_run == SWITCHYARD_LAYOUT_RANK_MAJOR) run_two_ranks(options_of_dispatch, &options);
+    if (layout_of_run == SY_LAYOUT_RANK_MAJOR) run_two_ranks(options_of_dispatch, &options);
   }
   run_error_tests();
   run_host_tests();

@@ -6,10 +6,10 @@
 
 #include "c_layer.h"
 
-enum { kWidth = 16, kExperts = 2, kWrong = SWITCHYARD_INVALID_ARGUMENT };
+enum { kWidth = 16, kExperts = 2, kWrong = SY_INVALID_ARGUMENT };
 
 static sy_weight_gradient_config weight_config(void) {
-  sy_weight_gradient_config c = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
+  sy_weight_gradient_config c = SY_WEIGHT_GRADIENT_CONFIG_INIT;
   c.num_experts = kExperts;
   c.n = 2 * kWidth;
   c.k = kWidth;
@@ -17,26 +17,26 @@ static sy_weight_gradient_config weight_config(void) {
 }
 
 static sy_swiglu_gradient_config swiglu_config(void) {
-  sy_swiglu_gradient_config c = SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT;
+  sy_swiglu_gradient_config c = SY_SWIGLU_GRADIENT_CONFIG_INIT;
   c.num_experts = kExperts;
   c.columns = kWidth;
   return c;
 }
 
 static sy_routing_gradient_config routing_config(void) {
-  sy_routing_gradient_config c = SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT;
+  sy_routing_gradient_config c = SY_ROUTING_GRADIENT_CONFIG_INIT;
   c.num_experts = kExperts;
   c.columns = kWidth;
   return c;
 }
 
 static void defaults(void) {
-  const sy_weight_gradient_config weight = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
-  const sy_swiglu_gradient_config swiglu = SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT;
-  const sy_routing_gradient_config routing = SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT;
+  const sy_weight_gradient_config weight = SY_WEIGHT_GRADIENT_CONFIG_INIT;
+  const sy_swiglu_gradient_config swiglu = SY_SWIGLU_GRADIENT_CONFIG_INIT;
+  const sy_routing_gradient_config routing = SY_ROUTING_GRADIENT_CONFIG_INIT;
   CHECK(weight.struct_size == 40 && swiglu.struct_size == 40 && routing.struct_size == 24);
-  CHECK(weight.type == SWITCHYARD_DTYPE_BF16 && weight.output == SWITCHYARD_DTYPE_F32 && weight.add == 0);
-  CHECK(swiglu.type == SWITCHYARD_DTYPE_BF16 && routing.type == SWITCHYARD_DTYPE_BF16);
+  CHECK(weight.dtype == SY_DTYPE_BF16 && weight.out_dtype == SY_DTYPE_F32 && weight.add == 0);
+  CHECK(swiglu.dtype == SY_DTYPE_BF16 && routing.dtype == SY_DTYPE_BF16);
   CHECK(isinf(swiglu.swiglu_limit) && swiglu.swiglu_alpha == 1.0f && swiglu.swiglu_up_shift == 0.0f);
 }
 
@@ -59,7 +59,7 @@ static void null_arguments(void) {
 
   const sy_const_row_view from = bf16_rows(NULL, 0, kWidth);
   const sy_row_view to = bf16_results(NULL, 0, kWidth);
-  const sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  const sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   float results[4] = {0.0f};
   CHECK_FAILS(sy_weight_gradient_run(NULL, &from, &from, &rows, results, NULL), kWrong, "gradient is NULL");
   CHECK_FAILS(sy_swiglu_gradient_run(NULL, &from, &from, &rows, &to, NULL, NULL), kWrong, "gradient is NULL");
@@ -81,11 +81,11 @@ static void wrong_weight_gradients(void) {
   CHECK_REFUSED(num_experts, 2049, "num_experts = 2049");
   CHECK_REFUSED(n, 12, "n = 12");
   CHECK_REFUSED(k, 0, "k = 0");
-  CHECK_REFUSED(type, 256, "config->type = 256");  // 0 if truncated to a byte
-  CHECK_REFUSED(type, SWITCHYARD_DTYPE_F32, "type = f32");
-  CHECK_REFUSED(type, SWITCHYARD_DTYPE_FP8_E4M3, "type = fp8_e4m3");
-  CHECK_REFUSED(output, 256, "config->output = 256");
-  CHECK_REFUSED(output, SWITCHYARD_DTYPE_F16, "output = f16: must be f32 or bf16");
+  CHECK_REFUSED(dtype, 256, "config->dtype = 256");  // 0 if truncated to a byte
+  CHECK_REFUSED(dtype, SY_DTYPE_F32, "dtype = f32");
+  CHECK_REFUSED(dtype, SY_DTYPE_FP8_E4M3, "dtype = fp8_e4m3");
+  CHECK_REFUSED(out_dtype, 256, "config->out_dtype = 256");
+  CHECK_REFUSED(out_dtype, SY_DTYPE_F16, "out_dtype = f16: must be f32 or bf16");
   CHECK_REFUSED(add, 2, "config->add = 2");
   CHECK_REFUSED(add, 256, "config->add = 256");
 #undef CHECK_REFUSED
@@ -104,15 +104,15 @@ static void wrong_row_gradients(void) {
   CHECK_REFUSED(swiglu, num_experts, -1, "num_experts = -1");
   CHECK_REFUSED(swiglu, columns, 20, "columns = 20");
   CHECK_REFUSED(swiglu, columns, INT64_MAX - 7, "columns = ");
-  CHECK_REFUSED(swiglu, type, 256, "config->type = 256");
-  CHECK_REFUSED(swiglu, type, SWITCHYARD_DTYPE_F32, "type = f32");
+  CHECK_REFUSED(swiglu, dtype, 256, "config->dtype = 256");
+  CHECK_REFUSED(swiglu, dtype, SY_DTYPE_F32, "dtype = f32");
   CHECK_REFUSED(swiglu, swiglu_limit, 0.0f, "swiglu.limit = 0");
   CHECK_REFUSED(swiglu, swiglu_limit, NAN, "swiglu.limit = ");
   CHECK_REFUSED(swiglu, reserved, 1, "config->reserved = 1");
   CHECK_REFUSED(routing, num_experts, 0, "num_experts = 0");
   CHECK_REFUSED(routing, columns, 0, "columns = 0");
-  CHECK_REFUSED(routing, type, 256, "config->type = 256");
-  CHECK_REFUSED(routing, type, SWITCHYARD_DTYPE_F32, "type = f32");
+  CHECK_REFUSED(routing, dtype, 256, "config->dtype = 256");
+  CHECK_REFUSED(routing, dtype, SY_DTYPE_F32, "dtype = f32");
 #undef CHECK_REFUSED
 }
 
@@ -125,10 +125,10 @@ static void gpus(void) {
   sy_weight_gradient* of_weights = NULL;
   sy_swiglu_gradient* of_swiglu = NULL;
   sy_routing_gradient* of_routing = NULL;
-  CHECK_FAILS(sy_weight_gradient_create(&weight, &of_weights), SWITCHYARD_UNSUPPORTED,
+  CHECK_FAILS(sy_weight_gradient_create(&weight, &of_weights), SY_UNSUPPORTED,
               "WeightGradient: this library was built");
-  CHECK_FAILS(sy_swiglu_gradient_create(&swiglu, &of_swiglu), SWITCHYARD_UNSUPPORTED, "SwigluGradient: this library was built");
-  CHECK_FAILS(sy_routing_gradient_create(&routing, &of_routing), SWITCHYARD_UNSUPPORTED, "without CUDA");
+  CHECK_FAILS(sy_swiglu_gradient_create(&swiglu, &of_swiglu), SY_UNSUPPORTED, "SwigluGradient: this library was built");
+  CHECK_FAILS(sy_routing_gradient_create(&routing, &of_routing), SY_UNSUPPORTED, "without CUDA");
   CHECK(!of_weights && !of_swiglu && !of_routing);
 #endif
 }
@@ -137,7 +137,7 @@ static void sizes_of_structs(void) {
   struct {
     sy_weight_gradient_config known;
     unsigned char news[16];
-  } newer = {SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT, {0}};
+  } newer = {SY_WEIGHT_GRADIENT_CONFIG_INIT, {0}};
   sy_weight_gradient* gradient = NULL;
   newer.known.struct_size = sizeof newer;
   CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "num_experts = 0");  // it was read

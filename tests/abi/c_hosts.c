@@ -26,11 +26,11 @@ static void exchange_of_one_token(sy_group* group) {
   CHECK_OK(sy_group_rank(group, &rank));
   CHECK_OK(sy_group_size(group, &world));
   CHECK_OK(sy_group_hosts(group, &hosts, &host));
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = 1;
   config.num_experts = config.topk = world;
-  config.row_type = SWITCHYARD_DTYPE_F32;
+  config.dtype = SY_DTYPE_F32;
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   float x[kHidden], out[kHidden] = {0};
@@ -41,17 +41,17 @@ static void exchange_of_one_token(sy_group* group) {
   sy_dispatched* dispatched = NULL;
   CHECK_OK(sy_exchange_dispatch(exchange, &rows, &expert_ids, NULL, NULL, &dispatched));
   // The row was sent once to each other host, regardless of the number of its ranks.
-  sy_call_statistics last = SWITCHYARD_CALL_STATISTICS_INIT;
+  sy_call_statistics last = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_exchange_last_call(exchange, &last));
   CHECK(last.network_bytes == (uint64_t)(hosts - 1) * sizeof x && last.remote_bytes == (uint64_t)(world - 1) * sizeof x);
-  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view view = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(dispatched, &view));
   CHECK(view.rows == world);
   for (int r = 0; r < world; ++r)
     for (int j = 0; j < kHidden; ++j) CHECK(((const float*)view.x)[r * kHidden + j] == (float)(100 * r + j));
   sy_const_row_view back = view_of_rows(view.x, view.rows, kHidden);
-  sy_combine_options how = SWITCHYARD_COMBINE_OPTIONS_INIT;
-  how.order = SWITCHYARD_ORDER_PER_HOST;
+  sy_combine_options how = SY_COMBINE_OPTIONS_INIT;
+  how.order = SY_ORDER_PER_HOST;
   CHECK_OK(sy_exchange_combine(exchange, &back, view.handle, out, &how, NULL));
   for (int j = 0; j < kHidden; ++j) CHECK(out[j] == (float)world * x[j]);
   CHECK_OK(sy_exchange_last_call(exchange, &last));
@@ -81,10 +81,10 @@ static void where_ranks_are(void) {
     CHECK(hosts == 2 && host == expected[r] && other == expected[r]);
   }
   int32_t host = 7;
-  CHECK_FAILS(sy_group_host_of(groups[0], 4, &host), SWITCHYARD_INVALID_ARGUMENT, "rank = 4");
-  CHECK_FAILS(sy_group_host_of(groups[0], 0, NULL), SWITCHYARD_INVALID_ARGUMENT, "host is NULL");
-  CHECK_FAILS(sy_group_host_of(NULL, 0, &host), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
-  CHECK_FAILS(sy_group_hosts(NULL, &host, &host), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
+  CHECK_FAILS(sy_group_host_of(groups[0], 4, &host), SY_INVALID_ARGUMENT, "rank = 4");
+  CHECK_FAILS(sy_group_host_of(groups[0], 0, NULL), SY_INVALID_ARGUMENT, "host is NULL");
+  CHECK_FAILS(sy_group_host_of(NULL, 0, &host), SY_INVALID_ARGUMENT, "group is NULL");
+  CHECK_FAILS(sy_group_hosts(NULL, &host, &host), SY_INVALID_ARGUMENT, "group is NULL");
   CHECK(host == 7);
   for (int r = 0; r < 4; ++r) CHECK_OK(sy_group_destroy(groups[r]));
 }
@@ -93,13 +93,13 @@ static void wrong_options(void) {
   sy_group* group = NULL;
   sy_group_options options = options_on("");
   options.silence_ms = -1;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "silence_ms = -1");
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "silence_ms = -1");
   options = options_on(NULL);
   options.network = 3;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->network = 3");
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "options->network = 3");
   options = options_on(NULL);
   options.reserved2 = 1;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved2 = 1");
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "reserved2 = 1");
   // A program that was compiled before these members existed: the memory after its struct is not read.
   options = options_on((const char*)1);
   options.struct_size = offsetof(sy_group_options, host);
@@ -130,8 +130,8 @@ static int be_process(int32_t rank, const char* store, const int stays[2]) {
     return check_status();
   }
   CHECK_OK(sy_group_set_timeout(group, 300));
-  CHECK(sy_group_barrier(group) == SWITCHYARD_PEER_TIMEOUT);
-  sy_wait_report report = SWITCHYARD_WAIT_REPORT_INIT;
+  CHECK(sy_group_barrier(group) == SY_PEER_TIMEOUT);
+  sy_wait_report report = SY_WAIT_REPORT_INIT;
   CHECK_OK(sy_last_wait_report(&report));
   CHECK(report.awaited_rank == 2 && strcmp(report.site, "network") == 0);
   CHECK(report.silent_ms >= 0 && report.silent_ms < report.waited_ms + 60000);
@@ -165,23 +165,23 @@ static void three_processes(void) {
 
 // Rank 1 reports a failure of its own instead of creating an object.
 static void failed_before_creation(int rank, sy_group* group) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = config.topk = 1;
   config.num_experts = 2;
   sy_exchange* exchange = NULL;
   int32_t all[2] = {-1, -1};
   if (rank == 1)
-    CHECK_FAILS(sy_group_agree(group, "model", SWITCHYARD_IO, "no such file", &rank, sizeof rank, all), SWITCHYARD_IO,
+    CHECK_FAILS(sy_group_agree(group, "model", SY_IO, "no such file", &rank, sizeof rank, all), SY_IO,
                 "model, rank 1: no such file");
   else
-    CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SWITCHYARD_IO, "rank 1: no such file");
+    CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SY_IO, "rank 1: no such file");
   CHECK(exchange == NULL && all[0] == -1);
   const int32_t mine = 5 + rank;
-  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, &mine, sizeof mine, all));
+  CHECK_OK(sy_group_agree(group, "model", SY_OK, NULL, &mine, sizeof mine, all));
   CHECK(all[0] == 5 && all[1] == 6);
-  CHECK_OK(sy_group_agree(group, "model", SWITCHYARD_OK, NULL, NULL, 0, NULL));
-  CHECK_FAILS(sy_group_agree(group, "model", rank == 0 ? 99 : SWITCHYARD_OK, NULL, NULL, 0, NULL), SWITCHYARD_INVALID_ARGUMENT,
+  CHECK_OK(sy_group_agree(group, "model", SY_OK, NULL, NULL, 0, NULL));
+  CHECK_FAILS(sy_group_agree(group, "model", rank == 0 ? 99 : SY_OK, NULL, NULL, 0, NULL), SY_INVALID_ARGUMENT,
               "model, rank 0: code = 99");
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   CHECK_OK(sy_exchange_destroy(exchange));

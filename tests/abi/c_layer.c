@@ -27,8 +27,8 @@ static void make_numbers(void) {
 
 static sy_expert_mlp* make_mlp(int views_weights) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
-  sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
-  options.storage = views_weights ? SWITCHYARD_WEIGHTS_VIEW : SWITCHYARD_WEIGHTS_PACKED;
+  sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
+  options.storage = views_weights ? SY_WEIGHTS_VIEW : SY_WEIGHTS_PACKED;
   sy_expert_mlp* mlp = NULL;
   CHECK_OK(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp));
   return mlp;
@@ -42,7 +42,7 @@ static void forward(sy_expert_mlp* mlp, int views_weights) {
   uint16_t expected[kRows * kHidden], y[kRows * kHidden];
   const sy_const_row_view from = bf16_rows(x, kRows, kHidden);
   const sy_row_view to = bf16_results(y, kRows, kHidden);
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   rows.num_rows = num_rows;
   rows.first_row = first_row;
   memset(expected, 0xab, sizeof expected);  // rows of no expert are not touched
@@ -51,9 +51,9 @@ static void forward(sy_expert_mlp* mlp, int views_weights) {
   CHECK_OK(sy_expert_mlp_forward(mlp, &from, &rows, &to, NULL));
   CHECK(memcmp(y, expected, sizeof y) == 0);
 
-  sy_expert_call call = SWITCHYARD_EXPERT_CALL_INIT;
+  sy_expert_call call = SY_EXPERT_CALL_INIT;
   call.num_sms = 7;  // the CPU ignores it
-  rows = (sy_expert_rows)SWITCHYARD_EXPERT_ROWS_INIT;
+  rows = (sy_expert_rows)SY_EXPERT_ROWS_INIT;
   rows.num_rows_32 = masked;
   rows.rows_per_expert = 13;
   memset(expected, 0xcd, sizeof expected);
@@ -87,13 +87,13 @@ static void facts(const sy_expert_mlp* mlp, int views_weights) {
   size_t weight_bytes = 0, scratch_bytes = 0;
   char implementation[128];
   reference_facts(&c, &weight_bytes, &scratch_bytes, implementation, sizeof implementation);
-  sy_expert_memory has = SWITCHYARD_EXPERT_MEMORY_INIT, needs = SWITCHYARD_EXPERT_MEMORY_INIT;
+  sy_expert_memory has = SY_EXPERT_MEMORY_INIT, needs = SY_EXPERT_MEMORY_INIT;
   CHECK_OK(sy_expert_mlp_memory(mlp, &has));
   CHECK(has.weight_bytes == weight_bytes && has.scratch_bytes == scratch_bytes);
   CHECK(has.total_bytes == weight_bytes + scratch_bytes && (weight_bytes == 0) == (views_weights != 0));
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
-  sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
-  options.storage = views_weights ? SWITCHYARD_WEIGHTS_VIEW : SWITCHYARD_WEIGHTS_PACKED;
+  sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
+  options.storage = views_weights ? SY_WEIGHTS_VIEW : SY_WEIGHTS_PACKED;
   CHECK_OK(sy_expert_mlp_memory_required(&shape, &options, &needs));
   CHECK(needs.total_bytes == has.total_bytes && needs.weight_bytes == has.weight_bytes);
   const char *text = NULL, *again = NULL;
@@ -114,7 +114,7 @@ static void packed_weights_are_copies(void) {
   memset(w13, 0xff, sizeof w13);
   const sy_const_row_view from = bf16_rows(x, kRows, kHidden);
   const sy_row_view to = bf16_results(y, kRows, kHidden);
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   rows.num_rows = num_rows;
   rows.first_row = first_row;
   CHECK_OK(sy_expert_mlp_forward(mlp, &from, &rows, &to, NULL));
@@ -141,12 +141,12 @@ static void check_experts_of(const void* from, const void* made, int64_t rows, c
 }
 
 static void layer_of_normal_mode(sy_group* group, sy_expert_mlp* mlp) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.layout = SWITCHYARD_LAYOUT_EXPERT_MAJOR;
+  config.layout = SY_LAYOUT_EXPERT_MAJOR;
   config.expert_alignment = 4;
   sy_exchange* exchange = NULL;
   sy_dispatched* dispatched = NULL;
@@ -155,12 +155,12 @@ static void layer_of_normal_mode(sy_group* group, sy_expert_mlp* mlp) {
   const sy_const_row_view tokens = bf16_rows(x, kTokens, kHidden);
   const sy_expert_ids ids = view_of_ids(kIds, kTokens, kTopk);
   CHECK_OK(sy_exchange_dispatch(exchange, &tokens, &ids, NULL, NULL, &dispatched));
-  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view view = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(dispatched, &view));
-  CHECK_OK(sy_exchange_allocate_rows(exchange, view.handle, SWITCHYARD_DTYPE_BF16, &made));
-  sy_row_view y = SWITCHYARD_ROW_VIEW_INIT;
+  CHECK_OK(sy_exchange_allocate_rows(exchange, view.handle, SY_DTYPE_BF16, SY_ANY_STREAM, &made));
+  sy_row_view y = SY_ROW_VIEW_INIT;
   CHECK_OK(sy_rows_get(made, &y));
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   CHECK_OK(sy_expert_rows_of_dispatched(&view, &rows));
   CHECK(rows.num_rows == view.tokens_per_expert && rows.first_row == view.expert_first_row && rows.num_rows_32 == NULL);
   CHECK(rows.rows_per_expert == 0 && rows.scale_rows == 0);
@@ -178,23 +178,23 @@ static void layer_of_normal_mode(sy_group* group, sy_expert_mlp* mlp) {
 }
 
 static void layer_of_low_latency(sy_group* group, sy_expert_mlp* mlp) {
-  sy_low_latency_config config = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  sy_low_latency_config config = SY_LOW_LATENCY_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.scales = SWITCHYARD_SCALE_NONE;
+  config.scales = SY_SCALE_NONE;
   sy_low_latency* exchange = NULL;
   sy_low_latency_output* output = NULL;
   sy_low_latency_rows* made = NULL;
   CHECK_OK(sy_low_latency_create(group, &config, &exchange));
   CHECK_OK(sy_low_latency_make_output(exchange, &output));
-  CHECK_OK(sy_low_latency_make_rows(exchange, SWITCHYARD_DTYPE_BF16, &made));
-  sy_low_latency_view view = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
-  sy_row_view y = SWITCHYARD_ROW_VIEW_INIT;
+  CHECK_OK(sy_low_latency_make_rows(exchange, SY_DTYPE_BF16, &made));
+  sy_low_latency_view view = SY_LOW_LATENCY_VIEW_INIT;
+  sy_row_view y = SY_ROW_VIEW_INIT;
   CHECK_OK(sy_low_latency_output_get(output, &view));
   CHECK_OK(sy_low_latency_rows_get(made, &y));
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   CHECK_OK(sy_expert_rows_of_low_latency(&view, &rows));
   CHECK(rows.num_rows_32 == view.rows_of_expert && rows.rows_per_expert == view.rows_per_expert && rows.num_rows == NULL);
   CHECK(rows.first_row == NULL && rows.scale_rows == 0);

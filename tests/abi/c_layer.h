@@ -9,7 +9,7 @@
 #include "switchyard/c/layer.h"
 
 static inline sy_const_row_view bf16_rows(const void* data, int64_t rows, int64_t cols) {
-  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  sy_const_row_view v = SY_CONST_ROW_VIEW_INIT;
   v.data = data;
   v.rows = rows;
   v.cols = cols;
@@ -17,7 +17,7 @@ static inline sy_const_row_view bf16_rows(const void* data, int64_t rows, int64_
 }
 
 static inline sy_row_view bf16_results(void* data, int64_t rows, int64_t cols) {
-  sy_row_view v = SWITCHYARD_ROW_VIEW_INIT;
+  sy_row_view v = SY_ROW_VIEW_INIT;
   v.data = data;
   v.rows = rows;
   v.cols = cols;
@@ -25,7 +25,7 @@ static inline sy_row_view bf16_results(void* data, int64_t rows, int64_t cols) {
 }
 
 static inline sy_expert_shape small_shape(int64_t hidden, int64_t intermediate, int32_t experts) {
-  sy_expert_shape s = SWITCHYARD_EXPERT_SHAPE_INIT;
+  sy_expert_shape s = SY_EXPERT_SHAPE_INIT;
   s.hidden = hidden;
   s.intermediate = intermediate;
   s.num_local_experts = experts;

@@ -7,7 +7,7 @@
 #include "c_layer.h"
 
 enum { kHidden = 16, kWidth = 8, kExperts = 2, kRows = 4 };
-enum { kWrong = SWITCHYARD_INVALID_ARGUMENT };
+enum { kWrong = SY_INVALID_ARGUMENT };
 
 // Aligned to 16 bytes, as GPUs require for weights.
 static _Alignas(16) uint16_t w13[kExperts * 2 * kWidth * kHidden];
@@ -16,7 +16,7 @@ static uint16_t x[kRows * kHidden], y[kRows * kHidden];
 static const int64_t kCounts[kExperts] = {2, 2};
 
 static sy_grouped_gemm_config gemm_config(void) {
-  sy_grouped_gemm_config c = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
+  sy_grouped_gemm_config c = SY_GROUPED_GEMM_CONFIG_INIT;
   c.num_experts = kExperts;
   c.n = 2 * kWidth;
   c.k = kHidden;
@@ -24,7 +24,7 @@ static sy_grouped_gemm_config gemm_config(void) {
 }
 
 static sy_expert_rows expert_rows(void) {
-  sy_expert_rows r = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows r = SY_EXPERT_ROWS_INIT;
   r.num_rows = kCounts;
   r.rows_per_expert = 2;
   return r;
@@ -38,9 +38,9 @@ static sy_expert_mlp* make_mlp(void) {
 }
 
 static void defaults(void) {
-  const sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
-  CHECK(options.struct_size == sizeof options && options.storage == SWITCHYARD_WEIGHTS_PACKED);
-  CHECK(options.route_scratch_bytes == (size_t)64 << 20 && options.backend == SWITCHYARD_BACKEND_CPU);
+  const sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
+  CHECK(options.struct_size == sizeof options && options.storage == SY_WEIGHTS_PACKED);
+  CHECK(options.route_scratch_bytes == (size_t)64 << 20 && options.backend == SY_BACKEND_CPU);
   CHECK(sizeof(sy_grouped_gemm_config) == 64 && sizeof(sy_grouped_gemm_options) == 24 && sizeof(sy_expert_rows) == 48);
   CHECK(sizeof(sy_expert_shape) == 32 && sizeof(sy_expert_options) == 64 && sizeof(sy_expert_call) == 24);
   CHECK(sizeof(sy_expert_memory) == 32);
@@ -54,7 +54,7 @@ static void null_arguments(void) {
   const sy_row_view to = bf16_results(y, kRows, kHidden);
   const sy_expert_rows rows = expert_rows();
   const sy_expert_ids ids = view_of_ids(NULL, 0, 1);
-  sy_expert_rows filled = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows filled = SY_EXPERT_ROWS_INIT;
   const char* text = NULL;
 
   CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, NULL, NULL), kWrong, "mlp is NULL");
@@ -68,9 +68,9 @@ static void null_arguments(void) {
   CHECK_FAILS(sy_expert_mlp_forward(mlp, &from, NULL, &to, NULL), kWrong, "rows is NULL");
   CHECK_FAILS(sy_expert_mlp_forward(mlp, &from, &rows, NULL, NULL), kWrong, "y is NULL");
   CHECK_FAILS(sy_expert_mlp_forward_rank_major(NULL, x, &ids, NULL, y), kWrong, "mlp is NULL");
-  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, NULL, NULL, y), kWrong, "ids is NULL");
+  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, NULL, NULL, y), kWrong, "topk_ids is NULL");
   CHECK_FAILS(sy_expert_mlp_memory_required(&shape, NULL, NULL), kWrong, "memory is NULL");
-  sy_expert_memory memory = SWITCHYARD_EXPERT_MEMORY_INIT;
+  sy_expert_memory memory = SY_EXPERT_MEMORY_INIT;
   CHECK_FAILS(sy_expert_mlp_memory_required(NULL, NULL, &memory), kWrong, "shape is NULL");
   CHECK_FAILS(sy_expert_mlp_memory(NULL, &memory), kWrong, "mlp is NULL");
   CHECK_FAILS(sy_expert_mlp_memory(mlp, NULL), kWrong, "memory is NULL");
@@ -85,9 +85,9 @@ static void null_arguments(void) {
   CHECK_FAILS(sy_grouped_gemm_run(NULL, &from, &rows, &to, NULL), kWrong, "gemm is NULL");
   CHECK_FAILS(sy_grouped_gemm_output(NULL, NULL, NULL), kWrong, "config is NULL");
   CHECK_FAILS(sy_expert_rows_of_dispatched(NULL, &filled), kWrong, "dispatched is NULL");
-  CHECK_FAILS(sy_expert_rows_of_dispatched(&(sy_dispatched_view)SWITCHYARD_DISPATCHED_VIEW_INIT, NULL), kWrong, "rows is NULL");
+  CHECK_FAILS(sy_expert_rows_of_dispatched(&(sy_dispatched_view)SY_DISPATCHED_VIEW_INIT, NULL), kWrong, "rows is NULL");
   CHECK_FAILS(sy_expert_rows_of_low_latency(NULL, &filled), kWrong, "output is NULL");
-  CHECK_FAILS(sy_expert_rows_of_low_latency(&(sy_low_latency_view)SWITCHYARD_LOW_LATENCY_VIEW_INIT, NULL), kWrong,
+  CHECK_FAILS(sy_expert_rows_of_low_latency(&(sy_low_latency_view)SY_LOW_LATENCY_VIEW_INIT, NULL), kWrong,
               "rows is NULL");
   CHECK_OK(sy_expert_mlp_destroy(NULL));
   CHECK_OK(sy_grouped_gemm_destroy(NULL));
@@ -96,7 +96,7 @@ static void null_arguments(void) {
 
 static void wrong_experts(void) {
   sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
-  sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
+  sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
   sy_expert_mlp* mlp = NULL;
 #define CHECK_REFUSED(code, word) CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), code, word)
   shape.hidden = 0;
@@ -109,25 +109,25 @@ static void wrong_experts(void) {
   shape.reserved = 0;
   options.backend = 256;  // 0 if truncated to a byte
   CHECK_REFUSED(kWrong, "options->backend = 256: must be cpu (0) or cuda (1)");
-  options.backend = SWITCHYARD_BACKEND_CPU;
-  options.type = 256;
-  CHECK_REFUSED(kWrong, "options->type = 256");
-  options.type = SWITCHYARD_DTYPE_F32;
-  CHECK_REFUSED(kWrong, "options.type is f32");
-  options.type = SWITCHYARD_DTYPE_F16;
-  CHECK_REFUSED(SWITCHYARD_UNSUPPORTED, "options.type is f16");
-  options.type = SWITCHYARD_DTYPE_FP8_E4M3;
-  CHECK_REFUSED(SWITCHYARD_UNSUPPORTED, "options.type is fp8_e4m3");
-  options.type = SWITCHYARD_DTYPE_BF16;
+  options.backend = SY_BACKEND_CPU;
+  options.dtype = 256;
+  CHECK_REFUSED(kWrong, "options->dtype = 256");
+  options.dtype = SY_DTYPE_F32;
+  CHECK_REFUSED(kWrong, "options.dtype is f32");
+  options.dtype = SY_DTYPE_F16;
+  CHECK_REFUSED(SY_UNSUPPORTED, "options.dtype is f16");
+  options.dtype = SY_DTYPE_FP8_E4M3;
+  CHECK_REFUSED(SY_UNSUPPORTED, "options.dtype is fp8_e4m3");
+  options.dtype = SY_DTYPE_BF16;
   options.storage = 256;
   CHECK_REFUSED(kWrong, "options->storage = 256: must be packed (0) or view (1)");
-  options.storage = SWITCHYARD_WEIGHTS_PACKED;
+  options.storage = SY_WEIGHTS_PACKED;
   options.reserved = -1;
   CHECK_REFUSED(kWrong, "options->reserved = -1");
   options.reserved = 0;
-  options.backend = SWITCHYARD_BACKEND_CUDA;
+  options.backend = SY_BACKEND_CUDA;
   CHECK_REFUSED(kWrong, "options.storage is packed");
-  options.storage = SWITCHYARD_WEIGHTS_VIEW;
+  options.storage = SY_WEIGHTS_VIEW;
   options.max_rows = -1;
   CHECK_REFUSED(kWrong, "options.max_rows is -1");
 #undef CHECK_REFUSED
@@ -137,19 +137,19 @@ static void wrong_experts(void) {
 // GPUs: a library without CUDA reports that; one with CUDA reports that there is no such GPU.
 static void gpus(void) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
-  sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
-  options.backend = SWITCHYARD_BACKEND_CUDA;
-  options.storage = SWITCHYARD_WEIGHTS_VIEW;
+  sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
+  options.backend = SY_BACKEND_CUDA;
+  options.storage = SY_WEIGHTS_VIEW;
   options.max_rows = kRows;
-  sy_expert_memory memory = SWITCHYARD_EXPERT_MEMORY_INIT;
+  sy_expert_memory memory = SY_EXPERT_MEMORY_INIT;
   CHECK_OK(sy_expert_mlp_memory_required(&shape, &options, &memory));
   CHECK(memory.weight_bytes == 0 && memory.scratch_bytes == kRows * kWidth * 2 && memory.total_bytes == memory.scratch_bytes);
 #if !defined(LIBRARY_HAS_CUDA)
   sy_expert_mlp* mlp = NULL;
   sy_grouped_gemm* gemm = NULL;
   const sy_grouped_gemm_config config = gemm_config();
-  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), SWITCHYARD_UNSUPPORTED, "without CUDA");
-  CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), SWITCHYARD_UNSUPPORTED, "without CUDA");
+  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), SY_UNSUPPORTED, "without CUDA");
+  CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), SY_UNSUPPORTED, "without CUDA");
   CHECK(mlp == NULL && gemm == NULL);
 #endif
 }
@@ -159,14 +159,14 @@ static void wrong_calls(void) {
   sy_const_row_view from = bf16_rows(x, kRows, kHidden);
   sy_row_view to = bf16_results(y, kRows, kHidden);
   sy_expert_rows rows = expert_rows();
-  sy_expert_call call = SWITCHYARD_EXPERT_CALL_INIT;
+  sy_expert_call call = SY_EXPERT_CALL_INIT;
 #define CHECK_REFUSED(word) CHECK_FAILS(sy_expert_mlp_forward(mlp, &from, &rows, &to, &call), kWrong, word)
   call.reserved = 1;
   CHECK_REFUSED("call->reserved = 1");
   call.reserved = 0;
   from.dtype = 256;
   CHECK_REFUSED("x->dtype = 256");
-  from.dtype = SWITCHYARD_DTYPE_F32;
+  from.dtype = SY_DTYPE_F32;
   CHECK_REFUSED("x is of f32");
   from = bf16_rows(NULL, kRows, kHidden);
   CHECK_REFUSED("x is null");
@@ -183,9 +183,9 @@ static void wrong_calls(void) {
   CHECK_REFUSED("rows_per_expert = -1");
 #undef CHECK_REFUSED
   sy_expert_ids ids = view_of_ids(NULL, 1, 1);
-  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, &ids, NULL, y), kWrong, "ids.data");
+  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, &ids, NULL, y), kWrong, "topk_ids.data");
   ids.is_int64 = 2;
-  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, &ids, NULL, y), kWrong, "ids->is_int64 = 2");
+  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, x, &ids, NULL, y), kWrong, "topk_ids->is_int64 = 2");
   CHECK_OK(sy_expert_mlp_destroy(mlp));
 }
 
@@ -193,16 +193,16 @@ static void wrong_gemms(void) {
   sy_grouped_gemm_config config = gemm_config();
   sy_grouped_gemm* gemm = NULL;
 #define CHECK_REFUSED(word) CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), kWrong, word)
-  const size_t members[] = {offsetof(sy_grouped_gemm_config, type),     offsetof(sy_grouped_gemm_config, order),
+  const size_t members[] = {offsetof(sy_grouped_gemm_config, dtype),     offsetof(sy_grouped_gemm_config, order),
                             offsetof(sy_grouped_gemm_config, epilogue), offsetof(sy_grouped_gemm_config, weight_scales),
                             offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, reserved)};
-  const char* names[] = {"config->type = 256",          "config->order = 256",    "config->epilogue = 256",
+  const char* names[] = {"config->dtype = 256",          "config->order = 256",    "config->epilogue = 256",
                          "config->weight_scales = 256", "config->quantize = 256", "config->reserved = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();
     const int32_t value = 256;  // 0 if truncated to a byte
     memcpy((char*)&config + members[i], &value, sizeof value);
-    const switchyard_code_t code = sy_grouped_gemm_create(&config, w13, NULL, &gemm);
+    const sy_code code = sy_grouped_gemm_create(&config, w13, NULL, &gemm);
     check_report(code == kWrong && strstr(sy_last_error(), names[i]) && !gemm, __FILE__, __LINE__, names[i]);
   }
   config = gemm_config();
@@ -215,42 +215,42 @@ static void wrong_gemms(void) {
   config.swiglu_limit = -1.0f;
   CHECK_REFUSED("swiglu.limit = -1");
   config = gemm_config();
-  config.type = SWITCHYARD_DTYPE_FP8_E4M3;
+  config.dtype = SY_DTYPE_FP8_E4M3;
   CHECK_REFUSED("weight_scales is null");
 #undef CHECK_REFUSED
 
   int64_t columns = 0;
   sy_dtype type = -1;
-  config.epilogue = SWITCHYARD_EPILOGUE_SWIGLU;
+  config.epilogue = SY_EPILOGUE_SWIGLU;
   CHECK_OK(sy_grouped_gemm_output(&config, &columns, &type));
-  CHECK(columns == kWidth && type == SWITCHYARD_DTYPE_BF16);
-  config.quantize = SWITCHYARD_SCALE_UE8M0;
+  CHECK(columns == kWidth && type == SY_DTYPE_BF16);
+  config.quantize = SY_SCALE_UE8M0;
   CHECK_OK(sy_grouped_gemm_output(&config, NULL, &type));
-  CHECK(type == SWITCHYARD_DTYPE_FP8_E4M3);
+  CHECK(type == SY_DTYPE_FP8_E4M3);
 }
 
 static void rows_of_views(void) {
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
-  sy_dispatched_view dispatched = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
+  sy_dispatched_view dispatched = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_expert_rows_of_dispatched(&dispatched, &rows));  // no experts on this rank
   CHECK(rows.num_rows == NULL && rows.first_row == NULL);
-  dispatched.experts_here = kExperts;
+  dispatched.num_local_experts = kExperts;
   CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "dispatched->tokens_per_expert is NULL");
   dispatched.tokens_per_expert = kCounts;
   CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "rank-major");
-  dispatched.experts_here = -1;
-  CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "dispatched->experts_here = -1");
+  dispatched.num_local_experts = -1;
+  CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "dispatched->num_local_experts = -1");
 
   const int32_t counts[kExperts] = {1, 2};
-  sy_low_latency_view output = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+  sy_low_latency_view output = SY_LOW_LATENCY_VIEW_INIT;
   output.rows_of_expert = counts;
   output.rows_per_expert = 6;
   output.scale_rows = 8;
-  output.scale_order = SWITCHYARD_SCALES_COLUMN_MAJOR;
+  output.scale_order = SY_SCALES_COLUMN_MAJOR;
   output.scale_group = 64;
   CHECK_OK(sy_expert_rows_of_low_latency(&output, &rows));  // no scales
   CHECK(rows.num_rows_32 == counts && rows.rows_per_expert == 6 && rows.scale_rows == 0 && rows.num_rows == NULL);
-  output.x_scale_kind = SWITCHYARD_SCALE_F32;
+  output.x_scale_kind = SY_SCALE_F32;
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "scale_group = 64");
   output.scale_group = 128;
   CHECK_OK(sy_expert_rows_of_low_latency(&output, &rows));
@@ -258,7 +258,7 @@ static void rows_of_views(void) {
   output.scale_order = 2;
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "output->scale_order = 2");
   // A program or library without information on the layout of scales: refused, not guessed.
-  output.scale_order = SWITCHYARD_SCALES_ROW_MAJOR;
+  output.scale_order = SY_SCALES_ROW_MAJOR;
   output.struct_size = offsetof(sy_low_latency_view, scale_order);
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "scale_group = 0");
 }
@@ -267,7 +267,7 @@ static void sizes_of_structs(void) {
   struct {
     sy_expert_shape known;
     unsigned char news[16];
-  } newer = {SWITCHYARD_EXPERT_SHAPE_INIT, {0}};
+  } newer = {SY_EXPERT_SHAPE_INIT, {0}};
   newer.known = small_shape(kHidden, kWidth, kExperts);
   newer.known.struct_size = sizeof newer;
   sy_expert_mlp* mlp = NULL;
@@ -291,16 +291,16 @@ static void sizes_of_structs(void) {
 
   const size_t wrong[] = {0, 8, 17, 4104, SIZE_MAX - 7};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
-    sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
+    sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
     options.struct_size = wrong[i];
     const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
     CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), kWrong, "options->struct_size");
-    sy_expert_memory memory = SWITCHYARD_EXPERT_MEMORY_INIT;
+    sy_expert_memory memory = SY_EXPERT_MEMORY_INIT;
     memory.struct_size = wrong[i];
     CHECK_FAILS(sy_expert_mlp_memory_required(&shape, NULL, &memory), kWrong, "memory->struct_size");
-    sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+    sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
     rows.struct_size = wrong[i];
-    const sy_low_latency_view output = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+    const sy_low_latency_view output = SY_LOW_LATENCY_VIEW_INIT;
     CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "rows->struct_size");
   }
 }
@@ -311,7 +311,7 @@ static void without_memory(void) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const sy_expert_shape shape = small_shape(1 << 20, 1 << 20, 1 << 10);
   sy_expert_mlp* mlp = NULL;
-  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, NULL, &mlp), SWITCHYARD_SYSTEM, "");
+  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, NULL, &mlp), SY_SYSTEM, "");
   CHECK(mlp == NULL && strlen(sy_last_error()) > 0);
 #endif
 }

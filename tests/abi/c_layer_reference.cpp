@@ -66,7 +66,7 @@ void reference_facts(const mlp_case* of, size_t* weight_bytes, size_t* scratch_b
 void reference_moe(const moe_case* of, int add, uint16_t* const out[2]) {
   const MoeLayerConfig config = moe_config(*of);
   GroupOptions options;
-  options.heap_bytes = MoeLayer::heap_bytes_for(config, 2);
+  options.heap_bytes = MoeLayer::heap_bytes(config, 2);
   std::vector<Group> groups = Group::in_process(2, options);
   const auto run = [&](size_t r) {
     MoeLayer layer(groups[r], config, of->w13[r], of->w2[r]);
@@ -83,6 +83,6 @@ void reference_moe_memory(const moe_case* of, size_t bytes[5]) {
   bytes[1] = m.private_bytes;
   bytes[2] = m.weight_bytes;
   bytes[3] = m.scratch_bytes;
-  bytes[4] = MoeLayer::heap_bytes_for(moe_config(*of), 2);
+  bytes[4] = MoeLayer::heap_bytes(moe_config(*of), 2);
 }
 }

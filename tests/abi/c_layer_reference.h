@@ -36,7 +36,7 @@ typedef struct moe_case {
 } moe_case;
 /* Writes `out` of both ranks as MoeLayer does. `add`: adds to their content. */
 void reference_moe(const moe_case* of, int add, uint16_t* const out[2]);
-/* MoeLayer::memory_required(): heap, private, weights, scratch; and heap_bytes_for(). */
+/* MoeLayer::memory_required(): heap, private, weights, scratch; and heap_bytes(). */
 void reference_moe_memory(const moe_case* of, size_t bytes[5]);
 
 #ifdef __cplusplus

@@ -16,12 +16,12 @@ static float value(int rank, int64_t token, int column) { return (float)(16 * ra
 static float prob(int rank, int64_t token, int k) { return (float)(1 + rank + (int)token + 2 * k) * 0.25f; }
 
 static sy_ledger_config make_config(void) {
-  sy_ledger_config c = SWITCHYARD_LEDGER_CONFIG_INIT;
+  sy_ledger_config c = SY_LEDGER_CONFIG_INIT;
   c.hidden = kHidden;
   c.max_tokens = kTokens;
   c.num_experts = kExperts;
   c.topk = kTopk;
-  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.dtype = SY_DTYPE_F32;
   return c;
 }
 
@@ -34,11 +34,11 @@ static const int32_t kFirstRow[kWorld][2] = {{0, 2}, {0}};
 static const int32_t kBefore[kWorld][kWorld * 2] = {{0, 0, 1, 1}, {0, 1}};
 
 static sy_ledger make_ledger(int rank) {
-  sy_ledger l = SWITCHYARD_LEDGER_INIT;
+  sy_ledger l = SY_LEDGER_INIT;
   l.world = kWorld;
   l.num_experts = kExperts;
   l.num_experts_padded = kPadded;
-  l.experts_here = rank == 0 ? 2 : 1;
+  l.num_local_experts = rank == 0 ? 2 : 1;
   l.num_routes = kTokens * kTopk;
   l.peer_token_per_expert = peer_tokens;
   l.expanded_row_idx = kRowOfRoute[rank];
@@ -52,12 +52,12 @@ static int equal(const int32_t* a, const int32_t* b, int64_t n) { return memcmp(
 
 static void check_same(const sy_ledger* a, const sy_ledger* b) {
   CHECK(a->world == b->world && a->num_experts == b->num_experts && a->num_experts_padded == b->num_experts_padded &&
-        a->experts_here == b->experts_here && a->num_routes == b->num_routes);
+        a->num_local_experts == b->num_local_experts && a->num_routes == b->num_routes);
   CHECK(equal(a->peer_token_per_expert, b->peer_token_per_expert, kWorld * kPadded));
   CHECK(equal(a->expanded_row_idx, b->expanded_row_idx, a->num_routes));
   CHECK(equal(a->cumsum_per_expert, b->cumsum_per_expert, kWorld * kPadded));
-  CHECK(equal(a->dispatch_offset, b->dispatch_offset, a->experts_here));
-  CHECK(equal(a->prev_sum_before_rank, b->prev_sum_before_rank, (int64_t)kWorld * a->experts_here));
+  CHECK(equal(a->dispatch_offset, b->dispatch_offset, a->num_local_experts));
+  CHECK(equal(a->prev_sum_before_rank, b->prev_sum_before_rank, (int64_t)kWorld * a->num_local_experts));
 }
 
 // Expert rows of rank `rank`, in the order (expert, source, token).
@@ -101,29 +101,29 @@ static void combines(int rank, sy_group* group) {
   CHECK(make_expert_rows(rank, experts) == rows);
   const sy_const_row_view y = view_of_rows(experts, rows, kHidden);
   for (int f = 0; f < kTokens * kTopk; ++f) probs[f] = prob(rank, f / kTopk, f % kTopk);
-  const sy_ledger_combine_options options = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
+  const sy_ledger_combine_options options = SY_LEDGER_COMBINE_OPTIONS_INIT;
   for (int turn = 0; turn < 4; ++turn) {
     memset(out, 0xff, sizeof out);
     CHECK_OK(sy_ledger_combine_run(combine, &y, turn % 2 ? probs : NULL, prepared, out, turn < 2 ? NULL : &options));
     check_sums(out, rank, turn % 2);
   }
 
-  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_ledger_pack(&ledger, &config, kWorld, rank, &bytes));
   memset(out, 0xff, sizeof out);
   CHECK_OK(sy_combine_by_ledger(&y, probs, bytes.data, bytes.size, combine, kTokens, out, NULL));
   check_sums(out, rank, 1);
   CHECK_OK(sy_storage_release(bytes.storage));
 
-  sy_const_row_view back = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  sy_const_row_view back = SY_CONST_ROW_VIEW_INIT;
   CHECK_OK(sy_ledger_combine_returned(combine, &back));
-  CHECK(back.rows == returned && back.cols == kHidden && back.dtype == SWITCHYARD_DTYPE_F32);
+  CHECK(back.rows == returned && back.cols == kHidden && back.dtype == SY_DTYPE_F32);
   for (int f = 0; f < kTokens * kTopk; ++f) {
     const int32_t e = kIds[rank][f / kTopk][f % kTopk], row = kRowOfRoute[rank][f];
     for (int j = 0; j < kHidden && e >= 0; ++j)
       CHECK(((const float*)back.data)[row * kHidden + j] == (float)(e + 1) * value(rank, f / kTopk, j));
   }
-  sy_call_statistics statistics = SWITCHYARD_CALL_STATISTICS_INIT;
+  sy_call_statistics statistics = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_ledger_combine_last_call(combine, &statistics));
   CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
   CHECK_OK(sy_ledger_combine_destroy(combine));
@@ -133,13 +133,13 @@ static void combines(int rank, sy_group* group) {
 
 // The tables of a dispatch equal the handmade ones.
 static void from_a_dispatch(int rank, sy_group* group) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.row_type = SWITCHYARD_DTYPE_F32;
-  config.layout = SWITCHYARD_LAYOUT_EXPERT_MAJOR;
+  config.dtype = SY_DTYPE_F32;
+  config.layout = SY_LAYOUT_EXPERT_MAJOR;
   float x[kTokens * kHidden] = {0};
   const sy_const_row_view rows = view_of_rows(x, kTokens, kHidden);
   const sy_expert_ids ids = view_of_ids(kIds[rank][0], kTokens, kTopk);
@@ -147,9 +147,9 @@ static void from_a_dispatch(int rank, sy_group* group) {
   sy_dispatched* dispatched = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   CHECK_OK(sy_exchange_dispatch(exchange, &rows, &ids, NULL, NULL, &dispatched));
-  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view view = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(dispatched, &view));
-  sy_ledger ledger = SWITCHYARD_LEDGER_INIT;
+  sy_ledger ledger = SY_LEDGER_INIT;
   CHECK_OK(sy_handle_ledger(view.handle, &ledger));
   const sy_ledger by_hand = make_ledger(rank);
   check_same(&ledger, &by_hand);
@@ -178,11 +178,11 @@ static void different_ledgers(int rank, sy_group* group) {
   CHECK_OK(sy_ledger_combine_prepare(combine, &ledger, &prepared));
   float experts[4 * kHidden] = {0}, out[kTokens * kHidden];
   const sy_const_row_view y = view_of_rows(experts, 4, kHidden);
-  const switchyard_code_t code = sy_ledger_combine_run(combine, &y, NULL, prepared, out, NULL);
+  const sy_code code = sy_ledger_combine_run(combine, &y, NULL, prepared, out, NULL);
   int32_t failed = -1;
-  switchyard_code_t reason = code;  // found here, or reported by the other rank, which found it
-  if (code == SWITCHYARD_PEER_FAILED) CHECK_OK(sy_last_peer_failure(&failed, &reason));
-  CHECK(reason == SWITCHYARD_MISMATCH && (code == reason || failed == 1 - rank));
+  sy_code reason = code;  // found here, or reported by the other rank, which found it
+  if (code == SY_PEER_FAILED) CHECK_OK(sy_last_peer_failure(&failed, &reason));
+  CHECK(reason == SY_MISMATCH && (code == reason || failed == 1 - rank));
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
   CHECK_OK(sy_ledger_combine_destroy(combine));
 }
@@ -192,7 +192,7 @@ static void malformed_bytes(int rank, sy_group* group) {
   const sy_ledger_config config = make_config();
   const sy_ledger ledger = make_ledger(rank);
   sy_ledger_combine* combine = NULL;
-  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_ledger_combine_create(group, &config, &combine));
   CHECK_OK(sy_ledger_pack(&ledger, &config, kWorld, rank, &bytes));
   int32_t copy[448 / 4];
@@ -202,14 +202,14 @@ static void malformed_bytes(int rank, sy_group* group) {
   float experts[4 * kHidden] = {0}, out[kTokens * kHidden];
   const sy_const_row_view y = view_of_rows(experts, 4, kHidden);
   if (rank == 1) {
-    CHECK_FAILS(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL), SWITCHYARD_INVALID_ARGUMENT,
+    CHECK_FAILS(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL), SY_INVALID_ARGUMENT,
                 "expanded_row_idx[1] = 2: route 0 has this row already");
   } else {
     int32_t failed = -1;
-    switchyard_code_t reason = SWITCHYARD_OK;
-    CHECK(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL) == SWITCHYARD_PEER_FAILED);
+    sy_code reason = SY_OK;
+    CHECK(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL) == SY_PEER_FAILED);
     CHECK_OK(sy_last_peer_failure(&failed, &reason));
-    CHECK(failed == 1 && reason == SWITCHYARD_INVALID_ARGUMENT);
+    CHECK(failed == 1 && reason == SY_INVALID_ARGUMENT);
   }
   CHECK_OK(sy_storage_release(bytes.storage));
   CHECK_OK(sy_ledger_combine_destroy(combine));
@@ -220,25 +220,25 @@ static void packed(void) {
   for (int rank = 0; rank < kWorld; ++rank) {
     const sy_ledger ledger = make_ledger(rank);
     CHECK_OK(sy_ledger_check(&ledger, &config, kWorld, rank));
-    sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+    sy_bytes bytes = SY_BYTES_INIT;
     CHECK_OK(sy_ledger_pack(&ledger, &config, kWorld, rank, &bytes));
     CHECK(bytes.size == 128 + 64 + 128 + 64 + 64);
     CHECK(equal(bytes.data, peer_tokens, kWorld * kPadded));
-    sy_ledger again = SWITCHYARD_LEDGER_INIT;
+    sy_ledger again = SY_LEDGER_INIT;
     CHECK_OK(sy_ledger_unpack(bytes.data, bytes.size, &config, kWorld, rank, kTokens, &again));
     check_same(&ledger, &again);
     CHECK_OK(sy_storage_release(again.storage));
     CHECK_FAILS(sy_ledger_unpack(bytes.data, bytes.size - 1, &config, kWorld, rank, kTokens, &again),
-                SWITCHYARD_INVALID_ARGUMENT, "at least 448");
+                SY_INVALID_ARGUMENT, "at least 448");
     CHECK_OK(sy_storage_release(bytes.storage));
   }
   // The published figures.
-  sy_ledger_config published = SWITCHYARD_LEDGER_CONFIG_INIT;
+  sy_ledger_config published = SY_LEDGER_CONFIG_INIT;
   published.hidden = 7168;
   published.max_tokens = 64;
   published.num_experts = 4;
   published.topk = 8;
-  sy_ledger_format format = SWITCHYARD_LEDGER_FORMAT_INIT;
+  sy_ledger_format format = SY_LEDGER_FORMAT_INIT;
   CHECK_OK(sy_ledger_format_of(&published, 2, 24, &format));
   CHECK(format.workspace_bytes == 2304 && format.route_meta_bytes == 2432 && format.window_bytes == 7340160 &&
         format.guard_bytes == 4096);
@@ -247,42 +247,42 @@ static void packed(void) {
 static void local_misuse(void) {
   sy_ledger_config config = make_config();
   sy_ledger ledger = make_ledger(0);
-  CHECK_FAILS(sy_ledger_check(NULL, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "ledger");
-  CHECK_FAILS(sy_ledger_check(&ledger, NULL, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "config");
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 1), SWITCHYARD_INVALID_ARGUMENT, "experts_here");
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 2), SWITCHYARD_INVALID_ARGUMENT, "rank");
+  CHECK_FAILS(sy_ledger_check(NULL, &config, kWorld, 0), SY_INVALID_ARGUMENT, "ledger");
+  CHECK_FAILS(sy_ledger_check(&ledger, NULL, kWorld, 0), SY_INVALID_ARGUMENT, "config");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 1), SY_INVALID_ARGUMENT, "num_local_experts");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 2), SY_INVALID_ARGUMENT, "rank");
   int32_t rows[kTokens * kTopk] = {0, 2, 0, -1};
   ledger.expanded_row_idx = rows;
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "expanded_row_idx[2]");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SY_INVALID_ARGUMENT, "expanded_row_idx[2]");
   ledger.expanded_row_idx = NULL;
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "ledger->expanded_row_idx");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SY_INVALID_ARGUMENT, "ledger->expanded_row_idx");
   ledger = make_ledger(0);
   ledger.num_routes = -1;
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "ledger->num_routes = -1");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SY_INVALID_ARGUMENT, "ledger->num_routes = -1");
   ledger = make_ledger(0);
   ledger.num_experts_padded = 2;
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "ledger->num_experts_padded = 2");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SY_INVALID_ARGUMENT, "ledger->num_experts_padded = 2");
   ledger.struct_size = 5;
-  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SWITCHYARD_INVALID_ARGUMENT, "ledger->struct_size = 5");
+  CHECK_FAILS(sy_ledger_check(&ledger, &config, kWorld, 0), SY_INVALID_ARGUMENT, "ledger->struct_size = 5");
 
   size_t bytes = 0;
-  sy_memory_requirement need = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
-  CHECK_OK(sy_ledger_combine_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &need));
-  CHECK_OK(sy_ledger_combine_heap_bytes_for(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &bytes));
+  sy_memory_requirement need = SY_MEMORY_REQUIREMENT_INIT;
+  CHECK_OK(sy_ledger_combine_memory_required(&config, kWorld, SY_BACKEND_CPU, &need));
+  CHECK_OK(sy_ledger_combine_heap_bytes(&config, kWorld, SY_BACKEND_CUDA, &bytes));
   CHECK(need.total_bytes > 0 && bytes > need.total_bytes);
-  CHECK_FAILS(sy_ledger_combine_heap_bytes_for(&config, kWorld, 7, &bytes), SWITCHYARD_INVALID_ARGUMENT, "backend = 7");
-  config.row_type = SWITCHYARD_DTYPE_FP8_E4M3;
-  CHECK(sy_ledger_combine_heap_bytes_for(&config, kWorld, SWITCHYARD_BACKEND_CPU, &bytes) != SWITCHYARD_OK);
+  CHECK_FAILS(sy_ledger_combine_heap_bytes(&config, kWorld, 7, &bytes), SY_INVALID_ARGUMENT, "backend = 7");
+  config.dtype = SY_DTYPE_FP8_E4M3;
+  CHECK(sy_ledger_combine_heap_bytes(&config, kWorld, SY_BACKEND_CPU, &bytes) != SY_OK);
   sy_ledger_combine* combine = NULL;
   sy_prepared_ledger* prepared = NULL;
-  CHECK_FAILS(sy_ledger_combine_create(NULL, &config, &combine), SWITCHYARD_INVALID_ARGUMENT, "group");
-  CHECK_FAILS(sy_ledger_combine_prepare(NULL, &ledger, &prepared), SWITCHYARD_INVALID_ARGUMENT, "combine");
-  CHECK_FAILS(sy_prepared_ledger_sizes(NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "prepared");
-  CHECK_FAILS(sy_ledger_combine_run(NULL, NULL, NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
-  CHECK_FAILS(sy_combine_by_ledger(NULL, NULL, rows, sizeof rows, NULL, kTokens, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT,
+  CHECK_FAILS(sy_ledger_combine_create(NULL, &config, &combine), SY_INVALID_ARGUMENT, "group");
+  CHECK_FAILS(sy_ledger_combine_prepare(NULL, &ledger, &prepared), SY_INVALID_ARGUMENT, "combine");
+  CHECK_FAILS(sy_prepared_ledger_sizes(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "prepared");
+  CHECK_FAILS(sy_ledger_combine_run(NULL, NULL, NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "combine");
+  CHECK_FAILS(sy_combine_by_ledger(NULL, NULL, rows, sizeof rows, NULL, kTokens, NULL, NULL), SY_INVALID_ARGUMENT,
               "window");
-  CHECK_FAILS(sy_ledger_combine_returned(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
-  CHECK_FAILS(sy_ledger_combine_last_call(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
+  CHECK_FAILS(sy_ledger_combine_returned(NULL, NULL), SY_INVALID_ARGUMENT, "combine");
+  CHECK_FAILS(sy_ledger_combine_last_call(NULL, NULL), SY_INVALID_ARGUMENT, "combine");
   CHECK_OK(sy_ledger_combine_destroy(NULL));
   CHECK_OK(sy_prepared_ledger_destroy(NULL));
 }

@@ -32,17 +32,17 @@ static void make_input(Input* in, int rank) {
   }
   in->rows = view_of_rows(in->x, kTokens[rank], kHidden);
   in->ids = view_of_ids(kIds[rank][0], kTokens[rank], kTopk);
-  in->options = (sy_low_latency_dispatch_options)SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-  in->options.weights = in->weights;
+  in->options = (sy_low_latency_dispatch_options)SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  in->options.topk_weights = in->weights;
 }
 
 static sy_low_latency_config make_config(sy_scale_kind scales) {
-  sy_low_latency_config c = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  sy_low_latency_config c = SY_LOW_LATENCY_CONFIG_INIT;
   c.hidden = kHidden;
   c.max_tokens = kMaxTokens;
   c.num_experts = kExperts;
   c.topk = kTopk;
-  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.dtype = SY_DTYPE_F32;
   c.scales = scales;
   c.pieces = 3;
   return c;
@@ -58,10 +58,10 @@ typedef struct Objects {
 
 static Objects make_objects(sy_group* group, sy_scale_kind scales) {
   const sy_low_latency_config config = make_config(scales);
-  Objects o = {NULL, NULL, NULL, SWITCHYARD_LOW_LATENCY_VIEW_INIT, SWITCHYARD_ROW_VIEW_INIT};
+  Objects o = {NULL, NULL, NULL, SY_LOW_LATENCY_VIEW_INIT, SY_ROW_VIEW_INIT};
   CHECK_OK(sy_low_latency_create(group, &config, &o.exchange));
   CHECK_OK(sy_low_latency_make_output(o.exchange, &o.output));
-  CHECK_OK(sy_low_latency_make_rows(o.exchange, SWITCHYARD_DTYPE_F32, &o.rows));
+  CHECK_OK(sy_low_latency_make_rows(o.exchange, SY_DTYPE_F32, &o.rows));
   CHECK_OK(sy_low_latency_output_get(o.output, &o.view));
   CHECK_OK(sy_low_latency_rows_get(o.rows, &o.y));
   return o;
@@ -74,7 +74,7 @@ static void destroy_objects(Objects* o) {
 }
 
 static sy_const_row_view answers(const Objects* o) {
-  CHECK(o->y.dtype == SWITCHYARD_DTYPE_F32 && o->y.rows == o->view.x_rows && o->y.cols == kHidden);
+  CHECK(o->y.dtype == SY_DTYPE_F32 && o->y.rows == o->view.x_rows && o->y.cols == kHidden);
   return view_of_rows(o->y.data, o->y.rows, o->y.cols);
 }
 
@@ -88,9 +88,9 @@ static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
 // Every row of every local expert is the one that `row_source` names, each (source, token) once, sources ascending.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
-  CHECK(v->experts_here == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity && v->x_cols == kHidden);
-  CHECK(v->x_rows == v->experts_here * kCapacity && v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scales == NULL);
-  for (int32_t e = 0; e < v->experts_here; ++e) {
+  CHECK(v->num_local_experts == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity && v->x_cols == kHidden);
+  CHECK(v->x_rows == v->num_local_experts * kCapacity && v->x_dtype == SY_DTYPE_F32 && v->x_scales == NULL);
+  for (int32_t e = 0; e < v->num_local_experts; ++e) {
     const int32_t expert = first_of(rank) + e;
     int32_t first = 0;
     unsigned seen = 0;
@@ -114,7 +114,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
 // y = (expert + 1) * x for the existing rows; the rest stays NaN, which must not affect any sum.
 static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
-  for (int32_t e = 0; e < o->view.experts_here; ++e)
+  for (int32_t e = 0; e < o->view.num_local_experts; ++e)
     for (int64_t i = 0; i < (int64_t)o->view.rows_of_expert[e] * kHidden; ++i) {
       const int64_t at = (int64_t)e * kCapacity * kHidden + i;
       ((float*)o->y.data)[at] = (float)(first_of(rank) + e + 1) * ((const float*)o->view.x)[at];
@@ -138,12 +138,12 @@ static void check_sums(const float* out, int rank, int64_t tokens, int weighted,
 }
 
 static void whole_calls(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   make_input(&in, rank);
   CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options));
   check_delivered(&o, rank, kTokens);
-  sy_call_statistics statistics = SWITCHYARD_CALL_STATISTICS_INIT;
+  sy_call_statistics statistics = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_low_latency_last_call(o.exchange, &statistics));
   // Token saving: rank 0 sends two tokens to rank 1, rank 1 one to rank 0.
   CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
@@ -153,16 +153,16 @@ static void whole_calls(int rank, sy_group* group) {
   const sy_const_row_view y = answers(&o);
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, NULL));
   check_sums(out, rank, kTokens[rank], 1, NULL);
-  sy_low_latency_combine_options options = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-  options.order = SWITCHYARD_ORDER_PER_RANK;
+  sy_low_latency_combine_options options = SY_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  options.order = SY_ORDER_PER_RANK;
   memset(out, 0xff, sizeof out);
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 1, NULL);
 
   // Weights and factors given to combine.
   const float ones[kMaxTokens * kTopk] = {1, 1, 1, 1, 1, 1}, factors[kExperts] = {2.0f, 0.5f, 4.0f};
-  options.order = SWITCHYARD_ORDER_PER_ROUTE;
-  options.weights = ones;
+  options.order = SY_ORDER_PER_ROUTE;
+  options.topk_weights = ones;
   options.expert_scale = factors + first_of(rank);
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 0, factors);
@@ -182,17 +182,17 @@ static void whole_calls(int rank, sy_group* group) {
 }
 
 static void halves(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   float out[kMaxTokens * kHidden];
   const sy_const_row_view y = answers(&o);
-  CHECK_FAILS(sy_low_latency_receive(o.exchange), SWITCHYARD_INVALID_ARGUMENT, "nothing was sent");
+  CHECK_FAILS(sy_low_latency_receive(o.exchange), SY_INVALID_ARGUMENT, "nothing was sent");
   for (int turn = 0; turn < 3; ++turn) {
     make_input(&in, rank);
     CHECK_OK(sy_low_latency_dispatch_send(o.exchange, &in.rows, &in.ids, o.output, &in.options));
     memset(&in, 0xff, sizeof in);  // the caller may reuse it
     CHECK_OK(sy_low_latency_receive(o.exchange));
-    CHECK_FAILS(sy_low_latency_receive(o.exchange), SWITCHYARD_INVALID_ARGUMENT, "nothing was sent");
+    CHECK_FAILS(sy_low_latency_receive(o.exchange), SY_INVALID_ARGUMENT, "nothing was sent");
     check_delivered(&o, rank, kTokens);
     run_experts(&o, rank);
     CHECK_OK(sy_low_latency_combine_send(o.exchange, &y, o.output, out, NULL));
@@ -205,17 +205,17 @@ static void halves(int rank, sy_group* group) {
 
 // Groups whose largest magnitude is 448 have the scale 1, and small integers are exact in e4m3.
 static void quantised(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_F32);
-  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
+  Objects o = make_objects(group, SY_SCALE_F32);
+  const sy_low_latency_config config = make_config(SY_SCALE_F32);
   size_t scale_bytes = 0;
   CHECK_OK(sy_low_latency_scale_row_bytes(&config, &scale_bytes));
-  CHECK(o.view.scale_order == SWITCHYARD_SCALES_ROW_MAJOR && o.view.scale_group == kGroup);
-  CHECK(scale_bytes == 16 && o.view.x_dtype == SWITCHYARD_DTYPE_FP8_E4M3 && o.view.x_scale_kind == SWITCHYARD_SCALE_F32);
+  CHECK(o.view.scale_order == SY_SCALES_ROW_MAJOR && o.view.scale_group == kGroup);
+  CHECK(scale_bytes == 16 && o.view.x_dtype == SY_DTYPE_FP8_E4M3 && o.view.x_scale_kind == SY_SCALE_F32);
   Input in;
   make_input(&in, rank);
   for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kGroup == 0 ? 448.0f : 1.0f;
   CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, NULL));
-  for (int32_t e = 0; e < o.view.experts_here; ++e)
+  for (int32_t e = 0; e < o.view.num_local_experts; ++e)
     for (int64_t row = e * kCapacity; row < e * kCapacity + o.view.rows_of_expert[e]; ++row) {
       for (size_t g = 0; g < kHidden / kGroup; ++g) {
         float scale = 0.0f;
@@ -231,17 +231,17 @@ static void quantised(int rank, sy_group* group) {
 // The layout of scales is part of the view; a program compiled against an earlier header has a shorter one.
 static void scales_in_views(int rank, sy_group* group) {
   (void)rank;
-  sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
+  sy_low_latency_config config = make_config(SY_SCALE_F32);
   config.scale_group = 64;
-  config.scale_order = SWITCHYARD_SCALES_COLUMN_MAJOR;
+  config.scale_order = SY_SCALES_COLUMN_MAJOR;
   sy_low_latency* exchange = NULL;
   sy_low_latency_output* output = NULL;
   CHECK_OK(sy_low_latency_create(group, &config, &exchange));
   CHECK_OK(sy_low_latency_make_output(exchange, &output));
-  sy_low_latency_view view = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
-  CHECK(view.scale_order == SWITCHYARD_SCALES_ROW_MAJOR && view.scale_group == 0);
+  sy_low_latency_view view = SY_LOW_LATENCY_VIEW_INIT;
+  CHECK(view.scale_order == SY_SCALES_ROW_MAJOR && view.scale_group == 0);
   CHECK_OK(sy_low_latency_output_get(output, &view));
-  CHECK(view.scale_order == SWITCHYARD_SCALES_COLUMN_MAJOR && view.scale_group == 64);
+  CHECK(view.scale_order == SY_SCALES_COLUMN_MAJOR && view.scale_group == 64);
 
   enum { kOlder = offsetof(sy_low_latency_view, scale_order) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));  // the memory after it does not belong to the struct
@@ -254,15 +254,15 @@ static void scales_in_views(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_output_destroy(output));
 
   // The same in memory of the caller.
-  sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
+  sy_row_view own = SY_ROW_VIEW_INIT;
   own.rows = view.x_rows;
   own.cols = view.x_cols;
   own.dtype = view.x_dtype;
   own.scale_kind = view.x_scale_kind;
   own.data = malloc((size_t)(view.x_rows * view.x_cols) + 1);
-  CHECK_FAILS(sy_low_latency_make_output_in(exchange, &own, &output), SWITCHYARD_INVALID_ARGUMENT, "memory.scales is null");
+  CHECK_FAILS(sy_low_latency_make_output_in(exchange, &own, &output), SY_INVALID_ARGUMENT, "memory.scales is null");
   CHECK(output == NULL);
-  own.scales = malloc((size_t)(view.experts_here * view.scale_rows * (view.x_cols + 63) / 64) * sizeof(float) + 1);
+  own.scales = malloc((size_t)(view.num_local_experts * view.scale_rows * (view.x_cols + 63) / 64) * sizeof(float) + 1);
   CHECK_OK(sy_low_latency_make_output_in(exchange, &own, &output));
   CHECK_OK(sy_low_latency_output_get(output, &view));
   CHECK(view.x == own.data && view.x_scales == own.scales && view.row_source != NULL);
@@ -283,12 +283,12 @@ static void times_expert(float* x, int64_t n, const sy_row_origin* row, int64_t 
 }
 
 static void all_to_all(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   make_input(&in, rank);
   float out[kMaxTokens * kHidden], extra[kExperts] = {2.0f, 0.5f, 4.0f};
-  sy_all_to_all_options options = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
-  options.weights = in.weights;
+  sy_all_to_all_options options = SY_ALL_TO_ALL_OPTIONS_INIT;
+  options.topk_weights = in.weights;
   options.row_function = times_expert;
   options.row_function_user = extra;
   CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, &options));
@@ -308,7 +308,7 @@ static void all_to_all(int rank, sy_group* group) {
 static void in_any_order(int rank, sy_group* group) {
   size_t before = 0, after = 0;
   CHECK_OK(sy_group_heap(group, &before, NULL));
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   float out[kMaxTokens * kHidden];
   make_input(&in, rank);
@@ -318,7 +318,7 @@ static void in_any_order(int rank, sy_group* group) {
   CHECK(before == after);
   check_delivered(&o, rank, kTokens);
 
-  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_NONE);
+  const sy_low_latency_config config = make_config(SY_SCALE_NONE);
   CHECK_OK(sy_group_barrier(group));
   CHECK_OK(sy_low_latency_create(group, &config, &o.exchange));
   memset(o.view.x, 0, (size_t)o.view.x_rows * kHidden * sizeof(float));
@@ -335,88 +335,88 @@ static void in_any_order(int rank, sy_group* group) {
 
 // The previous call was not received: this rank gets that error, and the other one's error names the failed peer.
 static void unreceived(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   make_input(&in, rank);
   if (rank == 0) {
     CHECK_OK(sy_low_latency_dispatch_send(o.exchange, &in.rows, &in.ids, o.output, &in.options));
-    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SWITCHYARD_INVALID_ARGUMENT,
+    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SY_INVALID_ARGUMENT,
                 "has not been received");
   } else {
-    switchyard_code_t code = SWITCHYARD_OK;
-    for (int i = 0; i < 2 && code == SWITCHYARD_OK; ++i)
+    sy_code code = SY_OK;
+    for (int i = 0; i < 2 && code == SY_OK; ++i)
       code = sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options);
-    CHECK(code == SWITCHYARD_PEER_FAILED);
+    CHECK(code == SY_PEER_FAILED);
   }
   destroy_objects(&o);
 }
 
 // Errors found by the C layer itself must reach the peer too.
 static void wrong_on_rank_0(int rank, sy_group* group) {
-  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
   make_input(&in, rank);
   if (rank == 0) {
     in.options.known_memory = 2;
-    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SWITCHYARD_INVALID_ARGUMENT,
+    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SY_INVALID_ARGUMENT,
                 "options->known_memory = 2");
   } else {
-    CHECK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options) == SWITCHYARD_PEER_FAILED);
+    CHECK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options) == SY_PEER_FAILED);
     int32_t failed = -1;
-    switchyard_code_t reason = SWITCHYARD_OK;
+    sy_code reason = SY_OK;
     CHECK_OK(sy_last_peer_failure(&failed, &reason));
-    CHECK(failed == 0 && reason == SWITCHYARD_INVALID_ARGUMENT);
+    CHECK(failed == 0 && reason == SY_INVALID_ARGUMENT);
   }
   destroy_objects(&o);
 }
 
 static void local_misuse(void) {
-  sy_low_latency_config config = make_config(SWITCHYARD_SCALE_NONE);
-  sy_memory_requirement need = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
+  sy_low_latency_config config = make_config(SY_SCALE_NONE);
+  sy_memory_requirement need = SY_MEMORY_REQUIREMENT_INIT;
   size_t bytes = 0;
   CHECK_OK(sy_low_latency_memory_required(&config, kWorld, &need));
-  CHECK_OK(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes));
+  CHECK_OK(sy_low_latency_heap_bytes(&config, kWorld, &bytes));
   CHECK(need.total_bytes > 0 && bytes > need.total_bytes);
-  CHECK_FAILS(sy_low_latency_memory_required(&config, 0, &need), SWITCHYARD_INVALID_ARGUMENT, "world");
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, NULL), SWITCHYARD_INVALID_ARGUMENT, "bytes");
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(NULL, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config");
+  CHECK_FAILS(sy_low_latency_memory_required(&config, 0, &need), SY_INVALID_ARGUMENT, "world");
+  CHECK_FAILS(sy_low_latency_heap_bytes(&config, kWorld, NULL), SY_INVALID_ARGUMENT, "bytes");
+  CHECK_FAILS(sy_low_latency_heap_bytes(NULL, kWorld, &bytes), SY_INVALID_ARGUMENT, "config");
   config.sending = 2;
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->sending = 2");
-  config.sending = SWITCHYARD_SENDING_PER_ROUTE;
+  CHECK_FAILS(sy_low_latency_heap_bytes(&config, kWorld, &bytes), SY_INVALID_ARGUMENT, "config->sending = 2");
+  config.sending = SY_SENDING_PER_ROUTE;
   config.scale_order = -1;
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->scale_order = -1");
-  config.scale_order = SWITCHYARD_SCALES_COLUMN_MAJOR;
+  CHECK_FAILS(sy_low_latency_heap_bytes(&config, kWorld, &bytes), SY_INVALID_ARGUMENT, "config->scale_order = -1");
+  config.scale_order = SY_SCALES_COLUMN_MAJOR;
   config.scale_group = 48;
-  config.scales = SWITCHYARD_SCALE_UE8M0;
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "scale_group");
-  CHECK_FAILS(sy_low_latency_scale_row_bytes(&config, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->scale_group = 48");
+  config.scales = SY_SCALE_UE8M0;
+  CHECK_FAILS(sy_low_latency_heap_bytes(&config, kWorld, &bytes), SY_INVALID_ARGUMENT, "scale_group");
+  CHECK_FAILS(sy_low_latency_scale_row_bytes(&config, &bytes), SY_INVALID_ARGUMENT, "config->scale_group = 48");
   config.scale_group = 32;
   CHECK_OK(sy_low_latency_scale_row_bytes(&config, &bytes));
   CHECK(bytes == 16);  // 12 bytes, padded
   config.struct_size = 3;
-  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->struct_size = 3");
+  CHECK_FAILS(sy_low_latency_heap_bytes(&config, kWorld, &bytes), SY_INVALID_ARGUMENT, "config->struct_size = 3");
 
   sy_low_latency* exchange = NULL;
   sy_low_latency_output* output = NULL;
   sy_low_latency_rows* rows = NULL;
-  CHECK_FAILS(sy_low_latency_create(NULL, &config, &exchange), SWITCHYARD_INVALID_ARGUMENT, "group");
-  CHECK_FAILS(sy_low_latency_make_output(NULL, &output), SWITCHYARD_INVALID_ARGUMENT, "exchange");
-  CHECK_FAILS(sy_low_latency_make_output_in(NULL, NULL, &output), SWITCHYARD_INVALID_ARGUMENT, "exchange");
-  CHECK_FAILS(sy_low_latency_make_rows(NULL, SWITCHYARD_DTYPE_F32, &rows), SWITCHYARD_INVALID_ARGUMENT, "exchange");
-  CHECK_FAILS(sy_low_latency_output_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "output");
-  CHECK_FAILS(sy_low_latency_rows_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "rows");
-  CHECK_FAILS(sy_low_latency_dispatch(NULL, NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
-  CHECK_FAILS(sy_low_latency_receive(NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
-  CHECK_FAILS(sy_low_latency_last_call(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_create(NULL, &config, &exchange), SY_INVALID_ARGUMENT, "group");
+  CHECK_FAILS(sy_low_latency_make_output(NULL, &output), SY_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_make_output_in(NULL, NULL, &output), SY_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_make_rows(NULL, SY_DTYPE_F32, &rows), SY_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_output_get(NULL, NULL), SY_INVALID_ARGUMENT, "output");
+  CHECK_FAILS(sy_low_latency_rows_get(NULL, NULL), SY_INVALID_ARGUMENT, "rows");
+  CHECK_FAILS(sy_low_latency_dispatch(NULL, NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_receive(NULL), SY_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_last_call(NULL, NULL), SY_INVALID_ARGUMENT, "exchange");
   CHECK_OK(sy_low_latency_destroy(NULL));
   CHECK_OK(sy_low_latency_output_destroy(NULL));
   CHECK_OK(sy_low_latency_rows_destroy(NULL));
 }
 
 void run_low_latency_tests(void) {
-  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_NONE);  // the larger rows
+  const sy_low_latency_config config = make_config(SY_SCALE_NONE);  // the larger rows
   sy_group_options options = patient_options(0);
-  CHECK_OK(sy_low_latency_heap_bytes_for(&config, kWorld, &options.heap_bytes));
+  CHECK_OK(sy_low_latency_heap_bytes(&config, kWorld, &options.heap_bytes));
   run_two_ranks(whole_calls, &options);
   run_two_ranks(halves, &options);
   run_two_ranks(quantised, &options);

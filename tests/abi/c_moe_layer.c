@@ -4,7 +4,7 @@
 #include "c_layer_reference.h"
 
 enum { kHidden = 24, kWidth = 16, kExperts = 2, kTokens = 7, kTopk = 2, kWorld = 2 };
-enum { kWrong = SWITCHYARD_INVALID_ARGUMENT };
+enum { kWrong = SY_INVALID_ARGUMENT };
 
 static uint16_t w13[kWorld][kExperts * 2 * kWidth * kHidden], w2[kWorld][kExperts * kHidden * kWidth];
 static uint16_t x[kWorld][kTokens * kHidden];
@@ -29,14 +29,14 @@ static moe_case make_case(int low_latency) {
 }
 
 static sy_moe_layer_config make_config(int low_latency) {
-  sy_moe_layer_config c = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
+  sy_moe_layer_config c = SY_MOE_LAYER_CONFIG_INIT;
   c.hidden = kHidden;
   c.intermediate = kWidth;
   c.num_experts = kWorld * kExperts;
   c.topk = kTopk;
   c.max_tokens = kTokens;
-  c.exchange = low_latency ? SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY : SWITCHYARD_MOE_EXCHANGE_NORMAL;
-  c.invalid_ids = SWITCHYARD_INVALID_IDS_COUNT;  // some ids of the cases are invalid
+  c.exchange = low_latency ? SY_MOE_EXCHANGE_LOW_LATENCY : SY_MOE_EXCHANGE_NORMAL;
+  c.invalid_ids = SY_INVALID_IDS_COUNT;  // some ids of the cases are invalid
   return c;
 }
 
@@ -67,13 +67,13 @@ static void two_calls(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(low_latency_of_run);
   config.form = form_of_run;
   sy_moe_layer* layer = NULL;
-  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer));
   const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
   uint16_t out[kTokens * kHidden];
   memset(out, 0xff, sizeof out);
   CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);
-  sy_moe_layer_call call = SWITCHYARD_MOE_LAYER_CALL_INIT;
+  sy_moe_layer_call call = SY_MOE_LAYER_CALL_INIT;
   call.add = 1;
   memcpy(out, x[1 - rank], sizeof out);
   CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, &call));
@@ -90,7 +90,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_dropped(layer, &dropped, &count));
   CHECK(dropped == NULL && count == 0);
   const char *text = NULL, *begin = low_latency_of_run ? "separate, low_latency, " : "separate, normal, ";
-  if (form_of_run == SWITCHYARD_MOE_FORM_FUSED) begin = "fused, normal, ";
+  if (form_of_run == SY_MOE_FORM_FUSED) begin = "fused, normal, ";
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
 
@@ -98,15 +98,15 @@ static void two_calls(int rank, sy_group* group) {
   // made.
   sy_moe_layer* other = NULL;
   const int peer = 1 - rank;
-  CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, &other), kWrong, "layer is NULL");
-  CHECK_FAILS(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, NULL), kWrong, "other is NULL");
-  CHECK_FAILS(sy_moe_layer_with_weights(layer, NULL, w2[peer], NULL, NULL, &other), kWrong, "w13 is null");
+  CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, NULL, &other), kWrong, "layer is NULL");
+  CHECK_FAILS(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, NULL, NULL), kWrong, "other is NULL");
+  CHECK_FAILS(sy_moe_layer_with_weights(layer, NULL, w2[peer], NULL, NULL, NULL, &other), kWrong, "w13 is null");
   CHECK(other == NULL);
-  CHECK_OK(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, &other));
+  CHECK_OK(sy_moe_layer_with_weights(layer, w13[peer], w2[peer], NULL, NULL, NULL, &other));
   CHECK_OK(sy_moe_layer_forward(other, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) != 0);
   sy_moe_layer* back = NULL;
-  CHECK_OK(sy_moe_layer_with_weights(other, w13[rank], w2[rank], NULL, NULL, &back));
+  CHECK_OK(sy_moe_layer_with_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, &back));
   CHECK_OK(sy_moe_layer_destroy(other));
   CHECK_OK(sy_moe_layer_forward(back, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);
@@ -122,9 +122,9 @@ static void two_calls(int rank, sy_group* group) {
 static void drops(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.capacity = 1;
-  config.overflow = SWITCHYARD_OVERFLOW_DROP_AND_REPORT;
+  config.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   sy_moe_layer* layer = NULL;
-  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer));
   const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
   uint16_t out[kTokens * kHidden];
   CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, NULL));
@@ -142,22 +142,22 @@ static void drops(int rank, sy_group* group) {
 
 // The fused form: normal mode only, with tokens and returned rows in the heap; on the CPU it may have packed weights.
 static void fused_memory(sy_moe_layer_config config) {
-  const switchyard_code_t unsupported = SWITCHYARD_UNSUPPORTED;
+  const sy_code unsupported = SY_UNSUPPORTED;
   const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
-  sy_moe_layer_memory m = SWITCHYARD_MOE_LAYER_MEMORY_INIT;
+  sy_moe_layer_memory m = SY_MOE_LAYER_MEMORY_INIT;
   size_t heap_bytes = 0;
-  config.form = SWITCHYARD_MOE_FORM_FUSED;
-  config.storage = SWITCHYARD_WEIGHTS_VIEW;
-  config.exchange = SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY;
-  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes), unsupported, "::form = fused");
-  config.exchange = SWITCHYARD_MOE_EXCHANGE_NORMAL;
-  config.storage = SWITCHYARD_WEIGHTS_PACKED;
-  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m));
-  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes));
+  config.form = SY_MOE_FORM_FUSED;
+  config.storage = SY_WEIGHTS_VIEW;
+  config.exchange = SY_MOE_EXCHANGE_LOW_LATENCY;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SY_BACKEND_CUDA, &heap_bytes), unsupported, "::form = fused");
+  config.exchange = SY_MOE_EXCHANGE_NORMAL;
+  config.storage = SY_WEIGHTS_PACKED;
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SY_BACKEND_CPU, &m));
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SY_BACKEND_CPU, &heap_bytes));
   CHECK(m.heap_bytes > rows && heap_bytes > m.heap_bytes && m.scratch_bytes > 0 && m.weight_bytes > 0);
-  config.storage = SWITCHYARD_WEIGHTS_VIEW;
-  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &m));
-  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes));
+  config.storage = SY_WEIGHTS_VIEW;
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SY_BACKEND_CUDA, &m));
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SY_BACKEND_CUDA, &heap_bytes));
   CHECK(m.heap_bytes > rows && heap_bytes > m.heap_bytes && m.scratch_bytes > 0 && m.weight_bytes == 0);
 }
 
@@ -166,15 +166,15 @@ static void memory(int low_latency) {
   size_t bytes[5], heap_bytes = 0;
   reference_moe_memory(&c, bytes);
   sy_moe_layer_config config = make_config(low_latency);
-  sy_moe_layer_memory m = SWITCHYARD_MOE_LAYER_MEMORY_INIT;
-  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m));
+  sy_moe_layer_memory m = SY_MOE_LAYER_MEMORY_INIT;
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SY_BACKEND_CPU, &m));
   CHECK(m.heap_bytes == bytes[0] && m.private_bytes == bytes[1] && m.weight_bytes == bytes[2] && m.scratch_bytes == bytes[3]);
   CHECK(m.total_bytes == bytes[0] + bytes[1] + bytes[2] + bytes[3]);
-  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes));
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SY_BACKEND_CPU, &heap_bytes));
   CHECK(heap_bytes == bytes[4]);
   config.topk = 0;
-  CHECK_FAILS(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m), kWrong, "MoeLayerConfig::topk = 0");
-  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, NULL), kWrong, "bytes is NULL");
+  CHECK_FAILS(sy_moe_layer_memory_required(&config, kWorld, SY_BACKEND_CPU, &m), kWrong, "MoeLayerConfig::topk = 0");
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SY_BACKEND_CPU, NULL), kWrong, "bytes is NULL");
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 7, &heap_bytes), kWrong, "backend = 7");
   config.exchange = 9;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->exchange = 9");
@@ -196,22 +196,22 @@ static void refusals(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.topk = rank == 0 ? kTopk : 99;
   sy_moe_layer* layer = NULL;
-  CHECK_FAILS(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer), kWrong, "rank 1: MoeLayerConfig::topk = 99");
+  CHECK_FAILS(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer), kWrong, "rank 1: MoeLayerConfig::topk = 99");
   CHECK(layer == NULL);
   config.topk = kTopk;
-  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer));
   const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
   uint16_t out[kTokens * kHidden];
   CHECK_FAILS(sy_moe_layer_forward(NULL, x[rank], &routing, NULL, out, NULL), kWrong, "layer is NULL");
   sy_moe_layer* none = layer;
-  CHECK_FAILS(sy_moe_layer_create(NULL, &config, w13[rank], w2[rank], &none), kWrong, "group is NULL");
+  CHECK_FAILS(sy_moe_layer_create(NULL, &config, w13[rank], w2[rank], NULL, &none), kWrong, "group is NULL");
   CHECK(none == NULL);
-  sy_moe_layer_call call = SWITCHYARD_MOE_LAYER_CALL_INIT;
+  sy_moe_layer_call call = SY_MOE_LAYER_CALL_INIT;
   call.add = rank == 0 ? 2 : 0;
   if (rank == 0)
     CHECK_FAILS(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, &call), kWrong, "call->add = 2");
   else
-    CHECK_FAILS(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, &call), SWITCHYARD_PEER_FAILED, "rank 0");
+    CHECK_FAILS(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, &call), SY_PEER_FAILED, "rank 0");
   CHECK_OK(sy_moe_layer_destroy(layer));
   CHECK_OK(sy_moe_layer_destroy(NULL));
 }
@@ -225,7 +225,7 @@ void run_moe_layer_tests(void) {
     memory(low_latency_of_run);
   }
   low_latency_of_run = 0;
-  form_of_run = SWITCHYARD_MOE_FORM_FUSED;
+  form_of_run = SY_MOE_FORM_FUSED;
   make_expected(low_latency_of_run);
   run_two_ranks(two_calls, &options);
   run_two_ranks(drops, &options);

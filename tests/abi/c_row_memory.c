@@ -16,7 +16,7 @@ static size_t heap_used(const sy_group* group) {
 
 static sy_group* alone(void) {
   sy_group* group = NULL;
-  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
+  sy_group_options options = SY_GROUP_OPTIONS_INIT;
   options.heap_bytes = 1 << 20;
   CHECK_OK(sy_group_in_process(1, &options, &group));
   return group;
@@ -69,14 +69,14 @@ static void outlives_its_group(void) {
 
 static void misuse(void) {
   sy_row_memory* memory = (sy_row_memory*)&memory;
-  CHECK(sy_group_used_by(NULL, NULL, NULL) == SWITCHYARD_INVALID_ARGUMENT);
-  CHECK(sy_row_memory_create(NULL, kBytes, &memory) == SWITCHYARD_INVALID_ARGUMENT && memory == NULL);
+  CHECK(sy_group_used_by(NULL, NULL, NULL) == SY_INVALID_ARGUMENT);
+  CHECK(sy_row_memory_create(NULL, kBytes, &memory) == SY_INVALID_ARGUMENT && memory == NULL);
   sy_group* const group = alone();
-  CHECK(sy_row_memory_create(group, kBytes, NULL) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_row_memory_create(group, kBytes, NULL) == SY_INVALID_ARGUMENT);
   CHECK_OK(sy_group_destroy(group));
   sy_group* const other = alone();
-  CHECK(sy_row_memory_create(other, 0, &memory) == SWITCHYARD_INVALID_ARGUMENT && memory == NULL);
-  CHECK(sy_row_memory_create(other, 2 << 20, &memory) == SWITCHYARD_HEAP_EXHAUSTED && memory == NULL);
+  CHECK(sy_row_memory_create(other, 0, &memory) == SY_INVALID_ARGUMENT && memory == NULL);
+  CHECK(sy_row_memory_create(other, 2 << 20, &memory) == SY_HEAP_EXHAUSTED && memory == NULL);
   CHECK_OK(sy_row_memory_destroy(NULL));
   CHECK_OK(sy_group_destroy(other));
 }

@@ -26,7 +26,7 @@ static const sy_trace_phase* phase_of(const sy_trace_summary* summary, int64_t i
 
 /* Number of occurrences of `name` on `rank`. */
 static uint64_t count_of(const sy_trace* trace, const char* name, int rank) {
-  sy_trace_summary summary = SWITCHYARD_TRACE_SUMMARY_INIT;
+  sy_trace_summary summary = SY_TRACE_SUMMARY_INIT;
   CHECK_OK(sy_trace_summary_of(trace, &summary));
   uint64_t count = 0;
   for (int64_t i = 0; i < summary.count; ++i) {
@@ -38,7 +38,7 @@ static uint64_t count_of(const sy_trace* trace, const char* name, int rank) {
 }
 
 static int json_has(const sy_trace* trace, const char* word) {
-  sy_bytes text = SWITCHYARD_BYTES_INIT;
+  sy_bytes text = SY_BYTES_INIT;
   CHECK_OK(sy_trace_json(trace, 1, &text));
   char* copy = calloc(text.size + 1, 1);
   if (!copy) abort();
@@ -51,20 +51,20 @@ static int json_has(const sy_trace* trace, const char* word) {
 
 /* Each rank has a trace of its own; rank 0 gets the records of rank 1. */
 static void record(int rank, sy_group* group) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.num_experts = kExperts;
   config.topk = kTopk;
   config.max_tokens = kTokens;
-  config.row_type = SWITCHYARD_DTYPE_F32;
+  config.dtype = SY_DTYPE_F32;
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
-  sy_trace_options options = SWITCHYARD_TRACE_OPTIONS_INIT;
+  sy_trace_options options = SY_TRACE_OPTIONS_INIT;
   options.num_warps = 2;  // as the group
   sy_trace *trace = NULL, *wrong = NULL;
   CHECK_OK(sy_trace_create(2, &options, &trace));
   CHECK_OK(sy_trace_create(3, NULL, &wrong));
-  CHECK(sy_group_set_trace(group, wrong) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_group_set_trace(group, wrong) == SY_INVALID_ARGUMENT);
   CHECK_OK(sy_trace_destroy(wrong));
 
   int32_t mine = -1;
@@ -86,9 +86,9 @@ static void record(int rank, sy_group* group) {
   CHECK(lost == 0 && error == 0);
 
   // To the other rank and back, as bytes.
-  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_trace_serialize(trace, rank, &bytes));
-  CHECK_FAILS(sy_trace_merge(trace, bytes.data, bytes.size / 2), SWITCHYARD_INVALID_ARGUMENT, "");
+  CHECK_FAILS(sy_trace_merge(trace, bytes.data, bytes.size / 2), SY_INVALID_ARGUMENT, "");
   sy_trace* other = NULL;
   CHECK_OK(sy_trace_create(2, &options, &other));
   CHECK_OK(sy_trace_event(other, "my step", "steps", &mine));
@@ -108,15 +108,15 @@ static void record(int rank, sy_group* group) {
 
 static void arguments(void) {
   sy_trace* trace = NULL;
-  CHECK_FAILS(sy_trace_create(0, NULL, &trace), SWITCHYARD_INVALID_ARGUMENT, "world");
+  CHECK_FAILS(sy_trace_create(0, NULL, &trace), SY_INVALID_ARGUMENT, "world");
   CHECK(trace == NULL);
-  CHECK_FAILS(sy_trace_create(1, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "trace");
+  CHECK_FAILS(sy_trace_create(1, NULL, NULL), SY_INVALID_ARGUMENT, "trace");
   CHECK_OK(sy_trace_create(1, NULL, &trace));
-  CHECK_FAILS(sy_group_set_trace(NULL, trace), SWITCHYARD_INVALID_ARGUMENT, "group");
+  CHECK_FAILS(sy_group_set_trace(NULL, trace), SY_INVALID_ARGUMENT, "group");
   sy_trace_span* span = NULL;
-  CHECK_FAILS(sy_trace_span_begin(trace, 1, 0, 0, &span), SWITCHYARD_INVALID_ARGUMENT, "rank = 1");
-  CHECK_FAILS(sy_trace_write_json(trace, "/nowhere/trace.json", 1), SWITCHYARD_IO, "/nowhere/trace.json");
-  CHECK_FAILS(sy_trace_json(NULL, 1, NULL), SWITCHYARD_INVALID_ARGUMENT, "bytes");
+  CHECK_FAILS(sy_trace_span_begin(trace, 1, 0, 0, &span), SY_INVALID_ARGUMENT, "rank = 1");
+  CHECK_FAILS(sy_trace_write_json(trace, "/nowhere/trace.json", 1), SY_IO, "/nowhere/trace.json");
+  CHECK_FAILS(sy_trace_json(NULL, 1, NULL), SY_INVALID_ARGUMENT, "bytes");
   CHECK_OK(sy_trace_span_end(NULL));
   CHECK_OK(sy_trace_destroy(trace));
   CHECK_OK(sy_trace_destroy(NULL));
@@ -124,17 +124,17 @@ static void arguments(void) {
 
 /* Tuned values: with a file, and without. */
 static void tuned_values(void) {
-  sy_tuning_key key = SWITCHYARD_TUNING_KEY_INIT;
-  sy_tuning_values values = SWITCHYARD_TUNING_VALUES_INIT;
-  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SWITCHYARD_INVALID_ARGUMENT, "key->device");
+  sy_tuning_key key = SY_TUNING_KEY_INIT;
+  sy_tuning_values values = SY_TUNING_VALUES_INIT;
+  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SY_INVALID_ARGUMENT, "key->device");
   key.device = "cpu";
   CHECK_OK(sy_tuning_find(NULL, &key, &values));
   CHECK(values.pieces == 0 && values.dispatch_sms == 0);
   key.mode = 5;
-  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SWITCHYARD_INVALID_ARGUMENT, "key->mode = 5");
-  key.mode = SWITCHYARD_TUNING_FLAT;
-  CHECK_FAILS(sy_tuning_find("/nowhere/a.tuning", &key, &values), SWITCHYARD_INVALID_ARGUMENT, "/nowhere/a.tuning");
-  CHECK_FAILS(sy_tuning_find(NULL, &key, NULL), SWITCHYARD_INVALID_ARGUMENT, "values");
+  CHECK_FAILS(sy_tuning_find(NULL, &key, &values), SY_INVALID_ARGUMENT, "key->mode = 5");
+  key.mode = SY_TUNING_FLAT;
+  CHECK_FAILS(sy_tuning_find("/nowhere/a.tuning", &key, &values), SY_INVALID_ARGUMENT, "/nowhere/a.tuning");
+  CHECK_FAILS(sy_tuning_find(NULL, &key, NULL), SY_INVALID_ARGUMENT, "values");
 }
 
 void run_trace_tests(void) {

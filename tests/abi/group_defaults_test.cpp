@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SWITCHYARD_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time
+// SY_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time
 // (src/capi/structs.cpp); GroupOptions contains a string, which not every compiler can evaluate then.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 TEST(GroupDefaults, AreTheSameInC) {
-  const sy_group_options c = SWITCHYARD_GROUP_OPTIONS_INIT;
+  const sy_group_options c = SY_GROUP_OPTIONS_INIT;
   const GroupOptions options;
   EXPECT_EQ(c.struct_size, sizeof c);
   EXPECT_EQ(c.heap_bytes, options.heap_bytes);

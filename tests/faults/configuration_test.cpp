@@ -74,7 +74,7 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
        {"topk = 33", [](C& c) { c.topk = 33; }},
        {"max_tokens = 0", [](C& c) { c.max_tokens = 0; }},
        {"max_tokens = 65536", [](C& c) { c.max_tokens = 65536; }},
-       {"row_type = fp8_e4m3", [](C& c) { c.row_type = switchyard::DType::fp8_e4m3; }},
+       {"dtype = fp8_e4m3", [](C& c) { c.dtype = switchyard::DType::fp8_e4m3; }},
        {"scales = 3", [](C& c) { c.scales = static_cast<switchyard::ScaleKind>(3); }},
        {"scale_group = 96", [](C& c) { c.scale_group = 96; }},
        {"scale_order = 2", [](C& c) { c.scale_order = static_cast<switchyard::ScaleOrder>(2); }},
@@ -113,7 +113,7 @@ std::vector<Configuration> wrong_configurations() {
        {"LedgerConfig::num_experts = 0", [](C& c) { c.num_experts = 0; }},
        {"LedgerConfig::topk = 33", [](C& c) { c.topk = 33; }},
        {"LedgerConfig::max_tokens = -1", [](C& c) { c.max_tokens = -1; }},
-       {"LedgerConfig::row_type = fp8_e4m3", [](C& c) { c.row_type = switchyard::DType::fp8_e4m3; }},
+       {"LedgerConfig::dtype = fp8_e4m3", [](C& c) { c.dtype = switchyard::DType::fp8_e4m3; }},
        {"LedgerConfig::max_ledgers = 0", [](C& c) { c.max_ledgers = 0; }}});
   return all;
 }
@@ -157,7 +157,7 @@ std::vector<Configuration> other_configurations() {
                                           {"num_experts", [](C& c) { c.num_experts = 9; }},
                                           {"topk", [](C& c) { c.topk = 3; }},
                                           {"max_tokens", [](C& c) { c.max_tokens = 7; }},
-                                          {"row_type", [](C& c) { c.row_type = switchyard::DType::f16; }},
+                                          {"dtype", [](C& c) { c.dtype = switchyard::DType::f16; }},
                                           {"scales", [](C& c) { c.scales = switchyard::ScaleKind::ue8m0; }},
                                           {"scale_group", [](C& c) { c.scale_group = 32; }},
                                           {"scale_order", [](C& c) { c.scale_order = switchyard::ScaleOrder::column_major; }},

@@ -66,7 +66,7 @@ struct Rig {
     c.num_experts = NormalRig::kExperts;
     c.topk = NormalRig::kTopk;
     c.max_tokens = NormalRig::kTokens;
-    c.row_type = DType::bf16;
+    c.dtype = DType::bf16;
     return c;
   }
   void combine_by(LedgerCombine& object, const switchyard::PreparedLedger& of) {

@@ -26,16 +26,16 @@ inline std::vector<Misuse> fused_misuses() {
     void (*spoil)(FusedArguments&);
   };
   const Case cases[] = {
-      {"topk", "ids.topk = 3: must equal FusedMoeConfig::topk, 2", [](FusedArguments& a) { a.ids.topk = 3; }},
-      {"tokens", "ids.tokens = 7: must be in [0, 6]", [](FusedArguments& a) { a.ids.tokens = 7; }},
-      {"negative_tokens", "ids.tokens = -1: must be in [0, 6]", [](FusedArguments& a) { a.ids.tokens = -1; }},
+      {"topk", "topk_ids.topk = 3: must equal FusedMoeConfig::topk, 2", [](FusedArguments& a) { a.ids.topk = 3; }},
+      {"tokens", "topk_ids.num_tokens = 7: must be in [0, 6]", [](FusedArguments& a) { a.ids.num_tokens = 7; }},
+      {"negative_tokens", "topk_ids.num_tokens = -1: must be in [0, 6]", [](FusedArguments& a) { a.ids.num_tokens = -1; }},
       {"no_x", "x is null", [](FusedArguments& a) { a.x = nullptr; }},
-      {"id_beyond", "ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
+      {"id_beyond", "topk_ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
        [](FusedArguments& a) { a.ids = SmallArguments::ids_with<SmallArguments::kExperts>(); }},
-      {"negative_id", "ids[2][1] = -2 (token 2, k = 1)", [](FusedArguments& a) { a.ids = SmallArguments::ids_with<-2>(); }},
-      {"wide_id", "ids[2][1] = 4294967299 (token 2, k = 1)",
+      {"negative_id", "topk_ids[2][1] = -2 (token 2, k = 1)", [](FusedArguments& a) { a.ids = SmallArguments::ids_with<-2>(); }},
+      {"wide_id", "topk_ids[2][1] = 4294967299 (token 2, k = 1)",
        [](FusedArguments& a) { a.ids = SmallArguments::ids_with<SmallArguments::kWideId>(); }},
-      {"no_ids", "ids.data is null", [](FusedArguments& a) { a.ids.data = nullptr; }},
+      {"no_ids", "topk_ids.data is null", [](FusedArguments& a) { a.ids.data = nullptr; }},
       {"no_out", "out is null", [](FusedArguments& a) { a.out = nullptr; }},
   };
   std::vector<MisuseOf<FusedMoeRig>> all;

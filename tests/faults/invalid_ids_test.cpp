@@ -157,10 +157,10 @@ TEST(WeightsOfCombine, ThatAreNotAppliedAreRefused) {
     const auto d = rig.dispatch();
     switchyard::CombineOptions o;
     o.order = switchyard::CombineOrder::per_route;
-    o.weights = rig.weights.data();
+    o.topk_weights = rig.weights.data();
     o.apply_weights = false;
     expect_text(outcome_of([&] { rig.exchange.combine(d.x, d.handle, rig.out.data(), o); }), ErrorCode::invalid_argument,
-                "CombineOptions::weights is given, but apply_weights is false");
+                "CombineOptions::topk_weights is given, but apply_weights is false");
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }

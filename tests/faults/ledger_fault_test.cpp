@@ -54,7 +54,7 @@ const BadTables kBadTables[] = {
     {"world", "LedgerTables::world = 3", [](LedgerTables& t, LedgerConfig&) { t.world = 3; }},
     {"experts", "LedgerTables::num_experts = 4", [](LedgerTables& t, LedgerConfig&) { t.num_experts = 4; }},
     {"padding", "LedgerTables::num_experts_padded = 5", [](LedgerTables& t, LedgerConfig&) { t.num_experts_padded = 5; }},
-    {"experts_here", "LedgerTables::experts_here = 2", [](LedgerTables& t, LedgerConfig&) { t.experts_here = 2; }},
+    {"num_local_experts", "LedgerTables::num_local_experts = 2", [](LedgerTables& t, LedgerConfig&) { t.num_local_experts = 2; }},
     {"short_counts", "peer_token_per_expert.size() = 31",
      [](LedgerTables& t, LedgerConfig&) { t.peer_token_per_expert.pop_back(); }},
     {"short_prefix", "cumsum_per_expert.size() = 31", [](LedgerTables& t, LedgerConfig&) { t.cumsum_per_expert.pop_back(); }},
@@ -126,7 +126,7 @@ TEST(Ledger, D08_AllRoutesAtMinusOneAreLegal) {
 TEST(Ledger, MemoryIsWhatItSays) {
   LedgerConfig config = published_config(5, 37, 3, 7);
   const auto need = LedgerCombine::memory_required(config, 3);
-  auto groups = Group::in_process(3, options_with(10s, LedgerCombine::heap_bytes_for(config, 3)));
+  auto groups = Group::in_process(3, options_with(10s, LedgerCombine::heap_bytes(config, 3)));
   on_threads(groups.size(), [&](size_t r) {
     LedgerCombine ledger(groups[r], config);
     EXPECT_EQ(groups[r].heap_used(), need.total());

@@ -17,7 +17,7 @@ inline std::vector<Misuse> ledger_misuses() {
   };
   const Case cases[] = {
       {"tables", "cumsum_per_expert[0][1] = -7", [](SmallLedger& rig) { rig.tables.cumsum_per_expert[1] = -7; }},
-      {"row_type", "expert_output.dtype = bf16: must be LedgerConfig::row_type, f16",
+      {"dtype", "expert_output.dtype = bf16: must be LedgerConfig::dtype, f16",
        [](SmallLedger& rig) { rig.y.dtype = switchyard::DType::bf16; }},
       {"hidden", "expert_output.cols = 15: must be LedgerConfig::hidden, 16", [](SmallLedger& rig) { rig.y.cols = 15; }},
       {"too_few_rows", "expert_output.rows = 3: the ledger speaks of ", [](SmallLedger& rig) { rig.y.rows = 3; }},

@@ -96,7 +96,7 @@ struct TwoOutputs {
     const std::vector<float> quarters(rig.weights.size(), 0.25f);
     const int32_t tokens = LowLatencyRig::kTokens;
     switchyard::LowLatencyDispatchOptions o;
-    o.weights = quarters.data();
+    o.topk_weights = quarters.data();
     o.device_tokens = &tokens;
     rig.exchange.dispatch(rig.x(), rig.expert_ids(), b, o);
   }

@@ -69,16 +69,16 @@ inline std::vector<Misuse> low_latency_dispatch_misuses() {
                        a.x.scale_kind = ScaleKind::f32;
                      }),
       spoil_dispatch("scales_on_bf16", "x.scale_kind", [](A& a) { a.x.scale_kind = ScaleKind::f32; }),
-      spoil_dispatch("too_many_tokens", "ids.tokens = 7", [](A& a) { a.ids.tokens = 7; }),
-      spoil_dispatch("negative_tokens", "ids.tokens = -1", [](A& a) { a.ids.tokens = -1; }),
-      spoil_dispatch("wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }),
+      spoil_dispatch("too_many_tokens", "topk_ids.num_tokens = 7", [](A& a) { a.ids.num_tokens = 7; }),
+      spoil_dispatch("negative_tokens", "topk_ids.num_tokens = -1", [](A& a) { a.ids.num_tokens = -1; }),
+      spoil_dispatch("wrong_topk", "topk_ids.topk = 3", [](A& a) { a.ids.topk = 3; }),
       spoil_dispatch("id_beyond",
-                     "ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
+                     "topk_ids[2][1] = 8 (token 2, k = 1): must be an expert in [0, 8), or -1 for none; 1 of the ids of this call",
                      [](A& a) { a.ids = SmallArguments::ids_with<SmallArguments::kExperts>(); }),
-      spoil_dispatch("negative_id", "ids[2][1] = -2 (token 2, k = 1)", [](A& a) { a.ids = SmallArguments::ids_with<-2>(); }),
-      spoil_dispatch("wide_id", "ids[2][1] = 4294967299 (token 2, k = 1)",
+      spoil_dispatch("negative_id", "topk_ids[2][1] = -2 (token 2, k = 1)", [](A& a) { a.ids = SmallArguments::ids_with<-2>(); }),
+      spoil_dispatch("wide_id", "topk_ids[2][1] = 4294967299 (token 2, k = 1)",
                      [](A& a) { a.ids = SmallArguments::ids_with<SmallArguments::kWideId>(); }),
-      spoil_dispatch("null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }),
+      spoil_dispatch("null_ids", "topk_ids.data", [](A& a) { a.ids.data = nullptr; }),
   };
   return on_rigs(all, [](switchyard::Group& group) { return LowLatencyRig(group); });
 }
@@ -94,8 +94,8 @@ inline std::vector<Misuse> low_latency_combine_misuses() {
       spoil_combine("out_over_y", "out overlaps y.data", [](A& a) { a.y.data = a.out; }),
       spoil_combine("out_ends_in_y", "out overlaps y.data",
                     [](A& a) { a.y.data = static_cast<const float*>(a.out) + kOutWords - 1; }),
-      spoil_combine("out_over_weights", "out overlaps LowLatencyCombineOptions::weights",
-                    [](A& a) { a.options.weights = static_cast<const float*>(a.out) + kOutWords - 1; }),
+      spoil_combine("out_over_weights", "out overlaps LowLatencyCombineOptions::topk_weights",
+                    [](A& a) { a.options.topk_weights = static_cast<const float*>(a.out) + kOutWords - 1; }),
       spoil_combine("out_over_expert_scale", "out overlaps LowLatencyCombineOptions::expert_scale",
                     [](A& a) { a.options.expert_scale = static_cast<const float*>(a.out) + 1; }),
       spoil_combine("no_output_to_combine", "make_output", [](A& a) { a.output = {}; }),
@@ -114,7 +114,7 @@ inline std::vector<Misuse> low_latency_combine_misuses() {
           "weights_of_per_rank", "pass them to dispatch",
           [](A& a) {
             a.options.order = CombineOrder::per_rank;
-            a.options.weights = weights;
+            a.options.topk_weights = weights;
           },
           ErrorCode::unsupported),
       {"never_filled", "no dispatch has filled it",

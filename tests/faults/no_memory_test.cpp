@@ -121,7 +121,7 @@ struct Rig {
     c.num_experts = NormalRig::kExperts;
     c.topk = NormalRig::kTopk;
     c.max_tokens = NormalRig::kTokens;
-    c.row_type = DType::bf16;
+    c.dtype = DType::bf16;
     return c;
   }
   template <class Ledger>

@@ -139,7 +139,7 @@ TEST(Pool, ExhaustedByStagingOfOrdinaryRows) {
 TEST(Heap, FormulaIsExact) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     const NormalConfig config = NormalRig::config(staging, Layout::expert_major);
-    const auto all = outcomes(3, options_with(60s, NormalExchange::heap_bytes_for(config, 3)), [&](Group& group) {
+    const auto all = outcomes(3, options_with(60s, NormalExchange::heap_bytes(config, 3)), [&](Group& group) {
       NormalRig rig(group, config);
       EXPECT_GE(group.heap_used(), NormalExchange::memory_required(config, 3).total());
       rig.round();

@@ -35,17 +35,17 @@ void check_file(const RoutingFile& file, size_t image_bytes) {
     const int ranks = file.ranks(layer), topk = file.topk(layer);
     require(ranks >= 1 && ranks <= 1000000 && topk >= 1 && topk <= kMaxTopk, "ranks and topk are in range");
     for (int rank = 0; rank < ranks; ++rank) {
-      const int64_t tokens = file.tokens(layer, rank);
+      const int64_t tokens = file.num_tokens(layer, rank);
       require(tokens >= 0, "tokens are not negative");
       require(tokens == 0 || static_cast<uint64_t>(tokens) <= image_bytes / static_cast<uint64_t>(topk),
               "ids lie in the image");
       const Routing routing = file.read(layer, rank, experts);
       check_routing(routing);
-      require(routing.tokens == tokens && routing.topk == topk && routing.num_experts == experts,
+      require(routing.num_tokens == tokens && routing.topk == topk && routing.num_experts == experts,
               "read gives what was announced");
-      require(tokens == 0 || routing.weights.empty() != file.has_weights(layer), "weights are there if announced");
+      require(tokens == 0 || routing.topk_weights.empty() != file.has_weights(layer), "weights are there if announced");
     }
-    if (file.tokens(layer, 0) > 0)
+    if (file.num_tokens(layer, 0) > 0)
       check_routing(file.read_share(layer, std::min(2 * ranks, 65535) / ranks * ranks, 5, experts));
   }
 }

@@ -91,12 +91,12 @@ static void check_sums(const Rank* me, const float* device, int weighted, int sc
 // ---- Normal mode and the ledger ----
 
 static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
-  sy_normal_config c = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config c = SY_NORMAL_CONFIG_INIT;
   c.hidden = kHidden;
   c.max_tokens = kMaxTokens;
   c.num_experts = kExperts;
   c.topk = kTopk;
-  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.dtype = SY_DTYPE_F32;
   c.layout = layout;
   c.expert_alignment = alignment;
   return c;
@@ -104,13 +104,13 @@ static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
 
 // In the order (expert, source, token), each expert's rows padded with zeros.
 static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
-  sy_counts counts = SWITCHYARD_COUNTS_INIT;
+  sy_counts counts = SY_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &counts));
-  CHECK(v->rows == -1 && counts.rows <= v->x_rows && counts.experts_here == experts_of(me->rank));
+  CHECK(v->rows == -1 && counts.rows <= v->x_rows && counts.num_local_experts == experts_of(me->rank));
   float* const x = malloc((size_t)counts.rows * kHidden * sizeof *x);
   read_back(x, v->x, (size_t)counts.rows * kHidden * sizeof *x);
   int64_t row = 0;
-  for (int64_t e = 0; e < counts.experts_here; ++e) {
+  for (int64_t e = 0; e < counts.num_local_experts; ++e) {
     CHECK(counts.expert_first_row[e] == row);
     const int64_t first = row;
     for (int s = 0; s < kWorld; ++s)
@@ -129,22 +129,22 @@ static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
 }
 
 static void normal(const Rank* me, sy_layout layout) {
-  const sy_normal_config config = normal_config(layout, layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR ? kAlignment : 1);
+  const sy_normal_config config = normal_config(layout, layout == SY_LAYOUT_EXPERT_MAJOR ? kAlignment : 1);
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(me->group, &config, &exchange));
 
-  sy_dispatch_options to = SWITCHYARD_DISPATCH_OPTIONS_INIT;
-  sy_combine_options back = SWITCHYARD_COMBINE_OPTIONS_INIT;
+  sy_dispatch_options to = SY_DISPATCH_OPTIONS_INIT;
+  sy_combine_options back = SY_COMBINE_OPTIONS_INIT;
   to.stream = back.stream = me->stream;
-  back.order = layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR ? SWITCHYARD_ORDER_PER_ROUTE : SWITCHYARD_ORDER_PER_RANK;
+  back.order = layout == SY_LAYOUT_EXPERT_MAJOR ? SY_ORDER_PER_ROUTE : SY_ORDER_PER_RANK;
   sy_dispatched* d = NULL;
   CHECK_OK(sy_exchange_dispatch(exchange, &me->rows, &me->expert_ids, me->weights, &to, &d));
-  sy_dispatched_view v = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view v = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(d, &v));
   const sy_const_row_view y = view_of_rows(v.x, v.x_rows, kHidden);
   CHECK_OK(sy_exchange_combine(exchange, &y, v.handle, me->out[0], &back, NULL));
   finish(me);
-  if (layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR) {
+  if (layout == SY_LAYOUT_EXPERT_MAJOR) {
     check_expert_major(me, &v);
     check_sums(me, me->out[0], 1, 0);
   } else {  // once per rank to which the token was sent
@@ -163,32 +163,32 @@ static void normal(const Rank* me, sy_layout layout) {
 
 // The ledger of an expert-major dispatch, with its rows as the experts' answers.
 static void ledger(const Rank* me) {
-  const sy_normal_config by_expert = normal_config(SWITCHYARD_LAYOUT_EXPERT_MAJOR, 1);
-  sy_ledger_config config = SWITCHYARD_LEDGER_CONFIG_INIT;
+  const sy_normal_config by_expert = normal_config(SY_LAYOUT_EXPERT_MAJOR, 1);
+  sy_ledger_config config = SY_LEDGER_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kMaxTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.row_type = SWITCHYARD_DTYPE_F32;
+  config.dtype = SY_DTYPE_F32;
   sy_exchange* exchange = NULL;
   sy_ledger_combine* combine = NULL;
   CHECK_OK(sy_exchange_create(me->group, &by_expert, &exchange));
   CHECK_OK(sy_ledger_combine_create(me->group, &config, &combine));
 
-  sy_dispatch_options to = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+  sy_dispatch_options to = SY_DISPATCH_OPTIONS_INIT;
   to.stream = me->stream;
   sy_dispatched* d = NULL;
   CHECK_OK(sy_exchange_dispatch(exchange, &me->rows, &me->expert_ids, NULL, &to, &d));
-  sy_dispatched_view v = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  sy_dispatched_view v = SY_DISPATCHED_VIEW_INIT;
   CHECK_OK(sy_dispatched_get(d, &v));
-  sy_ledger tables = SWITCHYARD_LEDGER_INIT;
+  sy_ledger tables = SY_LEDGER_INIT;
   CHECK_OK(sy_handle_ledger(v.handle, &tables));
   sy_prepared_ledger* prepared = NULL;
   CHECK_OK(sy_ledger_combine_prepare(combine, &tables, &prepared));
   CHECK_OK(sy_storage_release(tables.storage));
   finish(me);
 
-  sy_ledger_combine_options options = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
+  sy_ledger_combine_options options = SY_LEDGER_COMBINE_OPTIONS_INIT;
   options.stream = me->stream;
   const sy_const_row_view y = view_of_rows(v.x, v.x_rows, kHidden);
   CHECK_OK(sy_ledger_combine_run(combine, &y, me->weights, prepared, me->out[1], &options));
@@ -206,26 +206,26 @@ static void ledger(const Rank* me) {
 // ---- Low latency ----
 
 static sy_low_latency_config low_latency_config(void) {
-  sy_low_latency_config c = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  sy_low_latency_config c = SY_LOW_LATENCY_CONFIG_INIT;
   c.hidden = kHidden;
   c.max_tokens = kMaxTokens;
   c.num_experts = kExperts;
   c.topk = kTopk;
-  c.row_type = SWITCHYARD_DTYPE_F32;
-  c.scales = SWITCHYARD_SCALE_NONE;
+  c.dtype = SY_DTYPE_F32;
+  c.scales = SY_SCALE_NONE;
   return c;
 }
 
 static void check_delivered(const Rank* me, const sy_low_latency_view* v) {
   const size_t experts = (size_t)experts_of(me->rank);
-  CHECK(v->experts_here == experts_of(me->rank) && v->rows_per_expert == kCapacity && v->x_rows == v->experts_here * kCapacity);
+  CHECK(v->num_local_experts == experts_of(me->rank) && v->rows_per_expert == kCapacity && v->x_rows == v->num_local_experts * kCapacity);
   float* const x = malloc(experts * kCapacity * kHidden * sizeof *x);
   int32_t counts[2] = {-1, -1};
   int64_t sources[2 * kCapacity];
   read_back(x, v->x, experts * kCapacity * kHidden * sizeof *x);
   read_back(counts, v->rows_of_expert, experts * sizeof counts[0]);
   read_back(sources, v->row_source, experts * kCapacity * sizeof sources[0]);
-  for (int32_t e = 0; e < v->experts_here; ++e) {
+  for (int32_t e = 0; e < v->num_local_experts; ++e) {
     unsigned expected = 0, seen = 0;
     for (int s = 0; s < kWorld; ++s)
       for (int64_t f = 0; f < kTokens[s] * kTopk; ++f)
@@ -246,24 +246,24 @@ static void low_latency(const Rank* me) {
   sy_low_latency_output* output = NULL;
   CHECK_OK(sy_low_latency_create(me->group, &config, &exchange));
   CHECK_OK(sy_low_latency_make_output(exchange, &output));
-  sy_low_latency_view v = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+  sy_low_latency_view v = SY_LOW_LATENCY_VIEW_INIT;
   CHECK_OK(sy_low_latency_output_get(output, &v));
   CHECK_OK(sy_group_barrier(me->group));
 
-  sy_low_latency_dispatch_options to = SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-  sy_low_latency_combine_options back = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-  sy_all_to_all_options both = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
+  sy_low_latency_dispatch_options to = SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  sy_low_latency_combine_options back = SY_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  sy_all_to_all_options both = SY_ALL_TO_ALL_OPTIONS_INIT;
   to.stream = back.stream = both.stream = me->stream;
-  to.weights = both.weights = me->weights;
+  to.topk_weights = both.topk_weights = me->weights;
   both.expert_scale = me->factors;
   const sy_const_row_view y = view_of_rows(v.x, v.x_rows, kHidden);
   CHECK_OK(sy_low_latency_dispatch(exchange, &me->rows, &me->expert_ids, output, &to));
   CHECK_OK(sy_low_latency_combine(exchange, &y, output, me->out[0], &back));
-  back.order = SWITCHYARD_ORDER_PER_RANK;
+  back.order = SY_ORDER_PER_RANK;
   CHECK_OK(sy_low_latency_combine(exchange, &y, output, me->out[1], &back));
   CHECK_OK(sy_low_latency_dispatch_send(exchange, &me->rows, &me->expert_ids, output, &to));
   CHECK_OK(sy_low_latency_receive(exchange));
-  back.order = SWITCHYARD_ORDER_PER_ROUTE;
+  back.order = SY_ORDER_PER_ROUTE;
   back.expert_scale = me->factors;
   CHECK_OK(sy_low_latency_combine_send(exchange, &y, output, me->out[2], &back));
   CHECK_OK(sy_low_latency_receive(exchange));
@@ -284,26 +284,26 @@ static void host_pointer(const Rank* me) {
   const sy_low_latency_config config = low_latency_config();
   sy_low_latency* exchange = NULL;
   CHECK_OK(sy_low_latency_create(me->group, &config, &exchange));
-  sy_all_to_all_options options = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
+  sy_all_to_all_options options = SY_ALL_TO_ALL_OPTIONS_INIT;
   options.stream = me->stream;
   float host[kMaxTokens * kHidden] = {0};
   if (me->rank == 0) {
     const sy_const_row_view rows = view_of_rows(host, kTokens[0], kHidden);
-    CHECK_FAILS(sy_low_latency_all_to_all(exchange, &rows, &me->expert_ids, me->out[0], &options), SWITCHYARD_INVALID_ARGUMENT,
+    CHECK_FAILS(sy_low_latency_all_to_all(exchange, &rows, &me->expert_ids, me->out[0], &options), SY_INVALID_ARGUMENT,
                 "host memory");
   } else {
-    switchyard_code_t code = sy_low_latency_all_to_all(exchange, &me->rows, &me->expert_ids, me->out[0], &options);
+    sy_code code = sy_low_latency_all_to_all(exchange, &me->rows, &me->expert_ids, me->out[0], &options);
     CHECK(cudaStreamSynchronize(me->stream) == cudaSuccess);  // the kernel has ended, not at its deadline
-    if (code == SWITCHYARD_OK) code = sy_group_check(me->group);
-    CHECK(code == SWITCHYARD_PEER_FAILED);
+    if (code == SY_OK) code = sy_group_check(me->group);
+    CHECK(code == SY_PEER_FAILED);
   }
   CHECK_OK(sy_low_latency_destroy(exchange));
 }
 
 static void* run_rank(void* argument) {
   Rank* me = argument;
-  normal(me, SWITCHYARD_LAYOUT_RANK_MAJOR);
-  normal(me, SWITCHYARD_LAYOUT_EXPERT_MAJOR);
+  normal(me, SY_LAYOUT_RANK_MAJOR);
+  normal(me, SY_LAYOUT_EXPERT_MAJOR);
   ledger(me);
   low_latency(me);
   host_pointer(me);
@@ -315,10 +315,10 @@ int main(void) {
   int status = 0;
   if (!gpu_is_visible(&status)) return status;
   sy_group_options options = patient_options((size_t)64 << 20);
-  options.backend = SWITCHYARD_BACKEND_CUDA;
+  options.backend = SY_BACKEND_CUDA;
   options.device = 0;
   sy_group* groups[kWorld] = {NULL, NULL};
-  if (sy_group_in_process(kWorld, &options, groups) != SWITCHYARD_OK) {
+  if (sy_group_in_process(kWorld, &options, groups) != SY_OK) {
     printf("no group: %s\n", sy_last_error());
     return 1;
   }

@@ -144,7 +144,7 @@ TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   c.scales = switchyard::ScaleKind::none;
   std::barrier meet(2);
   GroupOptions o = options_on("a,b", 60s);
-  o.heap_bytes = LowLatencyExchange::heap_bytes_for(c, 2);
+  o.heap_bytes = LowLatencyExchange::heap_bytes(c, 2);
   expect_all_ok(outcomes(2, o, [&](Group& group) {
     switchyard::detail::cross_in_rounds_of(group, 1);
     LowLatencyExchange exchange(group, c);

@@ -157,7 +157,7 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
     c.num_experts = NormalRig::kExperts;
     c.topk = NormalRig::kTopk;
     c.max_tokens = NormalRig::kTokens;
-    c.row_type = switchyard::DType::bf16;
+    c.dtype = switchyard::DType::bf16;
     switchyard::LedgerCombine ledger(group, c);
     const auto prepared = ledger.prepare(d.handle.ledger());
     ledger.combine(d.x, rig.weights.data(), prepared, rig.out.data());
@@ -338,7 +338,7 @@ TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
     s.tokens = {16, 16, 16};
     s.hidden = hidden;
     const auto c = make_ledger_case(s);
-    const auto options = options_with(60s, switchyard::LedgerCombine::heap_bytes_for(make_config(*c), kWorld));
+    const auto options = options_with(60s, switchyard::LedgerCombine::heap_bytes(make_config(*c), kWorld));
     Trace trace = trace_for(options);
     Slowest slowest{0};
     std::chrono::nanoseconds delay{};

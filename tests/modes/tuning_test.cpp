@@ -74,7 +74,7 @@ void expect_pieces(const std::shared_ptr<const Tuning>& tuning, int asked, int64
 }
 
 TEST(Tuned, PiecesAreTakenUnlessTheCallerSaysHowMany) {
-  expect_pieces(nullptr, 0, 2);  // of kFewestPieceColumns
+  expect_pieces(nullptr, 0, 2);  // of kMinPieceColumns
   for (const int pieces : {1, 2, 4, 8}) {
     expect_pieces(tuning_of(pieces), 0, pieces);
     expect_pieces(tuning_of(pieces), 4, 4);
@@ -95,7 +95,7 @@ TEST(Tuned, MemoryDoesNotDependOnTheTuning) {
   const size_t need = LowLatencyExchange::memory_required(wide(), 2).total();
   for (int pieces = 1; pieces <= 16; ++pieces) {
     EXPECT_LE(LowLatencyExchange::memory_required(wide(pieces), 2).total(), need) << pieces;
-    for (const Outcome& o : outcomes(2, options_with(60s, LowLatencyExchange::heap_bytes_for(wide(), 2)), [&](Group& group) {
+    for (const Outcome& o : outcomes(2, options_with(60s, LowLatencyExchange::heap_bytes(wide(), 2)), [&](Group& group) {
            group.impl().tuning = tuning_of(pieces);
            const size_t before = group.heap_used();
            const LowLatencyExchange exchange(group, wide());

@@ -282,7 +282,7 @@ class PhaseRunner : StepRunner {
       RankData first(c_, group_.rank(), 2 * i), again(c_, group_.rank(), 2 * i + 1);
       switchyard::Dispatched d;
       switchyard::DispatchOptions o;
-      const int64_t max = switchyard::most_rows(exchange_.config(), group_.size()), hidden = c_.scenario.hidden;
+      const int64_t max = switchyard::max_rows(exchange_.config(), group_.size()), hidden = c_.scenario.hidden;
       std::vector<std::byte> mine(static_cast<size_t>(max * hidden * 2));
       const switchyard::Rows out{mine.data(), max, hidden, DType::bf16};
       if (phase == Phase::dispatch_out) o.out = &out;
@@ -410,7 +410,7 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     fleet.world = c->problem.world;
     if (on_hosts(phase)) ::setenv("SWITCHYARD_HOST", "a,a,b,b", 1);
     fleet.options.heap_bytes =
-        heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
+        heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto on_group = [&](switchyard::Group& group, Failures& f) {
       switchyard::detail::cross_in_rounds_of(group, 800);

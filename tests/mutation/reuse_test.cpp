@@ -61,7 +61,7 @@ TEST(ReuseOfBuffers, DISABLED_Ledger) {
   const auto c = make_ledger_case(s);
   Fleet fleet;
   fleet.world = 2;
-  fleet.options.heap_bytes = switchyard::LedgerCombine::heap_bytes_for(make_config(*c), 2);
+  fleet.options.heap_bytes = switchyard::LedgerCombine::heap_bytes(make_config(*c), 2);
   fleet.options.num_blocks = fleet.options.num_warps = 1;
   weaken(Site::ledger_rows);
   EXPECT_EQ(joined(run_threads(fleet,

@@ -68,16 +68,16 @@ LedgerConfig ledger_config(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
-  config.row_type = kType;
+  config.dtype = kType;
   return config;
 }
 
 }  // namespace
 
 size_t heap_bytes_of(const Life& life) {
-  size_t bytes = LowLatencyExchange::heap_bytes_for(low_latency_config(life), life.world) +
-                 LedgerCombine::heap_bytes_for(ledger_config(life), life.world, kBackend);
-  for (const NormalConfig& config : normal_configs(life)) bytes += NormalExchange::heap_bytes_for(config, life.world, kBackend);
+  size_t bytes = LowLatencyExchange::heap_bytes(low_latency_config(life), life.world) +
+                 LedgerCombine::heap_bytes(ledger_config(life), life.world, kBackend);
+  for (const NormalConfig& config : normal_configs(life)) bytes += NormalExchange::heap_bytes(config, life.world, kBackend);
   return bytes;
 }
 

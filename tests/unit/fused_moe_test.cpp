@@ -84,7 +84,7 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
 TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
   FusedMoeConfig c = small();
-  c.type = DType::fp8_e4m3;
+  c.dtype = DType::fp8_e4m3;
   FusedMoeMemory more = added_by([](auto& changed) { changed.hidden = 512; }, c);
   // A token is 256 bytes and two scales, padded to 384; or 512 and four, padded to 640. Its output is bf16.
   EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
@@ -94,18 +94,18 @@ TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
             kRows * 256 * (1 + 2) + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) + weights / 2);
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
   expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2, Backend::cpu); }), ErrorCode::unsupported,
-              "FusedMoeConfig::type = fp8_e4m3: must be bf16 on the CPU");
+              "FusedMoeConfig::dtype = fp8_e4m3: must be bf16 on the CPU");
 }
 
 TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
   const auto refused = [](const std::string& part, const std::function<void(FusedMoeConfig&)>& change) {
     FusedMoeConfig c = small();
-    c.type = DType::fp8_e4m3;
+    c.dtype = DType::fp8_e4m3;
     change(c);
     expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2); }), ErrorCode::invalid_argument, part);
   };
-  refused("FusedMoeConfig::type = f16: must be bf16 or fp8_e4m3", [](auto& c) { c.type = DType::f16; });
-  refused("FusedMoeConfig::type = 9: must be bf16 or fp8_e4m3", [](auto& c) { c.type = static_cast<DType>(9); });
+  refused("FusedMoeConfig::dtype = f16: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = DType::f16; });
+  refused("FusedMoeConfig::dtype = 9: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = static_cast<DType>(9); });
   refused("FusedMoeConfig::hidden = 192: must be a multiple of 128", [](auto& c) { c.hidden = 192; });
   refused("FusedMoeConfig::intermediate = 136: must be a multiple of 128", [](auto& c) { c.intermediate = 136; });
   refused("FusedMoeConfig::hidden (fp8) = 65664: must be in [128, 65536]", [](auto& c) { c.hidden = 65664; });
@@ -123,7 +123,7 @@ TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
   c.max_tokens = 0;
   EXPECT_GT(FusedMoe::memory_required(c, 2).heap_bytes, 0u);  // counts and flags
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, size_t{1} << 14);
-  EXPECT_GT(FusedMoe::heap_bytes_for(c, 2), FusedMoe::memory_required(c, 2).heap_bytes);
+  EXPECT_GT(FusedMoe::heap_bytes(c, 2), FusedMoe::memory_required(c, 2).heap_bytes);
 }
 
 TEST(FusedMoeConfigs, ErrorsNameTheField) {
@@ -131,7 +131,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
     FusedMoeConfig c = small();
     change(c);
     expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, world); }), ErrorCode::invalid_argument, part);
-    expect_text(outcome_of([&] { (void)FusedMoe::heap_bytes_for(c, world); }), ErrorCode::invalid_argument, part);
+    expect_text(outcome_of([&] { (void)FusedMoe::heap_bytes(c, world); }), ErrorCode::invalid_argument, part);
   };
   refused(
       "world = 0: must be in [1, 64]", [](auto&) {}, 0);

@@ -170,7 +170,7 @@ class Cluster {
   }
   template <class F>
   std::vector<std::byte> rows(int64_t count, const F& bits) const {
-    const size_t element = dtype_bytes(shape_.config.row_type);
+    const size_t element = dtype_bytes(shape_.config.dtype);
     std::vector<std::byte> made(static_cast<size_t>(count) * static_cast<size_t>(layout_.hidden) * element);
     for (size_t i = 0; i < made.size() / element; ++i) {
       const float value = static_cast<float>(bits(static_cast<int64_t>(i)) % 61) - 30.0f;
@@ -209,7 +209,7 @@ class Cluster {
     p.x = at(r).x.data();
     p.tokens = shape_.tokens[static_cast<size_t>(r)];
     p.src_row_bytes = layout_.return_bytes;
-    p.src_type = shape_.config.row_type;
+    p.src_type = shape_.config.dtype;
     p.quantize = shape_.config.scales;
     p.scale_group = shape_.config.scale_group;
     p.scale_element_bytes = scales_.element_bytes;
@@ -315,7 +315,7 @@ void expect_alike(const Shape& shape) {
   Shape one = shape;
   one.hosts.assign(shape.hosts.size(), 'a');
   Cluster here(one), there(shape);
-  const DType type = shape.config.row_type;
+  const DType type = shape.config.dtype;
   const auto expect_outputs = [&] {
     for (int r = 0; r < here.world(); ++r) EXPECT_EQ(here.output(r) == there.output(r), true) << "output of rank " << r;
   };
@@ -355,7 +355,7 @@ TEST_P(LowLatencyPhases, OfRowsAsTheyAre) {
     for (const int64_t hidden : {int64_t{37}, int64_t{144}, int64_t{640}}) {
       Shape s = shape(hidden, 4, 11);
       s.config.scales = ScaleKind::none;
-      s.config.row_type = hidden == 144 ? DType::f32 : DType::bf16;
+      s.config.dtype = hidden == 144 ? DType::f32 : DType::bf16;
       s.config.sending = sending;
       s.config.pieces = hidden == 640 ? 3 : 0;
       s.seed = static_cast<uint64_t>(hidden);

@@ -70,7 +70,7 @@ class Misuse : public testing::Test {
 TEST_F(Misuse, EmptyHandle) {
   const Handle none;
   const std::string empty = "handle is empty";
-  expect_invalid(empty, [&] { none.tokens(); });
+  expect_invalid(empty, [&] { none.num_tokens(); });
   expect_invalid(empty, [&] { none.rows(); });
   expect_invalid(empty, [&] { none.counts(); });
   expect_invalid(empty, [&] { none.matrices(1); });
@@ -83,7 +83,7 @@ TEST_F(Misuse, EmptyHandle) {
   for (const int channels : {0, -1, std::numeric_limits<int>::max()})
     expect_invalid("num_channels is " + std::to_string(channels), [&] { handle.matrices(channels); });
   const Handle taken = std::move(handle);
-  EXPECT_EQ(taken.tokens(), 4);
+  EXPECT_EQ(taken.num_tokens(), 4);
   expect_invalid(empty, [&] { handle.rows(); });  // NOLINT(bugprone-use-after-move): the subject of this test
   expect_invalid(empty, [&] { exchange.dispatch(x_, handle); });
 }
@@ -138,14 +138,14 @@ TEST_F(Misuse, LedgerCombineThatWasMovedFrom) {
   NormalExchange dispatcher(group_, normal_config());
   const LedgerTables tables = dispatcher.dispatch(x_, routes_).handle.ledger();
   LedgerConfig config = ledger_config();
-  config.row_type = DType::bf16;
+  config.dtype = DType::bf16;
   LedgerCombine combine(group_, config);
   PreparedLedger prepared = combine.prepare(tables);
   const PreparedLedger taken = std::move(prepared);
-  EXPECT_EQ(taken.tokens(), 4);
+  EXPECT_EQ(taken.num_tokens(), 4);
   const std::string no_ledger = "ledger is empty", empty = "LedgerCombine is empty";
   for (const PreparedLedger& ledger : {PreparedLedger(), prepared}) {  // NOLINT(bugprone-use-after-move)
-    expect_invalid(no_ledger, [&] { ledger.tokens(); });
+    expect_invalid(no_ledger, [&] { ledger.num_tokens(); });
     expect_invalid(no_ledger, [&] { ledger.rows(); });
     expect_invalid(no_ledger, [&] { ledger.returned_rows(); });
   }
@@ -268,7 +268,7 @@ TEST(MisusedRoutingFile, MovedFromIsStillThere) {
   RoutingFile file = RoutingFile::parse(std::as_bytes(std::span(image)), "image");
   const RoutingFile other = std::move(file);
   EXPECT_EQ(file.topk(kNoLayer), 1);  // NOLINT(bugprone-use-after-move)
-  EXPECT_EQ(other.tokens(kNoLayer, 0), 1);
+  EXPECT_EQ(other.num_tokens(kNoLayer, 0), 1);
 }
 
 TEST(MisusedFunctions, OutsideTheirDomain) {
@@ -279,15 +279,15 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
     const std::string named = "world = " + std::to_string(world);
     expect_invalid(named, [&] { first_expert(8, world, 0); });
     expect_invalid(named, [&] { routing_layout(ExpertIds(), 8, world); });
-    expect_invalid(named, [&] { usual_ring(normal_config(), world); });
-    expect_invalid(named, [&] { most_rows(normal_config(), world); });
-    expect_invalid(named, [&] { usual_pieces(low_latency_config(), world); });
+    expect_invalid(named, [&] { default_ring(normal_config(), world); });
+    expect_invalid(named, [&] { max_rows(normal_config(), world); });
+    expect_invalid(named, [&] { default_pieces(low_latency_config(), world); });
     expect_invalid(named, [&] { NormalExchange::memory_required(normal_config(), world); });
-    expect_invalid(named, [&] { NormalExchange::heap_bytes_for(normal_config(), world); });
+    expect_invalid(named, [&] { NormalExchange::heap_bytes(normal_config(), world); });
     expect_invalid(named, [&] { LowLatencyExchange::memory_required(low_latency_config(), world); });
-    expect_invalid(named, [&] { LowLatencyExchange::heap_bytes_for(low_latency_config(), world); });
+    expect_invalid(named, [&] { LowLatencyExchange::heap_bytes(low_latency_config(), world); });
     expect_invalid(named, [&] { LedgerCombine::memory_required(ledger_config(), world); });
-    expect_invalid(named, [&] { LedgerCombine::heap_bytes_for(ledger_config(), world); });
+    expect_invalid(named, [&] { LedgerCombine::heap_bytes(ledger_config(), world); });
     expect_invalid(named, [&] { ledger_format_bytes(ledger_config(), world, 1); });
     expect_invalid(named, [&] { route_meta_layout(ledger_config(), world, 0, 0); });
     expect_invalid(named, [&] { check_ledger(LedgerTables(), ledger_config(), world, 0); });
@@ -323,10 +323,10 @@ TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
     expect_invalid("hidden", [&] { NormalExchange::memory_required(normal, 2); });
     LowLatencyConfig low_latency = low_latency_config();
     low_latency.hidden = bad;
-    expect_invalid("hidden", [&] { usual_pieces(low_latency, 2); });
+    expect_invalid("hidden", [&] { default_pieces(low_latency, 2); });
     low_latency = low_latency_config();
     low_latency.max_tokens = bad;
-    expect_invalid("max_tokens", [&] { usual_pieces(low_latency, 2); });
+    expect_invalid("max_tokens", [&] { default_pieces(low_latency, 2); });
     LedgerConfig ledger = ledger_config();
     ledger.hidden = bad;
     expect_invalid("hidden", [&] { LedgerCombine::memory_required(ledger, 2); });
@@ -334,16 +334,16 @@ TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
   for (const int bad : {0, -1, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()}) {
     NormalConfig normal = normal_config();
     normal.topk = bad;
-    expect_invalid("topk", [&] { usual_ring(normal, 2); });
+    expect_invalid("topk", [&] { default_ring(normal, 2); });
     normal = normal_config();
     normal.expert_alignment = bad;
     expect_invalid("expert_alignment", [&] { NormalExchange::memory_required(normal, 2); });
     normal = normal_config();
     normal.ring.send_chunk = bad;
-    expect_invalid("send_chunk", [&] { usual_ring(normal, 2); });
+    expect_invalid("send_chunk", [&] { default_ring(normal, 2); });
     LowLatencyConfig low_latency = low_latency_config();
     low_latency.topk = bad;
-    expect_invalid("topk", [&] { usual_pieces(low_latency, 2); });
+    expect_invalid("topk", [&] { default_pieces(low_latency, 2); });
     low_latency = low_latency_config();
     low_latency.scale_group = bad;
     expect_invalid("scale_group", [&] { LowLatencyExchange::memory_required(low_latency, 2); });

@@ -37,7 +37,7 @@ LatencyPoint make_point(const BenchOptions& o) {
 json run_rank(const LatencyPoint& p, Group& group) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<Clock> clock = latency_clock(p, group);
-  LowLatencyRank rank(p.scenario, p.config, p.config.row_type, group, clock->device(),
+  LowLatencyRank rank(p.scenario, p.config, p.config.dtype, group, clock->device(),
                       {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)});
   rank.prepare(0, LowLatencyRank::Experts::scale);
   json out;

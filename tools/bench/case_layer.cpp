@@ -413,7 +413,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   static void count_routes(const Scenario& s, Run& run) {
     std::vector<int64_t> of_rank(static_cast<size_t>(s.world));
     for (const Routing& routing : s.routing)
-      for (const int32_t id : routing.ids)
+      for (const int32_t id : routing.topk_ids)
         if (s.valid(id)) ++of_rank[static_cast<size_t>(s.owner(id))];
     for (const int64_t routes : of_rank) run.routes += routes;
     run.max_routes_per_rank = *std::max_element(of_rank.begin(), of_rank.end());

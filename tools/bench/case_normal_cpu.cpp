@@ -113,7 +113,7 @@ class RankBench {
       slots_[at] = exchange_.dispatch(inputs_[at].view(), handles_[at], options);
     } else {
       slots_[at] = exchange_.dispatch(inputs_[at].view(), mine.expert_ids(),
-                                      mine.weights.empty() ? nullptr : mine.weights.data(), options);
+                                      mine.topk_weights.empty() ? nullptr : mine.topk_weights.data(), options);
     }
     if (setup_.options.cached && !handles_[at]) handles_[at] = slots_[at].handle;
     if (setup_.separate_outputs && y_[at].rows().data == nullptr) {
@@ -159,7 +159,7 @@ class RankBench {
 };
 
 /// Maximum number of rows that one rank receives in one set.
-int64_t most_rows(const std::vector<Scenario>& scenarios, int world) {
+int64_t max_rows(const std::vector<Scenario>& scenarios, int world) {
   int64_t max = 0;
   for (const Scenario& s : scenarios) {
     const oracle::Problem problem = s.problem();
@@ -207,7 +207,7 @@ Setup make_setup(const BenchOptions& options, const measure::Machine& machine, c
   }
 
   setup.config = normal_config(options, base);
-  setup.config.pool_bytes = pool_bytes(setup, most_rows(setup.scenarios, setup.world));
+  setup.config.pool_bytes = pool_bytes(setup, max_rows(setup.scenarios, setup.world));
   return setup;
 }
 
@@ -217,7 +217,7 @@ RankJob job_of(const Setup& setup, const measure::Machine& machine) {
   job.processes = setup.options.processes;
   job.group.num_blocks = static_cast<int>(setup.options.blocks);
   job.group.num_warps = static_cast<int>(setup.options.warps);
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(setup.config, setup.world);
+  job.group.heap_bytes = NormalExchange::heap_bytes(setup.config, setup.world);
   for (int r = 0; r < setup.world && setup.options.pin == "cores"; ++r)
     job.cpus.push_back(measure::share_of_cpus(machine, r, setup.world));
   return job;
@@ -321,7 +321,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
     run.options.experts = source.experts();
     run.options.topk = source.topk();
     run.routing = source.description();
-    if (staging_named(options.staging) == Staging::ring) run.ring = usual_ring(setup.config, setup.world);
+    if (staging_named(options.staging) == Staging::ring) run.ring = default_ring(setup.config, setup.world);
     run.sets = setup.sets;
     run.heap_bytes = job.group.heap_bytes;
     run.dispatch = measure::times_of(ranks, "/dispatch");

@@ -45,7 +45,7 @@ struct Setup {
   size_t limit_bytes() const {
     const auto received = static_cast<size_t>(scenario.world) * static_cast<size_t>(options.tokens);
     const size_t returned = returned_row_bytes(options);
-    return std::max(received * std::max(sent_row_bytes(options), returned), static_cast<size_t>(routes.most_rows) * returned);
+    return std::max(received * std::max(sent_row_bytes(options), returned), static_cast<size_t>(routes.max_rows) * returned);
   }
   /// Sum over all ranks, as on the CPU.
   measure::ExchangeBytes bytes() const {
@@ -98,8 +98,8 @@ class RankBench {
     x_.data = device_.upload(x_.data, static_cast<size_t>(x.rows()) * x.row_bytes());
     x_.scales = device_.upload(x_.scales, static_cast<size_t>(x.rows()) * x.scale_bytes());
     ids_ = mine.expert_ids();
-    ids_.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
-    if (!mine.weights.empty()) weights_ = device_.upload(mine.weights.data(), mine.weights.size() * 4);
+    ids_.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
+    if (!mine.topk_weights.empty()) weights_ = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
     out_ = device_.allocate(out_bytes());
   }
 
@@ -229,7 +229,7 @@ RankJob job_of(const Setup& setup) {
   job.group.backend = Backend::cuda;
   job.group.timeout = std::chrono::seconds(10);
   job.group.heap_bytes =
-      NormalExchange::heap_bytes_for(setup.config, job.world, Backend::cuda) + gpu_clock_bytes(setup.limit_bytes());
+      NormalExchange::heap_bytes(setup.config, job.world, Backend::cuda) + gpu_clock_bytes(setup.limit_bytes());
   return job;
 }
 
@@ -298,7 +298,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
     run.mean_ranks = setup.planned.mean_ranks;
     run.bytes = setup.bytes();
     run.heap_bytes = job.group.heap_bytes;
-    if (setup.config.staging == Staging::ring) run.ring = usual_ring(setup.config, job.world);
+    if (setup.config.staging == Staging::ring) run.ring = default_ring(setup.config, job.world);
     run.remote_bytes = static_cast<double>(setup.planned.remote_pairs) * static_cast<double>(sent_row_bytes(options));
     run.dispatch = measure::times_of(ranks, "/dispatch");
     run.cached = measure::times_of(ranks, "/cached");

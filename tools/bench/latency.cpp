@@ -43,7 +43,7 @@ RankJob job_of(const LatencyPoint& p) {
   job.group.timeout = std::chrono::seconds(10);
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(std::max<int64_t>(1, o.warps));
-  job.group.heap_bytes = LowLatencyExchange::heap_bytes_for(p.config, p.scenario.world);
+  job.group.heap_bytes = LowLatencyExchange::heap_bytes(p.config, p.scenario.world);
   if (on_gpus(o)) {
     job.group.backend = Backend::cuda;
     job.group.heap_bytes += gpu_clock_bytes(limit_bytes(p));

@@ -42,7 +42,7 @@ NormalConfig normal_config(const BenchOptions& o, const Scenario& s) {
   c.max_tokens = o.tokens;
   c.layout = s.layout;
   c.expert_alignment = s.alignment;
-  c.row_type = rows_named(o.dtype).result_type();
+  c.dtype = rows_named(o.dtype).result_type();
   c.staging = staging_named(o.staging);
   if (o.channels > 0) c.ring.num_channels = static_cast<int>(o.channels);
   if (o.send_chunk > 0) c.ring.send_chunk = static_cast<int>(o.send_chunk);

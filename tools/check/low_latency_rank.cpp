@@ -23,7 +23,7 @@ LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind sca
   c.topk = s.topk;
   c.max_tokens = 1;
   for (int r = 0; r < s.world; ++r) c.max_tokens = std::max(c.max_tokens, s.tokens(r));
-  c.row_type = type == DType::fp8_e4m3 ? DType::bf16 : type;
+  c.dtype = type == DType::fp8_e4m3 ? DType::bf16 : type;
   c.scales = scales;
   return c;
 }
@@ -53,7 +53,7 @@ LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config
 
 size_t LowLatencyRank::device_bytes(const Scenario& s, const LowLatencyConfig& c) {
   const int64_t experts = (s.experts + s.world - 1) / s.world, rows = experts * s.world * c.max_tokens;
-  const size_t row_bytes = at(c.hidden) * dtype_bytes(c.row_type);
+  const size_t row_bytes = at(c.hidden) * dtype_bytes(c.dtype);
   return at(rows + 2 * c.max_tokens) * row_bytes + at(c.max_tokens) * scale_row_bytes(c.hidden, ScaleKind::f32, 32) +
          at(c.max_tokens * c.topk * 8 + experts * 4) + 8192;
 }
@@ -73,9 +73,9 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   x_.data = device_.upload(x_.data, at(x.rows()) * x.row_bytes());
   x_.scales = device_.upload(x_.scales, at(x.rows()) * x.scale_bytes());
   ids_ = mine.expert_ids();
-  ids_.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
-  weights_ = mine.weights.empty() ? nullptr : device_.upload(mine.weights.data(), mine.weights.size() * 4);
-  const size_t row_bytes = at(s_.hidden) * dtype_bytes(config_.row_type);
+  ids_.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
+  weights_ = mine.topk_weights.empty() ? nullptr : device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
+  const size_t row_bytes = at(s_.hidden) * dtype_bytes(config_.dtype);
   out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
   device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
   if (experts == Experts::scale) {
@@ -86,17 +86,17 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   for (size_t e = 0; e < expected_.arrivals.size(); ++e) {
     std::byte* row = y.data() + e * at(output_.rows_per_expert) * row_bytes;
     for (const oracle::Arrival& a : expected_.arrivals[e]) {
-      fill_row(row, config_.row_type, s_.hidden, output_key(s_, set, rank_, {a.source, a.token, a.k}));
+      fill_row(row, config_.dtype, s_.hidden, output_key(s_, set, rank_, {a.source, a.token, a.k}));
       row += row_bytes;
     }
   }
-  y_ = ConstRows{device_.upload(y.data(), y.size()), output_.x.rows, s_.hidden, config_.row_type};
+  y_ = ConstRows{device_.upload(y.data(), y.size()), output_.x.rows, s_.hidden, config_.dtype};
   meet();
 }
 
 LowLatencyDispatchOptions LowLatencyRank::dispatch_options() const {
   LowLatencyDispatchOptions o;
-  o.weights = weights_;
+  o.topk_weights = weights_;
   o.stream = device_.stream();
   o.num_sms = sms_.dispatch;
   return o;
@@ -140,7 +140,7 @@ void LowLatencyRank::combine_scaled() {
 
 void LowLatencyRank::all_to_all() {
   AllToAllOptions o;
-  o.weights = weights_;
+  o.topk_weights = weights_;
   o.expert_scale = given_scale_;
   o.stream = device_.stream();
   o.num_sms = sms_.dispatch;
@@ -217,7 +217,7 @@ CheckResult LowLatencyRank::check_dispatched(const std::string& name) const {
 }
 
 std::vector<std::byte> LowLatencyRank::host_out() const {
-  std::vector<std::byte> out(at(s_.tokens(rank_) * s_.hidden) * dtype_bytes(config_.row_type));
+  std::vector<std::byte> out(at(s_.tokens(rank_) * s_.hidden) * dtype_bytes(config_.dtype));
   device_.read(out.data(), out_, out.size());
   return out;
 }
@@ -225,7 +225,7 @@ std::vector<std::byte> LowLatencyRank::host_out() const {
 CheckResult LowLatencyRank::check_combined(const std::string& name, CombineOrder order) const {
   CombineCase expected;
   expected.order = order;
-  expected.type = config_.row_type;
+  expected.type = config_.dtype;
   expected.set = set_;
   expected.repeats_alias = true;
   return tool::check_combined(name, s_, rank_, host_out().data(), expected);
@@ -234,7 +234,7 @@ CheckResult LowLatencyRank::check_combined(const std::string& name, CombineOrder
 CheckResult LowLatencyRank::check_scaled(const std::string& name) const {
   CombineCase expected;
   expected.order = CombineOrder::per_route;
-  expected.type = config_.row_type;
+  expected.type = config_.dtype;
   expected.set = set_;
   expected.identity = true;
   expected.expert_scale = &scale_;

@@ -60,7 +60,7 @@ PlannedRoutes plan_routes(const Scenario& s) {
   std::vector<std::vector<std::vector<std::pair<int32_t, int32_t>>>> places;  // [rank][token]: rank, row
   for (int r = 0; r < s.world; ++r) {
     places.emplace_back(at(s.tokens(r)));
-    p.most_rows = std::max(p.most_rows, x.ranks[at(r)].rows);
+    p.max_rows = std::max(p.max_rows, x.ranks[at(r)].rows);
   }
   for (const oracle::Route& route : x.routes)
     places[at(route.source)][at(route.token)].emplace_back(route.dest, static_cast<int32_t>(route.slot));

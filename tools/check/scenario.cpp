@@ -37,9 +37,9 @@ oracle::Problem Scenario::problem(int64_t capacity) const {
     p.overflow = Overflow::drop_and_report;
   }
   for (const Routing& r : routing) {
-    p.max_tokens = std::max(p.max_tokens, r.tokens);
-    p.ids.emplace_back(r.ids.begin(), r.ids.end());
-    if (weighted()) p.weights.push_back(r.weights);
+    p.max_tokens = std::max(p.max_tokens, r.num_tokens);
+    p.ids.emplace_back(r.topk_ids.begin(), r.topk_ids.end());
+    if (weighted()) p.weights.push_back(r.topk_weights);
   }
   return p;
 }

@@ -29,13 +29,13 @@ struct Scenario {
   int owner(int expert) const { return oracle::owner(experts, world, expert); }
   bool valid(int32_t id) const { return id >= 0 && id < experts; }
   int32_t id(int rank, int64_t token, int k) const {
-    return routing[static_cast<size_t>(rank)].ids[static_cast<size_t>(token * topk + k)];
+    return routing[static_cast<size_t>(rank)].topk_ids[static_cast<size_t>(token * topk + k)];
   }
   float weight(int rank, int64_t token, int k) const {
-    return routing[static_cast<size_t>(rank)].weights[static_cast<size_t>(token * topk + k)];
+    return routing[static_cast<size_t>(rank)].topk_weights[static_cast<size_t>(token * topk + k)];
   }
-  bool weighted() const { return !routing.empty() && !routing[0].weights.empty(); }
-  int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].tokens; }
+  bool weighted() const { return !routing.empty() && !routing[0].topk_weights.empty(); }
+  int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].num_tokens; }
 
   /// The exchange as input of the oracle. `capacity` applies to every rank, and further rows are dropped; < 0: no capacity.
   oracle::Problem problem(int64_t capacity = -1) const;

@@ -43,7 +43,7 @@ std::vector<fs::path> data_dirs() {
 
 }  // namespace
 
-std::string version() { return SWITCHYARD_VERSION_STRING; }
+std::string version() { return SY_VERSION_STRING; }
 std::string source_commit() { return SWITCHYARD_COMMIT; }
 
 std::string build_description() {

@@ -57,7 +57,7 @@ NormalConfig config_of(const DemoPlan& plan) {
   // Received rows, expert outputs and the combine's partial sums, each with its metadata.
   const auto row = static_cast<size_t>(o.hidden) * 2;
   const size_t records = at(o.ranks * o.tokens);
-  c.pool_bytes = 2 * at(plan.most_rows) * row + records * (row + 16 * at(plan.shape.topk)) + (size_t{1} << 20);
+  c.pool_bytes = 2 * at(plan.max_rows) * row + records * (row + 16 * at(plan.shape.topk)) + (size_t{1} << 20);
   return c;
 }
 
@@ -90,8 +90,8 @@ RowArray gate_weights(const DemoPlan& plan) {
 /// Device memory of a rank's rows, ids, weights and results and of its experts' weights, with a margin.
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
-  const int experts_here = plan.shape.first_expert(1);  // rank 0 has the most experts
-  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(experts_here * 3 * o.hidden * o.intermediate) * 2 +
+  const int num_local_experts = plan.shape.first_expert(1);  // rank 0 has the most experts
+  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(num_local_experts * 3 * o.hidden * o.intermediate) * 2 +
          (size_t{1} << 20);
 }
 
@@ -173,8 +173,8 @@ class DemoRank {
     json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine, t.fused}},
                            {"rows", rows},
                            {"remote", remote_bytes},
-                           {"ids", routing.ids},
-                           {"weights", routing.weights},
+                           {"ids", routing.topk_ids},
+                           {"weights", routing.topk_weights},
                            {"out", json::binary(std::move(out))}};
     const HostDispatched host = copy_to_host(*d, in.weights != nullptr, device_);
     add_checks(step, host.view, combine_as_is(exchange, *d, in.out), routing, checks);
@@ -214,7 +214,7 @@ class DemoRank {
     ExpertOptions options;
     options.backend = Backend::cuda;
     options.storage = WeightStorage::view;
-    options.max_rows = most_rows(config_of(plan_), plan_.shape.world);
+    options.max_rows = max_rows(config_of(plan_), plan_.shape.world);
     return {shape, w13_, w2_, options};
   }
 
@@ -224,8 +224,8 @@ class DemoRank {
     in.x = x.view();
     in.x.data = device_.lend(in.x.data, bytes);
     in.ids = routing.expert_ids();
-    in.ids.data = device_.lend(routing.ids.data(), routing.ids.size() * 4);
-    if (!routing.weights.empty()) in.weights = device_.lend(routing.weights.data(), routing.weights.size() * 4);
+    in.ids.data = device_.lend(routing.topk_ids.data(), routing.topk_ids.size() * 4);
+    if (!routing.topk_weights.empty()) in.weights = device_.lend(routing.topk_weights.data(), routing.topk_weights.size() * 4);
     in.out = device_.allocate(bytes);
     return in;
   }
@@ -294,12 +294,12 @@ class DemoRank {
 
   /// Choices of the gate on all ranks: each rank has only its own.
   std::vector<Routing> gathered(const Routing& mine) {
-    const size_t n = mine.ids.size();
+    const size_t n = mine.topk_ids.size();
     const auto world = at(group_.size());
     std::vector<int32_t> ids(n * world);
     std::vector<float> weights(n * world);
-    group_.all_gather(mine.ids.data(), n * 4, ids.data());
-    group_.all_gather(mine.weights.data(), n * 4, weights.data());
+    group_.all_gather(mine.topk_ids.data(), n * 4, ids.data());
+    group_.all_gather(mine.topk_weights.data(), n * 4, weights.data());
     std::vector<Routing> all(world, mine);
     for (size_t r = 0; r < world; ++r) {
       const auto begin = static_cast<std::ptrdiff_t>(r * n);
@@ -330,9 +330,9 @@ StepResult step_from(const json& j, const DemoPlan& plan) {
              j.at("times")[3].get<double>(), j.at("times")[4].get<double>()};
   s.routing.num_experts = plan.shape.experts;
   s.routing.topk = plan.shape.topk;
-  s.routing.tokens = plan.options.tokens;
-  s.routing.ids = j.at("ids").get<std::vector<int32_t>>();
-  s.routing.weights = j.at("weights").get<std::vector<float>>();
+  s.routing.num_tokens = plan.options.tokens;
+  s.routing.topk_ids = j.at("ids").get<std::vector<int32_t>>();
+  s.routing.topk_weights = j.at("weights").get<std::vector<float>>();
   s.rows = j.at("rows").get<int64_t>();
   s.remote_bytes = j.at("remote").get<uint64_t>();
   const auto& bytes = j.at("out").get_binary();
@@ -368,8 +368,8 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
   s.alignment = static_cast<int>(options.alignment);
   s.seed = static_cast<uint64_t>(options.seed);
   // A gate's choices are known only at run time: the pool is sized for the worst case.
-  const int64_t experts_here = (s.experts + s.world - 1) / s.world;
-  plan.most_rows = options.ranks * options.tokens * s.topk + experts_here * (options.alignment - 1);
+  const int64_t num_local_experts = (s.experts + s.world - 1) / s.world;
+  plan.max_rows = options.ranks * options.tokens * s.topk + num_local_experts * (options.alignment - 1);
   if (plan.on_gpus()) choose_fused(plan);
   if (plan.gated()) return plan;
   plan.routing.resize(at(options.steps));
@@ -377,13 +377,13 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
     std::vector<Routing> batches = plan.source->batches(r, options.tokens, options.steps);
     for (size_t step = 0; step < batches.size(); ++step) plan.routing[step].push_back(std::move(batches[step]));
   }
-  plan.most_rows = 0;
+  plan.max_rows = 0;
   for (const std::vector<Routing>& step : plan.routing) {
     Scenario scenario = s;
     scenario.routing = step;
     const oracle::Problem problem = scenario.problem();
     for (int r = 0; r < s.world; ++r)
-      plan.most_rows = std::max(plan.most_rows, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
+      plan.max_rows = std::max(plan.max_rows, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
   }
   return plan;
 }
@@ -396,8 +396,8 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(o.warps);
   if (plan.on_gpus()) job.group.backend = Backend::cuda;
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(config_of(plan), plan.shape.world, job.group.backend);
-  if (plan.fused) job.group.heap_bytes += MoeLayer::heap_bytes_for(fused_config_of(plan), plan.shape.world, Backend::cuda);
+  job.group.heap_bytes = NormalExchange::heap_bytes(config_of(plan), plan.shape.world, job.group.backend);
+  if (plan.fused) job.group.heap_bytes += MoeLayer::heap_bytes(fused_config_of(plan), plan.shape.world, Backend::cuda);
   const auto gpus = static_cast<int>(plan.probe.gpus.size());
   const int64_t total = o.steps + 1;
   progress.stage("making weights, then the layer", total * o.ranks);

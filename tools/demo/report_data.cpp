@@ -35,10 +35,10 @@ Traffic count_traffic(const DemoPlan& plan, const DemoOutcome& outcome) {
   for (const auto& step : outcome.steps) {
     for (size_t source = 0; source < step.size(); ++source) {
       const Routing& r = step[source].routing;
-      for (int64_t token = 0; token < r.tokens; ++token) {
+      for (int64_t token = 0; token < r.num_tokens; ++token) {
         std::vector<uint8_t> touched(at(s.world));
         for (int k = 0; k < r.topk; ++k) {
-          const int32_t id = r.ids[at(token * r.topk + k)];
+          const int32_t id = r.topk_ids[at(token * r.topk + k)];
           if (!s.valid(id)) continue;
           const auto dest = at(s.owner(id));
           ++t.experts[at(id)];

@@ -31,7 +31,7 @@ json empty_calls(Group& group, const NormalConfig& config, Clock& clock) {
   NormalExchange exchange(group, config);
   void* const stream = clock.device().stream();
   const ExpertIds ids{nullptr, 0, config.topk, false};
-  const ConstRows x{nullptr, 0, config.hidden, config.row_type};
+  const ConstRows x{nullptr, 0, config.hidden, config.dtype};
   DispatchOptions dispatching;
   dispatching.stream = stream;
   CombineOptions combining;
@@ -47,7 +47,7 @@ RankJob empty_job(const NormalConfig& config, int world, Backend backend) {
   RankJob job;
   job.world = world;
   job.group.backend = backend;
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(config, world, backend);
+  job.group.heap_bytes = NormalExchange::heap_bytes(config, world, backend);
   if (backend == Backend::cuda) {
     job.group.heap_bytes += gpu_clock_bytes(0);
   } else {

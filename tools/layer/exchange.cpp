@@ -55,7 +55,7 @@ class LowLatencyCalls final : public LayerExchange {
 
   void dispatch(const LayerInput& input) override {
     LowLatencyDispatchOptions o;
-    o.weights = input.weights;
+    o.topk_weights = input.weights;
     o.stream = stream_;
     o.num_sms = sms_.dispatch;
     exchange_.dispatch(input.x, input.ids, delivered_, o);
@@ -89,7 +89,7 @@ NormalConfig layer_normal_config(const Scenario& s) {
   for (int r = 0; r < s.world; ++r) c.max_tokens = std::max(c.max_tokens, s.tokens(r));
   c.layout = Layout::expert_major;
   c.expert_alignment = s.alignment;
-  c.row_type = kLayerType;
+  c.dtype = kLayerType;
   return c;
 }
 
@@ -98,12 +98,12 @@ LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize)
 }
 
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend) {
-  if (const auto* normal = std::get_if<NormalConfig>(&config)) return NormalExchange::heap_bytes_for(*normal, world, backend);
-  return LowLatencyExchange::heap_bytes_for(std::get<LowLatencyConfig>(config), world);
+  if (const auto* normal = std::get_if<NormalConfig>(&config)) return NormalExchange::heap_bytes(*normal, world, backend);
+  return LowLatencyExchange::heap_bytes(std::get<LowLatencyConfig>(config), world);
 }
 
 int64_t exchange_max_rows(const LayerExchangeConfig& config, int world) {
-  if (const auto* normal = std::get_if<NormalConfig>(&config)) return most_rows(*normal, world);
+  if (const auto* normal = std::get_if<NormalConfig>(&config)) return max_rows(*normal, world);
   const auto& c = std::get<LowLatencyConfig>(config);
   return first_expert(c.num_experts, world, 1) * c.max_tokens * world;
 }

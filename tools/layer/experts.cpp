@@ -117,7 +117,7 @@ LayerExperts::BothWeights LayerExperts::make_fp8_weights(int first_expert, uint6
 void LayerExperts::make_products(const BothWeights& weights) {
   GroupedGemmConfig config;
   config.num_experts = shape_.num_local_experts;
-  config.type = type_of(quantize_);
+  config.dtype = type_of(quantize_);
   config.n = 2 * shape_.intermediate;
   config.k = shape_.hidden;
   config.epilogue = Epilogue::swiglu;

@@ -32,7 +32,7 @@ MoeLayerConfig fused_config(const LayerSpec& spec) {
   const auto* const normal = std::get_if<NormalConfig>(&spec.exchange);
   c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
-  c.type = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
+  c.dtype = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
   c.form = MoeForm::fused;
   c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;
@@ -49,7 +49,7 @@ FusedMoeConfig halves_config(const MoeLayerConfig& layer) {
   c.num_experts = layer.num_experts;
   c.topk = layer.topk;
   c.max_tokens = layer.max_tokens;
-  c.type = layer.type;
+  c.dtype = layer.dtype;
   c.w13_scales = layer.w13_scales;
   c.w2_scales = layer.w2_scales;
   return c;
@@ -88,8 +88,8 @@ std::string why_not_fused(const LayerSpec& spec) {
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
   const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
-  const size_t fused = spec.fused ? MoeLayer::heap_bytes_for(fused_config(spec), world, spec.backend) : 0;
-  return separate + fused + (spec.halves ? FusedMoe::heap_bytes_for(halves_config(fused_config(spec)), world) : 0);
+  const size_t fused = spec.fused ? MoeLayer::heap_bytes(fused_config(spec), world, spec.backend) : 0;
+  return separate + fused + (spec.halves ? FusedMoe::heap_bytes(halves_config(fused_config(spec)), world) : 0);
 }
 
 size_t layer_fused_bytes(const LayerSpec& spec) {
@@ -121,9 +121,9 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
                exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
-  input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
-  if (!mine.weights.empty()) input_.weights = device_.upload(mine.weights.data(), mine.weights.size() * 4);
-  const size_t bytes = some(at(mine.tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
+  input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
+  if (!mine.topk_weights.empty()) input_.weights = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
+  const size_t bytes = some(at(mine.num_tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any rank waits for another one, which may share its GPU
@@ -192,8 +192,8 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
                              int threads) const {
   const Scenario& s = spec_.scenario;
   const Routing& mine = s.routing[at(rank_)];
-  const int64_t count = std::min(mine.tokens, max_tokens);
-  const auto token = [&](int64_t i) { return i * mine.tokens / count; };
+  const int64_t count = std::min(mine.num_tokens, max_tokens);
+  const auto token = [&](int64_t i) { return i * mine.num_tokens / count; };
   RowArray rows(count, s.hidden, kLayerType);
   ReferenceInput input;
   input.rows = {reinterpret_cast<const uint16_t*>(rows.row(0))};
@@ -203,8 +203,8 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
     std::memcpy(rows.row(i), x_.row(token(i)), x_.row_bytes());
     const auto from = at(token(i) * mine.topk), to = from + at(mine.topk);
     for (size_t f = from; f < to; ++f) {
-      routes.ids.push_back(mine.ids[f]);
-      if (!mine.weights.empty()) routes.weights.push_back(mine.weights[f]);
+      routes.topk_ids.push_back(mine.topk_ids[f]);
+      if (!mine.topk_weights.empty()) routes.topk_weights.push_back(mine.topk_weights[f]);
     }
   }
   CheckResult result;

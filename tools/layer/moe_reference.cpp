@@ -210,13 +210,13 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
   std::vector<std::vector<double>> moved;  // squared norms
   for (size_t r = 0; r < input.routing.size(); ++r) {
     const Routing& routing = input.routing[r];
-    out.emplace_back(at(routing.tokens * hidden), 0.0f);
-    moved.emplace_back(at(routing.tokens), 0.0);
-    for (int64_t f = 0; f < routing.tokens * routing.topk; ++f) {
-      const int32_t id = routing.ids[at(f)];
+    out.emplace_back(at(routing.num_tokens * hidden), 0.0f);
+    moved.emplace_back(at(routing.num_tokens), 0.0);
+    for (int64_t f = 0; f < routing.num_tokens * routing.topk; ++f) {
+      const int32_t id = routing.topk_ids[at(f)];
       if (id < 0 || id >= experts) continue;
       routes[at(id)].push_back(
-          {static_cast<int>(r), f / routing.topk, routing.weights.empty() ? 1.0f : routing.weights[at(f)]});
+          {static_cast<int>(r), f / routing.topk, routing.topk_weights.empty() ? 1.0f : routing.topk_weights[at(f)]});
     }
   }
   std::optional<Fp8Experts> fp8;

@@ -185,7 +185,7 @@ NormalConfig config_of(const PlanShape& shape) {
   c.num_experts = shape.experts;
   c.topk = shape.topk;
   c.max_tokens = shape.tokens;
-  c.row_type = shape.rows.result_type();
+  c.dtype = shape.rows.result_type();
   return c;
 }
 

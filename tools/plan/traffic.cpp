@@ -38,12 +38,12 @@ Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where))
 
 void Traffic::add(int source, const Routing& routing) {
   const size_t hosts = static_cast<size_t>(where_.hosts()), s = static_cast<size_t>(source);
-  max_tokens_ = std::max(max_tokens_, routing.tokens);
-  for (int64_t t = 0; t < routing.tokens; ++t) {
+  max_tokens_ = std::max(max_tokens_, routing.num_tokens);
+  for (int64_t t = 0; t < routing.num_tokens; ++t) {
     ++seen_;
     bool any = false;
     for (int64_t f = t * routing.topk; f < (t + 1) * routing.topk; ++f) {
-      const int32_t id = routing.ids[static_cast<size_t>(f)];
+      const int32_t id = routing.topk_ids[static_cast<size_t>(f)];
       if (id < 0) continue;
       any = true;
       const int rank = owner_[static_cast<size_t>(id)];

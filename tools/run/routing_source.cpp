@@ -89,11 +89,11 @@ Routing slice(const Routing& all, int64_t first, int64_t tokens) {
   Routing part;
   part.num_experts = all.num_experts;
   part.topk = all.topk;
-  part.tokens = tokens;
+  part.num_tokens = tokens;
   const auto begin = static_cast<std::ptrdiff_t>(first * all.topk);
   const auto end = static_cast<std::ptrdiff_t>((first + tokens) * all.topk);
-  part.ids.assign(all.ids.begin() + begin, all.ids.begin() + end);
-  if (!all.weights.empty()) part.weights.assign(all.weights.begin() + begin, all.weights.begin() + end);
+  part.topk_ids.assign(all.topk_ids.begin() + begin, all.topk_ids.begin() + end);
+  if (!all.topk_weights.empty()) part.topk_weights.assign(all.topk_weights.begin() + begin, all.topk_weights.begin() + end);
   return part;
 }
 
@@ -102,8 +102,8 @@ double share_without_expert(const RoutingFile& file, int layer, int experts) {
   int64_t routes = 0, without = 0;
   for (int r = 0; r < file.ranks(layer); ++r) {
     const Routing routing = file.read(layer, r, experts);
-    routes += std::ssize(routing.ids);
-    without += std::count_if(routing.ids.begin(), routing.ids.end(), [&](int32_t id) { return id < 0 || id >= experts; });
+    routes += std::ssize(routing.topk_ids);
+    without += std::count_if(routing.topk_ids.begin(), routing.topk_ids.end(), [&](int32_t id) { return id < 0 || id >= experts; });
   }
   return routes > 0 ? static_cast<double>(without) / static_cast<double>(routes) : 0;
 }

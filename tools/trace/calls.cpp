@@ -28,7 +28,7 @@ class LowLatencyCalls final : public TracedCalls {
     rank_.prepare(0, flat_ ? LowLatencyRank::Experts::scale : LowLatencyRank::Experts::compute);
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
-    return LowLatencyExchange::heap_bytes_for(low_latency_config(o, s), s.world);
+    return LowLatencyExchange::heap_bytes(low_latency_config(o, s), s.world);
   }
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) {
     return LowLatencyRank::device_bytes(s, low_latency_config(o, s)) + kRest;
@@ -57,14 +57,14 @@ class NormalCalls final : public TracedCalls {
     x_.data = device.upload(x_.data, static_cast<size_t>(x.rows()) * x.row_bytes());
     x_.scales = device.upload(x_.scales, static_cast<size_t>(x.rows()) * x.scale_bytes());
     ids_ = mine.expert_ids();
-    ids_.data = device.upload(mine.ids.data(), mine.ids.size() * 4);
-    if (!mine.weights.empty()) weights_ = device.upload(mine.weights.data(), mine.weights.size() * 4);
-    out_type_ = exchange_.config().row_type;
+    ids_.data = device.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
+    if (!mine.topk_weights.empty()) weights_ = device.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
+    out_type_ = exchange_.config().dtype;
     out_ = device.allocate(std::max<size_t>(1, static_cast<size_t>(s.tokens(rank) * s.hidden) * dtype_bytes(out_type_)));
     group.barrier();
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
-    return NormalExchange::heap_bytes_for(normal_config(o, s), s.world, backend_named(o.backend));
+    return NormalExchange::heap_bytes(normal_config(o, s), s.world, backend_named(o.backend));
   }
   static size_t device_bytes(const BenchOptions& o, const Scenario&) {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
@@ -117,7 +117,7 @@ class LedgerCalls final : public TracedCalls {
     {
       NormalExchange exchange(group, dispatch_config(o, s));
       ExpertIds ids = mine.expert_ids();
-      ids.data = device.upload(mine.ids.data(), mine.ids.size() * 4);
+      ids.data = device.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
       const RowArray x =
           token_rows(s.seed, 0, group.rank(), tokens, dispatch_config(o, s).hidden, rows_named(o.dtype).type, ScaleKind::none);
       ConstRows rows = x.view();
@@ -131,7 +131,7 @@ class LedgerCalls final : public TracedCalls {
     prepared_ = ledger_->prepare(tables);
     y_ = {device.allocate(std::max<size_t>(1, static_cast<size_t>(prepared_.rows()) * row_bytes(o))), prepared_.rows(),
           o.hidden, rows_named(o.dtype).type};
-    if (!mine.weights.empty()) probs_ = device.upload(mine.weights.data(), mine.weights.size() * 4);
+    if (!mine.topk_weights.empty()) probs_ = device.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
     out_ = device.allocate(std::max<size_t>(1, static_cast<size_t>(tokens) * row_bytes(o)));
     device.wait();
     group.barrier();
@@ -142,7 +142,7 @@ class LedgerCalls final : public TracedCalls {
     c.num_experts = s.experts;
     c.topk = s.topk;
     c.max_tokens = o.tokens;
-    c.row_type = rows_named(o.dtype).type;
+    c.dtype = rows_named(o.dtype).type;
     return c;
   }
   /// The dispatch that supplies the ledger: with short rows, because only its counts matter.
@@ -153,7 +153,7 @@ class LedgerCalls final : public TracedCalls {
     c.topk = s.topk;
     c.max_tokens = o.tokens;
     c.layout = Layout::expert_major;
-    c.row_type = rows_named(o.dtype).type;
+    c.dtype = rows_named(o.dtype).type;
     return c;
   }
   static size_t row_bytes(const BenchOptions& o) {
@@ -161,8 +161,8 @@ class LedgerCalls final : public TracedCalls {
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
     const Backend backend = backend_named(o.backend);
-    return std::max(NormalExchange::heap_bytes_for(dispatch_config(o, s), s.world, backend),
-                    LedgerCombine::heap_bytes_for(config(o, s), s.world, backend));
+    return std::max(NormalExchange::heap_bytes(dispatch_config(o, s), s.world, backend),
+                    LedgerCombine::heap_bytes(config(o, s), s.world, backend));
   }
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);

@@ -45,9 +45,9 @@ std::vector<TuneStage> normal_stages(int max) {
            sms("combine_sms", &TuningValues::combine_sms, default_value, max, combine),
            sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, default_quantising, max, quantised)},
           {{"dispatch_warps", &TuningValues::dispatch_warps,
-            with_default({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps), kMostDispatchWarps, dispatch, false},
+            with_default({6, 8, 10, 12}, kMaxDispatchWarps, kMaxDispatchWarps), kMaxDispatchWarps, dispatch, false},
            {"combine_warps", &TuningValues::combine_warps,
-            with_default({8, 12, 14, 16, 18}, kMostCombineWarps, kMostCombineWarps), kMostCombineWarps, combine, false}},
+            with_default({8, 12, 14, 16, 18}, kMaxCombineWarps, kMaxCombineWarps), kMaxCombineWarps, combine, false}},
           {{"dispatch_stages", &TuningValues::dispatch_stages, {0, 1, 2}, 0, dispatch, false}}};
 }
 
@@ -57,8 +57,8 @@ std::vector<TuneStage> low_latency_stages(int64_t hidden, int default_value, int
   if (max > 0)
     stages = {{sms("dispatch_sms", &TuningValues::dispatch_sms, max, max, dispatch),
                sms("combine_sms", &TuningValues::combine_sms, max, max, combine)},
-              {warps("dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, dispatch),
-               warps("combine_warps", &TuningValues::combine_warps, kMostLowLatencyWarps, combine)}};
+              {warps("dispatch_warps", &TuningValues::dispatch_warps, kMaxLowLatencyWarps, dispatch),
+               warps("combine_warps", &TuningValues::combine_warps, kMaxLowLatencyWarps, combine)}};
   constexpr int64_t kMinColumns = 128;  // per piece
   const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kMinColumns - 1) / kMinColumns));
   stages.push_back({{"pieces",
@@ -73,15 +73,15 @@ std::vector<TuneStage> low_latency_stages(int64_t hidden, int default_value, int
 std::vector<TuneStage> flat_stages(int max) {
   const std::vector<const char*> whole{"/all_to_all/p50_us"};
   return {{sms("sms", &TuningValues::sms, max, max, whole)},
-          {warps("warps", &TuningValues::warps, kMostLowLatencyWarps, whole)}};
+          {warps("warps", &TuningValues::warps, kMaxLowLatencyWarps, whole)}};
 }
 
 std::vector<TuneStage> ledger_stages(int max) {
   const std::vector<const char*> kernel{"/kernel_us/median"};
   return {{sms("sms", &TuningValues::sms, max, max, kernel)},
-          {warps("warps", &TuningValues::warps, kMostLedgerWarps, kernel)},
-          {{"chunk_kib", &TuningValues::chunk_kib, with_default({4, 8, 16, 32, 128}, kUsualChunkKib, kMostChunkKib),
-            kUsualChunkKib, kernel, false}}};
+          {warps("warps", &TuningValues::warps, kMaxLedgerWarps, kernel)},
+          {{"chunk_kib", &TuningValues::chunk_kib, with_default({4, 8, 16, 32, 128}, kDefaultChunkKib, kMaxChunkKib),
+            kDefaultChunkKib, kernel, false}}};
 }
 
 /// The best value of `times` (candidate, microseconds); 0: the default.
@@ -199,8 +199,8 @@ std::string why_not(const std::vector<TuneStage>& stages, const TuningValues& va
 
 }  // namespace
 
-std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int max_sms) {
-  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, usual_pieces, max_sms);
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int default_pieces, int max_sms) {
+  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, default_pieces, max_sms);
   if (max_sms == 0) return {};
   switch (mode) {
     case TuningMode::normal:

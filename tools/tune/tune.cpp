@@ -225,9 +225,9 @@ class Tuner {
     LowLatencyConfig config;
     config.hidden = shape.key.hidden;
     config.topk = first.value(json::json_pointer("/config/topk"), 0);  // that of the routing, unless it was given
-    config.max_tokens = shape.key.tokens;
+    config.max_tokens = shape.key.max_tokens;
     const std::vector<TuneStage> stages =
-        tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.max_sms);
+        tune_stages(shape.key.mode, shape.key.hidden, default_pieces(config, shape.key.ranks), place_.max_sms);
     t.limits = limits_of(first);
     const double slack = static_cast<double>(options_.slack) / 100;
     t.found = tune_search(stages, slack, [&](const TuningValues& values, const std::string& what) {
@@ -274,7 +274,7 @@ class Tuner {
       if (place_.gpus > 0) choose_sms(o, place_.device, place_.max_sms);
       return mode_of(shape.key.mode).measured(o, place_.gpus);
     };
-    progress_.stage(fmt::format("{}, {}, hidden {}: {}", to_string(shape.key.mode), counted(shape.key.tokens, "token"),
+    progress_.stage(fmt::format("{}, {}, hidden {}: {}", to_string(shape.key.mode), counted(shape.key.max_tokens, "token"),
                                 shape.key.hidden, what),
                     1);
     json run;
@@ -325,7 +325,7 @@ class Tuner {
 };
 
 std::string shape_text(const TuningKey& key) {
-  return fmt::format("{}, {}, {}, hidden {}", to_string(key.mode), counted(key.ranks, "rank"), counted(key.tokens, "token"),
+  return fmt::format("{}, {}, {}, hidden {}", to_string(key.mode), counted(key.ranks, "rank"), counted(key.max_tokens, "token"),
                      key.hidden);
 }
 
@@ -376,7 +376,7 @@ void print_tables(const std::vector<Tuned>& all) {
   for (const Tuned& t : all) {
     for (const TuneGain& g : t.verdict.gains) {
       const TuningKey& key = t.entry.key;
-      found.row({to_string(key.mode), std::to_string(key.ranks), std::to_string(key.tokens), std::to_string(key.hidden),
+      found.row({to_string(key.mode), std::to_string(key.ranks), std::to_string(key.max_tokens), std::to_string(key.hidden),
                  values_text(t.entry), g.of, fmt::format("{:.1f} us", g.before), fmt::format("{:.1f} us", g.after), g.text()});
     }
   }

@@ -95,8 +95,8 @@ class NormalChecks {
     const Routing& mine = s_.routing[static_cast<size_t>(rank_)];
     const ConstRows rows = given(x);
     ExpertIds ids = mine.expert_ids();
-    ids.data = given(mine.ids);
-    const float* weights = mine.weights.empty() ? nullptr : given(mine.weights);
+    ids.data = given(mine.topk_ids);
+    const float* weights = mine.topk_weights.empty() ? nullptr : given(mine.topk_weights);
     meet();
     return exchange_->dispatch(rows, ids, weights, options(extra));
   }
@@ -177,7 +177,7 @@ class NormalChecks {
   void returned_weights(const Dispatched& d) {
     Comparison c("combine returns the weights");
     CombineOptions o;
-    o.weights = d.topk_weights.data();
+    o.topk_weights = d.topk_weights.data();
     const int64_t n = s_.tokens(rank_) * s_.topk;
     std::vector<float> weights(static_cast<size_t>(n) + 1, -1.0f);
     combined(d.handle, 0, o, false, 0, weights.data());

@@ -256,7 +256,7 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
   job.group.num_warps = static_cast<int>(o.warps);
   job.group.timeout = std::chrono::milliseconds(o.timeout_ms);
   job.group.backend = gpus > 0 ? Backend::cuda : Backend::cpu;
-  job.group.heap_bytes = LedgerCombine::heap_bytes_for(fixture.config(), fixture.world, job.group.backend);
+  job.group.heap_bytes = LedgerCombine::heap_bytes(fixture.config(), fixture.world, job.group.backend);
   const bool timed = gpus >= fixture.world;  // ranks that share a GPU would wait for each other's kernels
   if (timed) job.group.heap_bytes += 2 * gpu_clock_bytes(0);
   const size_t arena = LedgerRank::device_bytes(fixture);
@@ -367,7 +367,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 
 double host_bytes(const LedgerVerifyOptions& o, int gpus) {
   const LedgerFixture f(o);
-  const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes_for(f.config(), f.world));
+  const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes(f.config(), f.world));
   // The experts' outputs, while they are appended and as a copy, and their check; the results and their check.
   const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
   return f.world * (heap + rows * static_cast<double>(f.row_bytes()));

@@ -27,7 +27,7 @@ LedgerConfig LedgerFixture::config() const {
   c.num_experts = world * experts_per_rank;
   c.topk = topk;
   c.max_tokens = tokens;
-  c.row_type = type;
+  c.dtype = type;
   c.max_rows = world * routes();
   return c;
 }
@@ -38,7 +38,7 @@ LedgerTables LedgerFixture::tables(int rank) const {
   t.world = world;
   t.num_experts = world * experts_per_rank;
   t.num_experts_padded = golden.padded;
-  t.experts_here = experts_per_rank;
+  t.num_local_experts = experts_per_rank;
   t.peer_token_per_expert = std::move(golden.peer_token_per_expert);
   t.expanded_row_idx = std::move(golden.expanded_row_idx);
   t.cumsum_per_expert = std::move(golden.cumsum_per_expert);

@@ -65,7 +65,7 @@ NormalConfig normal_config(const VerifyCase& c, const Scenario& s) {
   config.topk = s.topk;
   config.layout = s.layout;
   config.expert_alignment = s.alignment;
-  config.row_type = rows_named(c.dtype).result_type();
+  config.dtype = rows_named(c.dtype).result_type();
   config.staging = staging_named(c.staging);
   config.ring = {3, 2, std::max(4, s.topk)};  // small rings: they wrap and block their producers
   for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
@@ -88,7 +88,7 @@ std::vector<LowLatencyConfig> low_latency_configs(const VerifyCase& c, const Sce
 }
 
 size_t normal_heap_bytes(const VerifyCase& c, const Scenario& s) {
-  return NormalExchange::heap_bytes_for(normal_config(c, s), c.ranks, backend_of(c));
+  return NormalExchange::heap_bytes(normal_config(c, s), c.ranks, backend_of(c));
 }
 
 size_t normal_device_bytes(const VerifyCase& c, const Scenario& s) {
@@ -102,7 +102,7 @@ size_t normal_device_bytes(const VerifyCase& c, const Scenario& s) {
 size_t low_latency_heap_bytes(const VerifyCase& c, const Scenario& s) {
   size_t max = 0;
   for (const LowLatencyConfig& config : low_latency_configs(c, s))
-    max = std::max(max, LowLatencyExchange::heap_bytes_for(config, c.ranks));
+    max = std::max(max, LowLatencyExchange::heap_bytes(config, c.ranks));
   return max;
 }
 

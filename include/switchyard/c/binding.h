@@ -16,7 +16,7 @@ extern "C" {
 /// structs of include/switchyard/c that begin with `struct_size`, also those of the library switchyard_layer. A binding with a
 /// larger size was made for a newer library; one with a smaller size leaves members at their defaults. Errors: invalid_argument
 /// if there is no such struct or a pointer is NULL.
-switchyard_code_t sy_struct_bytes(const char* name, size_t* bytes);
+sy_code sy_struct_bytes(const char* name, size_t* bytes);
 
 #ifdef __cplusplus
 }

@@ -23,8 +23,8 @@ typedef struct sy_expert_mlp sy_expert_mlp;  ///< one rank's experts; sy_expert_
 /// Storage of the weights.
 typedef int32_t sy_weight_storage;
 enum {
-  SWITCHYARD_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may be freed after creation
-  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: required
+  SY_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may be freed after creation
+  SY_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: required
 };
 
 /// Size of one rank's experts; all experts have the same size.
@@ -35,28 +35,21 @@ typedef struct sy_expert_shape {
   int32_t num_local_experts;  ///< L >= 0
   int32_t reserved;           ///< must be 0
 } sy_expert_shape;
-#define SWITCHYARD_EXPERT_SHAPE_INIT \
-  { sizeof(sy_expert_shape), 0, 0, 0, 0 }
 
 /// Settings of an object.
 typedef struct sy_expert_options {
   size_t struct_size;
   sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at creation
-  sy_dtype type;       ///< of rows and weights: bf16; CUDA: also f16 or fp8_e4m3, with bf16 outputs
+  sy_dtype dtype;       ///< of rows and weights: bf16; CUDA: also f16 or fp8_e4m3, with bf16 outputs
   sy_weight_storage storage;
   int32_t reserved;            ///< must be 0
-  size_t route_scratch_bytes;  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
+  size_t route_scratch_bytes SY_DEFAULT(67108864);  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
   int64_t max_rows;            ///< CUDA: maximum rows of a call's `x`, each with an intermediate row in the object; 0: none
   const void* w13_scales;      ///< fp8: scales of the weights, as in switchyard/expert.hpp; they stay the caller's
   const void* w2_scales;
-  sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0
+  sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
   int32_t reserved2;            ///< must be 0
 } sy_expert_options;
-#define SWITCHYARD_EXPERT_OPTIONS_INIT                                                                                         \
-  {                                                                                                                            \
-    sizeof(sy_expert_options), SWITCHYARD_BACKEND_CPU, SWITCHYARD_DTYPE_BF16, SWITCHYARD_WEIGHTS_PACKED, 0, 67108864, 0, NULL, \
-        NULL, SWITCHYARD_SCALE_F32, 0                                                                                          \
-  }
 
 /// Memory of one object, in bytes, excluding the caller's arrays.
 typedef struct sy_expert_memory {
@@ -65,21 +58,19 @@ typedef struct sy_expert_memory {
   size_t scratch_bytes;  ///< fixed at creation; CUDA: intermediate rows, in memory of the GPU
   size_t total_bytes;
 } sy_expert_memory;
-#define SWITCHYARD_EXPERT_MEMORY_INIT \
-  { sizeof(sy_expert_memory), 0, 0, 0 }
 
 /// Memory of an object of this shape on this machine. Allocates nothing permanently. `options` NULL: defaults.
-switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
+sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
                                                 sy_expert_memory* memory);
 
 /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are
 /// read only here (packed), or must stay valid and unchanged while calls run (view). CUDA: both aligned to 16 bytes. `options`
 /// NULL: defaults. Errors: invalid_argument naming the argument; system if memory is insufficient; unsupported for f16 on the
 /// CPU, and for GPUs as sy_grouped_gemm_create.
-switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
+sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
                                        const sy_expert_options* options, sy_expert_mlp** mlp);
 /// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
-switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp);
+sy_code sy_expert_mlp_destroy(sy_expert_mlp* mlp);
 
 /// Settings of one call.
 typedef struct sy_expert_call {
@@ -88,27 +79,25 @@ typedef struct sy_expert_call {
   int32_t num_sms;   ///< CUDA: maximum number of multiprocessors, in [1, those of the GPU]; 0: all
   int32_t reserved;  ///< must be 0
 } sy_expert_call;
-#define SWITCHYARD_EXPERT_CALL_INIT \
-  { sizeof(sy_expert_call), NULL, 0, 0 }
 
 /// Passes the rows of each expert in `x` through that expert into the same rows of `y`, both [rows, H] of the object's type:
 /// `x` as delivered by an expert-major or low-latency dispatch, `y` as read by combine. Rows of no expert, and rows beyond
 /// those of `x` or `y`, are not accessed. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and
 /// `y` are aligned to 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is
 /// written; system.
-switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
+sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
                                         const sy_row_view* y, const sy_expert_call* call);
 
-/// CPU only. Rank-major rows: y[r] = sum over k of weights[r, k] * mlp_(ids[r, k])(x[r]), for `x` and `y` of [ids.tokens, H],
-/// float32 from +0, k ascending, rounded once. `ids` are local (sy_dispatched_view::topk_ids); an id outside [0, L) is skipped.
-/// `weights` is float32 [ids.tokens, ids.topk], or NULL: all 1. `x` and `y` must not overlap. Errors: invalid_argument before
+/// CPU only. Rank-major rows: y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r]), for `x` and `y` of [topk_ids.num_tokens, H],
+/// float32 from +0, k ascending, rounded once. `topk_ids` are local (sy_dispatched_view::topk_ids); an id outside [0, L) is skipped.
+/// `topk_weights` is float32 [topk_ids.num_tokens, topk_ids.topk], or NULL: all 1. `x` and `y` must not overlap. Errors: invalid_argument before
 /// anything is written; unsupported on a GPU.
-switchyard_code_t sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* ids,
-                                                   const float* weights, void* y);
+sy_code sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* topk_ids,
+                                                   const float* topk_weights, void* y);
 
-switchyard_code_t sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory);
+sy_code sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory);
 /// Data type and kernel of the products, for example "bf16 wgmma:sm_90a". The object owns the text.
-switchyard_code_t sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text);
+sy_code sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text);
 
 #ifdef __cplusplus
 }

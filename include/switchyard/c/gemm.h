@@ -24,17 +24,17 @@ typedef struct sy_grouped_gemm sy_grouped_gemm;  ///< one matrix product per exp
 /// Memory order of an expert's weights, dense.
 typedef int32_t sy_weight_order;
 enum {
-  SWITCHYARD_WEIGHTS_NK = 0,  ///< [N, K]: the order of linear layers in checkpoints, outputs outermost
-  SWITCHYARD_WEIGHTS_KN = 1   ///< [K, N]: the transposed product of NK weights, for gradients
+  SY_WEIGHTS_NK = 0,  ///< [N, K]: the order of linear layers in checkpoints, outputs outermost
+  SY_WEIGHTS_KN = 1   ///< [K, N]: the transposed product of NK weights, for gradients
 };
 
 /// Function applied to the N sums of a row.
 typedef int32_t sy_epilogue;
 enum {
-  SWITCHYARD_EPILOGUE_NONE = 0,   ///< N outputs
-  SWITCHYARD_EPILOGUE_RELU = 1,   ///< N outputs: max(v, 0); NaN is kept
-  SWITCHYARD_EPILOGUE_SILU = 2,   ///< N outputs: v / (1 + exp(-v))
-  SWITCHYARD_EPILOGUE_SWIGLU = 3  ///< N / 2 outputs from the first N / 2 sums (gate) and the others (up)
+  SY_EPILOGUE_NONE = 0,   ///< N outputs
+  SY_EPILOGUE_RELU = 1,   ///< N outputs: max(v, 0); NaN is kept
+  SY_EPILOGUE_SILU = 2,   ///< N outputs: v / (1 + exp(-v))
+  SY_EPILOGUE_SWIGLU = 3  ///< N / 2 outputs from the first N / 2 sums (gate) and the others (up)
 };
 
 /// Fixed properties of a grouped GEMM.
@@ -43,26 +43,21 @@ typedef struct sy_grouped_gemm_config {
   int64_t n;            ///< N: a multiple of 8; swiglu: gate and up together, a multiple of 16
   int64_t k;            ///< K: a multiple of 8; fp8: of 16
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype type;        ///< of rows, weights and outputs: bf16 or f16; fp8 e4m3: of rows and weights
+  sy_dtype dtype;        ///< of rows, weights and outputs: bf16 or f16; fp8 e4m3: of rows and weights
   sy_weight_order order;
   sy_epilogue epilogue;
   /// swiglu: g / (1 + exp(-alpha * g)) * (u + up_shift), where g = min(gate, limit) and u is up clamped to [-limit, limit].
-  float swiglu_limit;  ///< > 0
-  float swiglu_alpha;
+  float swiglu_limit SY_DEFAULT(INFINITY);  ///< > 0
+  float swiglu_alpha SY_DEFAULT(1.0f);
   float swiglu_up_shift;
-  sy_scale_kind weight_scales;  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
+  sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
   sy_scale_kind quantize;       ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
   int32_t reserved;             ///< must be 0
 } sy_grouped_gemm_config;
-#define SWITCHYARD_GROUPED_GEMM_CONFIG_INIT                                                                                    \
-  {                                                                                                                            \
-    sizeof(sy_grouped_gemm_config), 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_WEIGHTS_NK, SWITCHYARD_EPILOGUE_NONE, INFINITY, \
-        1.0f, 0.0f, SWITCHYARD_SCALE_F32, SWITCHYARD_SCALE_NONE, 0                                                             \
-  }
 
-/// Columns and type of an output row. Either pointer may be NULL. Uses only `n`, `type`, `epilogue` and `quantize` of the
+/// Columns and type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and `quantize` of the
 /// config. Needs no GPU.
-switchyard_code_t sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* type);
+sy_code sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* dtype);
 
 /// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host needs no counts.
 /// (Experts on the CPU: in host memory.) A count is treated as 0 if it or the first row is negative; rows beyond those of `x`
@@ -75,23 +70,21 @@ typedef struct sy_expert_rows {
   int64_t rows_per_expert;
   int64_t scale_rows;  ///< fp8, scales by columns: words between columns of an expert's scales; 0: one scale row per row
 } sy_expert_rows;
-#define SWITCHYARD_EXPERT_ROWS_INIT \
-  { sizeof(sy_expert_rows), NULL, NULL, NULL, 0, 0 }
 
 /// Rows of an expert-major dispatch, from sy_dispatched_get. Errors: invalid_argument if it is rank-major.
-switchyard_code_t sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows);
+sy_code sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows);
 /// Rows of a low-latency output, from sy_low_latency_output_get. Errors: invalid_argument if its scale groups are not of 128
 /// columns.
-switchyard_code_t sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows);
+sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows);
 
 /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; it stays the caller's and is read by every
 /// call and graph. The same holds for `weight_scales` (fp8 only, else NULL; aligned to 4 bytes). Allocates. Errors:
 /// invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of another compute
 /// capability than 9.0.
-switchyard_code_t sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
+sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
                                          sy_grouped_gemm** gemm);
 /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
-switchyard_code_t sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
+sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 
 /// Options of one call.
 typedef struct sy_grouped_gemm_options {
@@ -100,15 +93,13 @@ typedef struct sy_grouped_gemm_options {
   int32_t num_sms;   ///< maximum number of multiprocessors, in [1, those of the GPU]; 0: all
   int32_t reserved;  ///< must be 0
 } sy_grouped_gemm_options;
-#define SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT \
-  { sizeof(sy_grouped_gemm_options), NULL, 0, 0 }
 
 /// Enqueues the products of the rows of each expert; does not wait, allocates nothing, can be captured. Calls of one object,
 /// graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to 16 bytes:
 /// `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of `x`; rows
 /// of no expert are not accessed. They must not overlap. fp8: `x` has scales; a quantized `out` has scales too, which are
 /// written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
-switchyard_code_t sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
+sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
                                       const sy_row_view* out, const sy_grouped_gemm_options* options);
 
 #ifdef __cplusplus

@@ -31,18 +31,16 @@ typedef struct sy_weight_gradient_config {
   int64_t n;            ///< N, columns of dy: a multiple of 8
   int64_t k;            ///< K, columns of x: a multiple of 8
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype type;        ///< of dy and x: bf16 or f16
-  sy_dtype output;      ///< of the gradients: f32, or equal to `type`
-  int32_t add;          ///< 1: adds to the existing gradients, in their type; 0: overwrites them
+  sy_dtype dtype;        ///< of dy and x: bf16 or f16
+  sy_dtype out_dtype SY_DEFAULT(SY_DTYPE_F32);      ///< of the gradients: f32, or equal to `dtype`
+  sy_bool add;          ///< 1: adds to the existing gradients, in their type; 0: overwrites them
 } sy_weight_gradient_config;
-#define SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT \
-  { sizeof(sy_weight_gradient_config), 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_DTYPE_F32, 0 }
 
 /// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of
 /// another compute capability than 9.0.
-switchyard_code_t sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient);
+sy_code sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient);
 /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
-switchyard_code_t sy_weight_gradient_destroy(sy_weight_gradient* gradient);
+sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
 ///
@@ -50,7 +48,7 @@ switchyard_code_t sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 /// token. `dw` is [E, N, K], aligned to 16 bytes, and must not overlap them. An expert without rows gets zeros, or stays
 /// unchanged with `add`. Calls of one object, graphs included, must be ordered one after another. `options` NULL: defaults.
 /// Errors: invalid_argument naming the argument; system.
-switchyard_code_t sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
+sy_code sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
                                          const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options);
 
 /// Fixed properties of a SwiGLU gradient.
@@ -58,26 +56,24 @@ typedef struct sy_swiglu_gradient_config {
   size_t struct_size;
   int64_t columns;      ///< I, columns of a: a multiple of 8
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype type;        ///< of all rows: bf16 or f16
-  float swiglu_limit;   ///< > 0; this and the next two as in the sy_grouped_gemm_config of the forward pass
-  float swiglu_alpha;
+  sy_dtype dtype;        ///< of all rows: bf16 or f16
+  float swiglu_limit SY_DEFAULT(INFINITY);   ///< > 0; this and the next two as in the sy_grouped_gemm_config of the forward pass
+  float swiglu_alpha SY_DEFAULT(1.0f);
   float swiglu_up_shift;
   int32_t reserved;  ///< must be 0
 } sy_swiglu_gradient_config;
-#define SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT \
-  { sizeof(sy_swiglu_gradient_config), 0, 0, SWITCHYARD_DTYPE_BF16, INFINITY, 1.0f, 0.0f, 0 }
 
 /// Allocates. Errors: as sy_weight_gradient_create.
-switchyard_code_t sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient);
+sy_code sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient);
 /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
-switchyard_code_t sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
+sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 
-/// Enqueues the gradient `dh` of the sums `h` before the epilogue (SWITCHYARD_EPILOGUE_NONE with the same weights), from the
+/// Enqueues the gradient `dh` of the sums `h` before the epilogue (SY_EPILOGUE_NONE with the same weights), from the
 /// gradient `da` of the outputs, and on request recomputes the outputs `a`. `h` and `dh` are [rows, 2 I], gate columns first,
 /// `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` NULL, or without memory: not written. Rows of no expert
 /// are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options` NULL:
 /// defaults. Errors: invalid_argument naming the argument; system.
-switchyard_code_t sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
+sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
                                          const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
                                          const sy_grouped_gemm_options* options);
 
@@ -86,22 +82,20 @@ typedef struct sy_routing_gradient_config {
   size_t struct_size;
   int64_t columns;      ///< columns of a row: a multiple of 8
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype type;        ///< of the rows: bf16 or f16
+  sy_dtype dtype;        ///< of the rows: bf16 or f16
 } sy_routing_gradient_config;
-#define SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT \
-  { sizeof(sy_routing_gradient_config), 0, 0, SWITCHYARD_DTYPE_BF16 }
 
 /// Allocates. Errors: as sy_weight_gradient_create.
-switchyard_code_t sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient);
+sy_code sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient);
 /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
-switchyard_code_t sy_routing_gradient_destroy(sy_routing_gradient* gradient);
+sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient);
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c]
 ///
 /// Enqueues this sum. `dy` is the gradient of the weighted rows, `y` the unweighted rows, both [rows, columns], dense and
 /// aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows of no expert are not accessed. `options` NULL: defaults.
 /// Errors: invalid_argument naming the argument; system.
-switchyard_code_t sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
+sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
                                           const sy_const_row_view* y, const sy_expert_rows* rows, float* dweight,
                                           const sy_grouped_gemm_options* options);
 

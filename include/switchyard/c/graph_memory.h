@@ -15,9 +15,9 @@ typedef struct sy_graph_memory sy_graph_memory;  ///< sy_graph_memory_destroy
 /// not be in flight at the same time, and the results of one must not be read after another was launched. `memory` NULL in
 /// sy_exchange_use_graph_memory: each graph has its own memory (the default). It may be destroyed at any time after the
 /// captures; graphs keep the memory that they use. CPU: no effect.
-switchyard_code_t sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory);
-switchyard_code_t sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory);
-switchyard_code_t sy_graph_memory_destroy(sy_graph_memory* memory);
+sy_code sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory);
+sy_code sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory);
+sy_code sy_graph_memory_destroy(sy_graph_memory* memory);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,7 @@
 /// each call. Library switchyard_layer (CMake: switchyard::layer). The rules of switchyard.h on errors (sy_last_error),
 /// structs, ownership, threads and GPUs apply. Functions marked collective are called by all ranks in the same order.
 ///
-///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: see expert.h
+///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see expert.h
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 #pragma once
@@ -21,17 +21,17 @@ typedef struct sy_moe_layer sy_moe_layer;  ///< a layer of a group, which it kee
 /// Exchange that moves the rows.
 typedef int32_t sy_moe_exchange;
 enum {
-  SWITCHYARD_MOE_EXCHANGE_AUTOMATIC = 0,   ///< low latency for few tokens and no capacity, else normal; see layer.hpp
-  SWITCHYARD_MOE_EXCHANGE_NORMAL = 1,      ///< prefill and training
-  SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY = 2  ///< decoding
+  SY_MOE_EXCHANGE_AUTOMATIC = 0,   ///< low latency for few tokens and no capacity, else normal; see layer.hpp
+  SY_MOE_EXCHANGE_NORMAL = 1,      ///< prefill and training
+  SY_MOE_EXCHANGE_LOW_LATENCY = 2  ///< decoding
 };
 
 /// Implementation of a layer. All forms give the same bits.
 typedef int32_t sy_moe_form;
 enum {
-  SWITCHYARD_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
-  SWITCHYARD_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, as separate calls
-  SWITCHYARD_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
+  SY_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
+  SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, as separate calls
+  SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
 };
 
 /// Fixed properties of a layer; equal on all ranks except pointers and `storage`.
@@ -43,25 +43,19 @@ typedef struct sy_moe_layer_config {
   int64_t capacity;        ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
   int32_t num_experts;     ///< E >= 1, total of all ranks; need not divide by W
   int32_t topk;            ///< K in [1, 32]
-  sy_dtype type;           ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16
-  sy_combine_order order;  ///< of the sum
+  sy_dtype dtype;           ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16
+  sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);  ///< of the sum
   sy_moe_exchange exchange;
   sy_moe_form form;
   sy_overflow overflow;         ///< for routes beyond a rank's capacity; see sy_moe_layer_dropped
-  int32_t captured;             ///< 0 or 1; GPUs, normal mode: calls are captured in graphs, which have their own rows
+  sy_bool captured SY_DEFAULT(1);             ///< 0 or 1; GPUs, normal mode: calls are captured in graphs, which have their own rows
   sy_weight_storage storage;    ///< GPUs: must be view
-  sy_scale_kind row_scales;     ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
-  sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0, kind of the scales below, whose shapes are in switchyard/expert.hpp
+  sy_scale_kind row_scales SY_DEFAULT(SY_SCALE_F32);     ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
+  sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0, kind of the scales below, whose shapes are in switchyard/expert.hpp
   sy_invalid_ids invalid_ids;   ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
 } sy_moe_layer_config;
-#define SWITCHYARD_MOE_LAYER_CONFIG_INIT                                                               \
-  {                                                                                                    \
-    sizeof(sy_moe_layer_config), 0, 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_ORDER_PER_ROUTE,  \
-        SWITCHYARD_MOE_EXCHANGE_AUTOMATIC, SWITCHYARD_MOE_FORM_AUTOMATIC, SWITCHYARD_OVERFLOW_FAIL, 1, \
-        SWITCHYARD_WEIGHTS_PACKED, SWITCHYARD_SCALE_F32, SWITCHYARD_SCALE_F32, 0, NULL, NULL           \
-  }
 
 /// Memory of a layer on the rank with most experts, in bytes, excluding the caller's arrays.
 typedef struct sy_moe_layer_memory {
@@ -72,38 +66,36 @@ typedef struct sy_moe_layer_memory {
   size_t scratch_bytes;  ///< of the experts; GPUs: rows between the two products; fused: see layer.hpp
   size_t total_bytes;
 } sy_moe_layer_memory;
-#define SWITCHYARD_MOE_LAYER_MEMORY_INIT \
-  { sizeof(sy_moe_layer_memory), 0, 0, 0, 0, 0 }
 
 /// Local; needs no group. Errors: invalid_argument naming the member; unsupported for settings that the backend lacks.
-switchyard_code_t sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
+sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
                                                sy_moe_layer_memory* memory);
 /// Heap size for a group whose only object is this layer: header and alignment slack included.
-switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
+sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in sy_expert_mlp_create; they
 /// may be NULL on a rank without experts. Errors, on all ranks alike: invalid_argument naming the member; unsupported;
 /// heap_exhausted; system; mismatch if configurations differ. The group stays usable. (An unreadable struct, or `layer` NULL,
 /// ends the peers' call with peer_failed.)
-switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer);
 /// sy_moe_layer_create() that reads w13_scales and w2_scales in stream order on `stream` (cudaStream_t); sy_moe_layer_create
 /// uses the legacy default stream.
-switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                          void* stream, sy_moe_layer** layer);
 /// Local. Makes another layer of the model, which differs from `layer` only in its weights and shares all other memory with it;
 /// either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
 /// must be in the same order of layers on all ranks; all ranks make the same layers in the same order. The scales are those of
 /// fp8, else NULL. Errors: invalid_argument naming the argument; system.
-switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                             const void* w2_scales, sy_moe_layer** other);
-/// sy_moe_layer_with_weights() on `stream`, as sy_moe_layer_create_on.
-switchyard_code_t sy_moe_layer_with_weights_on(const sy_moe_layer* layer, const void* w13, const void* w2,
+/// sy_moe_layer_with_weights() on `stream`, as sy_moe_layer_create.
+sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2,
                                                const void* w13_scales, const void* w2_scales, void* stream,
                                                sy_moe_layer** other);
 /// Local, allowed at any time, does not wait. CUDA: the layer's memory is freed after the enqueued calls and graphs that use
 /// it.
-switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer);
+sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
 /// Settings of one call. `add`, and whether device_tokens is NULL, are equal on all ranks.
 typedef struct sy_moe_layer_call {
@@ -113,27 +105,25 @@ typedef struct sy_moe_layer_call {
   /// tokens of the ids]. Rows of `out` from T on are not written.
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it]; 0: chosen
-  int32_t add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
+  sy_bool add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
 } sy_moe_layer_call;
-#define SWITCHYARD_MOE_LAYER_CALL_INIT \
-  { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0 }
 
-/// Collective. `x` is [T, H], where T is ids->tokens; `ids` is [T, K]; `weights` is float32 [T, K], or NULL: all 1. An id
+/// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL: all 1. An id
 /// outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and must not overlap
 /// anything else. `call` NULL: defaults. CUDA: enqueues, needs no count on the host, can be captured. Errors: as
 /// sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
-switchyard_code_t sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights,
+sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* topk_ids, const float* topk_weights,
                                        void* out, const sy_moe_layer_call* call);
 
-/// SWITCHYARD_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] of the last forward, with `*count` elements: 1 if this rank's
+/// SY_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] of the last forward, with `*count` elements: 1 if this rank's
 /// route was dropped at capacity. In memory of the rank (CUDA: of its GPU, written when the call runs), valid until the next
 /// forward. Else NULL and 0.
-switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count);
+sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count);
 /// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
 /// included; waits for a copy of the number but for no kernel.
-switchyard_code_t sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
+sy_code sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
 /// For example "separate, normal, bf16 wgmma:sm_90a". The object owns the text.
-switchyard_code_t sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);
+sy_code sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);
 
 #ifdef __cplusplus
 }

@@ -28,15 +28,13 @@ typedef struct sy_ledger_config {
   int64_t max_rows;     ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
-  sy_dtype row_type;    ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int32_t max_ledgers;  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
+  sy_dtype dtype SY_DEFAULT(SY_DTYPE_F16);    ///< of expert outputs, return buffers and results: f16, bf16 or f32
+  int32_t max_ledgers SY_DEFAULT(4);  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
 } sy_ledger_config;
-#define SWITCHYARD_LEDGER_CONFIG_INIT \
-  { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4 }
 
-/// SWITCHYARD_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
+/// SY_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
 /// no group.
-switchyard_code_t sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank);
+sy_code sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank);
 
 /// Sizes in bytes of the buffers of the published ledger format, for comparison and for callers that allocate them.
 typedef struct sy_ledger_format {
@@ -46,40 +44,38 @@ typedef struct sy_ledger_format {
   size_t window_bytes;      ///< return buffer and two int32 [W], each rounded up to 64 bytes
   size_t guard_bytes;       ///< unused bytes before the window
 } sy_ledger_format;
-#define SWITCHYARD_LEDGER_FORMAT_INIT \
-  { sizeof(sy_ledger_format), 0, 0, 0, 0 }
 /// Sizes for max_tokens tokens. `blocks`: number of workers that synchronize through the workspace. Needs no group.
-switchyard_code_t sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format);
+sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format);
 
 /// The tables of rank `rank` as published kernels read them: int32, little endian, each rounded up to 64 bytes, in the order of
 /// sy_ledger's members. Needs no group. Errors: as sy_ledger_check.
-switchyard_code_t sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
+sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
                                  sy_bytes* bytes);
-/// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `tokens` tokens; `data` is not kept. Release
+/// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `num_tokens` tokens; `data` is not kept. Release
 /// ledger->storage.
-switchyard_code_t sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
-                                   int64_t tokens, sy_ledger* ledger);
+sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
+                                   int64_t num_tokens, sy_ledger* ledger);
 
 /// Symmetric memory that a ledger combine with this config takes from each rank's heap, and the heap size for a group whose
 /// only object has this config. Needs no group.
-switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
+sy_code sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
                                                     sy_memory_requirement* requirement);
-switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* config, int32_t world, sy_backend backend,
+sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend,
                                                    size_t* bytes);
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
-switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
+sy_code sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
 /// CUDA: waits for the calls so far. The symmetric memory stays allocated until the prepared ledgers are destroyed: before
 /// another object is created in the same group, they must be destroyed on all ranks or on none.
-switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine);
+sy_code sy_ledger_combine_destroy(sy_ledger_combine* combine);
 
 /// Local. Checks the tables (sy_ledger_check) and prepares them for any number of `combine` calls; `ledger` is not kept. CUDA:
 /// waits for the calls so far and for a copy to the GPU; must not be called while the thread captures. Errors: pool_exhausted
 /// if sy_ledger_config::max_ledgers are alive.
-switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger, sy_prepared_ledger** prepared);
-switchyard_code_t sy_prepared_ledger_destroy(sy_prepared_ledger* prepared);
+sy_code sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger, sy_prepared_ledger** prepared);
+sy_code sy_prepared_ledger_destroy(sy_prepared_ledger* prepared);
 /// M, the minimum number of rows of the expert output, and the number of rows returned to this rank. Any pointer may be NULL.
-switchyard_code_t sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
+sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* num_tokens, int64_t* rows,
                                            int64_t* returned_rows);
 
 /// Options of one call. May differ by rank.
@@ -89,29 +85,27 @@ typedef struct sy_ledger_combine_options {
   int32_t num_sms;   ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   int32_t reserved;  ///< must be 0
 } sy_ledger_combine_options;
-#define SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT \
-  { sizeof(sy_ledger_combine_options), NULL, 0, 0 }
 
-/// Collective. Returns the rows of `expert_output` ([at least the ledger's rows, H] of row_type) to their owners and sums this
+/// Collective. Returns the rows of `expert_output` ([at least the ledger's rows, H] of dtype) to their owners and sums this
 /// rank's tokens into `out` [M, H]. `probs` is float32 [M, K], or NULL: rows are added unweighted. peer_token_per_expert must
-/// be equal on all ranks, else SWITCHYARD_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
+/// be equal on all ranks, else SY_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
 /// defaults.
-switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
+sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                                         const sy_prepared_ledger* prepared, void* out,
                                         const sy_ledger_combine_options* options);
 
 /// Collective. sy_ledger_combine_run with packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on
-/// both backends, for a rank with `tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives the
+/// both backends, for a rank with `num_tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives the
 /// returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
-switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
-                                       size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
+sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
+                                       size_t size, sy_ledger_combine* window, int64_t num_tokens, void* out,
                                        const sy_ledger_combine_options* options);
 
 /// Local. This rank's return buffer after the last call, valid until its next one. CUDA: device memory; waits for the last
 /// call.
-switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows);
+sy_code sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows);
 /// Traffic and time of this rank's last call. CUDA: waits for it.
-switchyard_code_t sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics);
+sy_code sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics);
 
 #ifdef __cplusplus
 }

@@ -9,8 +9,8 @@
 /// A layer:
 ///   sy_low_latency_create(group, &config, &exchange);            // once, on all ranks
 ///   sy_low_latency_make_output(exchange, &output);               // once
-///   sy_low_latency_make_rows(exchange, SWITCHYARD_DTYPE_BF16, &made);
-///   sy_low_latency_dispatch(exchange, &x, &ids, output, &options);
+///   sy_low_latency_make_rows(exchange, SY_DTYPE_BF16, &made);
+///   sy_low_latency_dispatch(exchange, &x, &topk_ids, output, &options);
 ///   my_experts(view.x, view.rows_of_expert, rows.data);          // row i of `rows` from row i of `x`: a masked grouped GEMM
 ///   sy_low_latency_combine(exchange, &y, output, out, NULL);     // y: `rows` as a sy_const_row_view
 ///
@@ -32,17 +32,17 @@ typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< expert outputs
 /// Order of the scales in memory.
 typedef int32_t sy_scale_order;
 enum {
-  SWITCHYARD_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
+  SY_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
   /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
   /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
-  SWITCHYARD_SCALES_COLUMN_MAJOR = 1
+  SY_SCALES_COLUMN_MAJOR = 1
 };
 
 /// Number of times that a row crosses the link.
 typedef int32_t sy_sending;
 enum {
-  SWITCHYARD_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
-  SWITCHYARD_SENDING_PER_ROUTE = 1  ///< once per (token, expert)
+  SY_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
+  SY_SENDING_PER_ROUTE = 1  ///< once per (token, expert)
 };
 
 /// Fixed properties of an object; equal on all ranks.
@@ -52,52 +52,47 @@ typedef struct sy_low_latency_config {
   int64_t max_tokens;    ///< maximum T on any rank, in [1, 65535]
   int32_t num_experts;   ///< E >= 1; need not divide by W
   int32_t topk;          ///< K in [1, 32]
-  sy_dtype row_type;     ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
-  sy_scale_kind scales;  ///< rows are sent as fp8 e4m3 with these scales; SWITCHYARD_SCALE_NONE: unquantized
-  int32_t scale_group;   ///< columns that share one scale: 32, 64 or 128
+  sy_dtype dtype;     ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
+  sy_scale_kind scales SY_DEFAULT(SY_SCALE_F32);  ///< rows are sent as fp8 e4m3 with these scales; SY_SCALE_NONE: unquantized
+  int32_t scale_group SY_DEFAULT(128);   ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
   int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: as tuned, or chosen by the shape
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   int32_t reserved;            ///< must be 0
 } sy_low_latency_config;
-#define SWITCHYARD_LOW_LATENCY_CONFIG_INIT                                                                                    \
-  {                                                                                                                           \
-    sizeof(sy_low_latency_config), 0, 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_F32, 128, SWITCHYARD_SCALES_ROW_MAJOR, \
-        SWITCHYARD_SENDING_PER_RANK, 0, SWITCHYARD_INVALID_IDS_RAISE, 0                                                       \
-  }
 
 /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included, on either backend. Needs
 /// no group. docs/concepts/low_latency.md gives the formula.
-switchyard_code_t sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
+sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
                                                  sy_memory_requirement* requirement);
 /// Heap size for a group whose only object has this config: sy_group_options::heap_bytes.
-switchyard_code_t sy_low_latency_heap_bytes_for(const sy_low_latency_config* config, int32_t world, size_t* bytes);
+sy_code sy_low_latency_heap_bytes(const sy_low_latency_config* config, int32_t world, size_t* bytes);
 /// Bytes of one row-major scale row, padded to a multiple of 16; 0 without scales. Uses only `hidden`, `scales` and
 /// `scale_group` of the config.
-switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes);
+sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes);
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
-switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
+sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
 /// Local, allowed at any time, does not wait. Outputs and rows survive, and can be used with another object of the same config.
-switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange);
+sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: do not call on the hot
 /// path.
-switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
+sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
 /// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
-switchyard_code_t sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
+sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output);
 /// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by declares
 /// other streams that use it.
-switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output);
+sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.
 typedef struct sy_low_latency_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]: local expert e's rows are [e * R, e * R + rows_of_expert[e])
-  int64_t x_rows;  ///< experts_here * R
+  int64_t x_rows;  ///< num_local_experts * R
   int64_t x_cols;  ///< H
   sy_dtype x_dtype;
   sy_scale_kind x_scale_kind;
@@ -105,82 +100,73 @@ typedef struct sy_low_latency_view {
   int64_t rows_per_expert;  ///< R
   int64_t scale_rows;       ///< Rs: distance in words between columns of scales; row-major: R
   int32_t world;            ///< W
-  int32_t experts_here;
-  const int32_t* rows_of_expert;  ///< [experts_here]
-  const int64_t* source_range;    ///< [experts_here, W] rows of a source: first << 32 | count; sources ascending
-  /// [experts_here, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
+  int32_t num_local_experts;
+  const int32_t* rows_of_expert;  ///< [num_local_experts]
+  const int64_t* source_range;    ///< [num_local_experts, W] rows of a source: first << 32 | count; sources ascending
+  /// [num_local_experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
   /// Unspecified beyond rows_of_expert, like the rows themselves.
   const int64_t* row_source;
   sy_scale_order scale_order;  ///< as configured; so is scale_group
   int32_t scale_group;
 } sy_low_latency_view;
-#define SWITCHYARD_LOW_LATENCY_VIEW_INIT                                                                                       \
-  {                                                                                                                            \
-    sizeof(sy_low_latency_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, NULL, NULL, NULL, \
-        SWITCHYARD_SCALES_ROW_MAJOR, 0                                                                                         \
-  }
-switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view);
+sy_code sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view);
 
-/// Local. Memory for the expert outputs, [experts_here * R, H] of `type` (bf16, f16 or f32, not wider than row_type): the
+/// Local. Memory for the expert outputs, [num_local_experts * R, H] of `dtype` (bf16, f16 or f32, not wider than dtype): the
 /// result for row i of an output is row i. Combine reads it in place. Allocates.
-switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype type, sy_low_latency_rows** rows);
-switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view);
+sy_code sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype dtype, sy_low_latency_rows** rows);
+sy_code sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view);
 /// As sy_low_latency_output_destroy.
-switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
+sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
 
 /// Options of one dispatch. May differ by rank.
 typedef struct sy_low_latency_dispatch_options {
   size_t struct_size;
-  const float* weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
+  const float* topk_weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
   void* stream;          ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
   /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
   /// T of the ids]. All ids must be readable.
   const int32_t* device_tokens;
   int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  int32_t known_memory;  ///< CUDA: as in sy_dispatch_options
+  sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
 } sy_low_latency_dispatch_options;
-#define SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT \
-  { sizeof(sy_low_latency_dispatch_options), NULL, NULL, NULL, 0, 0 }
 
-/// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the
+/// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the
 /// config's kind and group. An expert chosen twice by a token gets one row, which combine reads twice. `options` NULL:
 /// defaults.
-switchyard_code_t sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                           sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 
 /// Options of one combine; `order` is equal on all ranks.
 typedef struct sy_low_latency_combine_options {
   size_t struct_size;
-  /// SWITCHYARD_ORDER_PER_ROUTE: one row returns per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
+  /// SY_ORDER_PER_ROUTE: one row returns per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
   /// rows are summed on the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding.
-  sy_combine_order order;
+  sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
-  const float* weights;       ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
-  const float* expert_scale;  ///< float32 [experts_here], per_route only, or NULL: each row returns as round(y * scale)
+  const float* topk_weights;       ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
+  const float* expert_scale;  ///< float32 [num_local_experts], per_route only, or NULL: each row returns as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
-  int32_t known_memory;       ///< CUDA: as in sy_dispatch_options
+  sy_bool known_memory;       ///< CUDA: as in sy_dispatch_options
   int32_t reserved;           ///< must be 0
 } sy_low_latency_combine_options;
-#define SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT \
-  { sizeof(sy_low_latency_combine_options), SWITCHYARD_ORDER_PER_ROUTE, 0, NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
 /// f32). `y` has the shape of the output's `x` and is read in place; `out` must not overlap `y` or anything in `options`. All
 /// ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
-switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
+sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options);
 
 /// Dispatch and combine in two halves. _send returns without holding resources; sy_low_latency_receive, local and once for
 /// each, enqueues the rest (CPU: waits for the peers). Between the halves the caller may compute, but must make no other call
 /// on the object. The call uses the output, `out` and combine's weights until then; all other arguments may be reused at once.
-switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
-switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
+sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
                                               const sy_low_latency_output* output, void* out,
                                               const sy_low_latency_combine_options* options);
 /// Errors: invalid_argument if nothing was sent since the last receive.
-switchyard_code_t sy_low_latency_receive(sy_low_latency* exchange);
+sy_code sy_low_latency_receive(sy_low_latency* exchange);
 
 /// A row and the expert that processes it.
 typedef struct sy_row_origin {
@@ -197,8 +183,8 @@ typedef void (*sy_row_function)(float* x, int64_t n, const sy_row_origin* row, i
 /// Options of sy_low_latency_all_to_all. May differ by rank.
 typedef struct sy_all_to_all_options {
   size_t struct_size;
-  const float* weights;       ///< float32 [T, K]; NULL: 1
-  const float* expert_scale;  ///< float32 [experts_here]: expert e returns round(x * scale); NULL: the row unchanged
+  const float* topk_weights;       ///< float32 [T, K]; NULL: 1
+  const float* expert_scale;  ///< float32 [num_local_experts]: expert e returns round(x * scale); NULL: the row unchanged
   /// Alternative to expert_scale, in a CPU group: expert e returns round(f(x)). For GPUs the function is device code and
   /// requires C++ (switchyard/cuda/row_function.cuh).
   sy_row_function row_function;
@@ -208,20 +194,18 @@ typedef struct sy_all_to_all_options {
   int32_t num_sms;               ///< CUDA: as in sy_low_latency_dispatch_options
   int32_t reserved;              ///< must be 0
 } sy_all_to_all_options;
-#define SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT \
-  { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
-/// independently. `x` and `out` are [T, H] of row_type. `out` must not overlap `x`, the ids or anything in `options`. Requires
-/// sy_low_latency_config::scales = SWITCHYARD_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
-switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+/// independently. `x` and `out` are [T, H] of dtype. `out` must not overlap `x`, the ids or anything in `options`. Requires
+/// sy_low_latency_config::scales = SY_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
+sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                             void* out, const sy_all_to_all_options* options);
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
-switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
+sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
 /// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
 /// included; waits for a copy of the number but for no kernel.
-switchyard_code_t sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
+sy_code sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus
 }

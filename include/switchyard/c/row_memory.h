@@ -14,11 +14,11 @@ typedef struct sy_row_memory sy_row_memory;  ///< sy_row_memory_destroy
 
 /// Collective; takes `bytes` of the group's heap, the same number on all ranks. Rows that a dispatch writes there, and rows
 /// that a combine reads there, need no copy. Errors: as sy_exchange_create.
-switchyard_code_t sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory);
+sy_code sy_row_memory_create(sy_group* group, size_t bytes, sy_row_memory** memory);
 /// The group and its heap stay alive until all memory from sy_row_memory_allocate is freed.
-switchyard_code_t sy_row_memory_destroy(sy_row_memory* memory);
+sy_code sy_row_memory_destroy(sy_row_memory* memory);
 /// Local. Sets the source of sy_row_memory_allocate in this thread; NULL: none. Does not keep `memory` alive.
-switchyard_code_t sy_row_memory_use(const sy_row_memory* memory);
+sy_code sy_row_memory_use(const sy_row_memory* memory);
 /// At least `bytes`, aligned to 512, from this thread's source; if it is full, ordinary memory of its rank, which costs a
 /// dispatch one copy of its rows and a combine one copy of its rows. NULL if memory of neither kind is available or no source
 /// is set. For work on `stream` (cudaStream_t); `device` is ignored.
@@ -32,7 +32,7 @@ void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream)
 /// enqueued on `stream` before that memory is destroyed finishes before it is reused. A graph being captured on `stream` keeps
 /// it. The library declares the streams of its own calls. Local; no effect on the CPU. Errors: invalid_argument if the address
 /// is not in such memory.
-switchyard_code_t sy_group_used_by(sy_group* group, const void* memory, void* stream);
+sy_code sy_group_used_by(sy_group* group, const void* memory, void* stream);
 
 #ifdef __cplusplus
 }

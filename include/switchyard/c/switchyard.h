@@ -9,19 +9,19 @@
 /// first `E mod W` ranks hold one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same
 /// calls in the same order with the same options; every other function is local.
 ///
-/// Errors. Every function returns a switchyard_code_t, except the three that return text. No exception leaves the library.
+/// Errors. Every function returns a sy_code, except the three that return text. No exception leaves the library.
 /// After a failure sy_last_error() gives the text; objects returned through `T** out` are then NULL, other outputs are
 /// unchanged.
-///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls, and the group, with
-///     SWITCHYARD_PEER_FAILED (except if the object itself is NULL: then the peers wait until their deadline).
+///   - SY_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls, and the group, with
+///     SY_PEER_FAILED (except if the object itself is NULL: then the peers wait until their deadline).
 ///   - Creation of an object waits up to rendezvous_timeout_ms for the peers. All ranks report its failures alike
-///     (SWITCHYARD_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller
+///     (SY_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller
 ///     object may be made. An unreadable struct is misuse as above.
-///   - SWITCHYARD_CAPACITY_EXCEEDED and SWITCHYARD_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
-///   - SWITCHYARD_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
-///   - SWITCHYARD_SYSTEM also covers exhausted memory and unexpected errors.
+///   - SY_CAPACITY_EXCEEDED and SY_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
+///   - SY_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
+///   - SY_SYSTEM also covers exhausted memory and unexpected errors.
 ///
-/// Structs. The first member is `struct_size`; the SWITCHYARD_..._INIT macro sets it and the defaults. Initialize every struct
+/// Structs. The first member is `struct_size`; the SY_..._INIT macro sets it and the defaults. Initialize every struct
 /// with it, also those that a call fills. A shorter struct (program compiled against an older header) is accepted: missing
 /// members have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes unknown to this library
 /// are zero.
@@ -37,11 +37,11 @@
 /// sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be destroyed on
 /// any thread. Error texts and reports belong to the calling thread.
 ///
-/// GPUs. In a group with SWITCHYARD_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, passed or
+/// GPUs. In a group with SY_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, passed or
 /// returned, is a device pointer of the rank's GPU (cudaMalloc, managed memory, or a stream-ordered allocation; rows aligned to
 /// 16 bytes); structs, options and filled structs are in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
 /// memory used by a call must stay valid until its work on the stream is done. Only these wait for the GPU:
-/// SWITCHYARD_SIZE_EXACT, the sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
+/// SY_SIZE_EXACT, the sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>
@@ -65,11 +65,11 @@ typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled st
 // ---- Version, error text ----
 
 /// Version of the library at run time. Any pointer may be NULL.
-switchyard_code_t sy_version(int32_t* major, int32_t* minor, int32_t* patch);
+sy_code sy_version(int32_t* major, int32_t* minor, int32_t* patch);
 /// The version of the library as text, "major.minor.patch". Static storage.
 const char* sy_version_string(void);
 /// Stable, lower-case name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
-const char* sy_code_name(switchyard_code_t code);
+const char* sy_code_name(sy_code code);
 
 /// Text of this thread's last failed call, "" if none failed; at most 2047 bytes. Valid until its next failure.
 const char* sy_last_error(void);
@@ -87,32 +87,30 @@ typedef struct sy_wait_report {
   double waited_ms;
   double silent_ms;  ///< time since the last sign of life of awaited_rank, if it is a process on another host; else negative
 } sy_wait_report;
-#define SWITCHYARD_WAIT_REPORT_INIT \
-  { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0, 0.0 }
 
-/// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() unchanged, if
+/// Details of this thread's last failure. Each returns SY_INVALID_ARGUMENT, and leaves sy_last_error() unchanged, if
 /// that failure was of another kind or a pointer is NULL.
-/// After SWITCHYARD_PEER_TIMEOUT: the report of the wait.
-switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// After SWITCHYARD_PEER_FAILED: the failed rank and its reason (SWITCHYARD_SYSTEM: its process ended, or it left).
-switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
-/// After SWITCHYARD_RENDEZVOUS: bit r is set if rank r never arrived; 0 if the cause is another.
-switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
+/// After SY_PEER_TIMEOUT: the report of the wait.
+sy_code sy_last_wait_report(sy_wait_report* report);
+/// After SY_PEER_FAILED: the failed rank and its reason (SY_SYSTEM: its process ended, or it left).
+sy_code sy_last_peer_failure(int32_t* rank, sy_code* reason);
+/// After SY_RENDEZVOUS: bit r is set if rank r never arrived; 0 if the cause is another.
+sy_code sy_last_missing_ranks(uint64_t* ranks);
 
 // ---- Group ----
 
 /// Settings of a group. Equal on all ranks, except where noted.
 typedef struct sy_group_options {
   size_t struct_size;
-  size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
-  int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< deadline of construction (group, objects, registered memory), sleep and wake, >= 1
-  int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
-  int32_t num_warps;
+  size_t heap_bytes SY_DEFAULT(268435456);              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes
+  int64_t timeout_ms SY_DEFAULT(30000);             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
+  int64_t rendezvous_timeout_ms SY_DEFAULT(60000);  ///< deadline of construction (group, objects, registered memory), sleep and wake, >= 1
+  int32_t num_blocks SY_DEFAULT(1);             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
+  int32_t num_warps SY_DEFAULT(1);
   int32_t reserved;  ///< must be 0
   int32_t num_sms;   ///< CUDA: max multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
   sy_backend backend;
-  int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
+  int32_t device SY_DEFAULT(-1);  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
   /// Host of this rank: ranks with equal texts share a host, whose memory they map. A comma-separated list holds one text per
   /// rank, repeated cyclically ("a,a,b": rank 3 is on a again). NULL or "": SWITCHYARD_HOST of the environment; if that is not
   /// set, ranks that can share memory share a host. May differ by rank. Read only during the call.
@@ -123,76 +121,71 @@ typedef struct sy_group_options {
   sy_host_network network;  ///< several hosts: transport of rows between them
   int32_t reserved2;        ///< must be 0
 } sy_group_options;
-#define SWITCHYARD_GROUP_OPTIONS_INIT                                                                   \
-  {                                                                                                     \
-    sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0, SWITCHYARD_BACKEND_CPU, -1, NULL, 0, \
-        SWITCHYARD_NETWORK_SOCKETS, 0                                                                   \
-  }
 
 /// Creates all `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank
 /// r and must be used by one thread. `options` NULL: defaults.
-switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
+sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
 /// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves the
 /// store. `token` (any text, the same on all ranks) rejects processes of other jobs. Blocks until all ranks have joined.
-switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
+sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
                                    const sy_group_options* options, sy_group** group);
 /// Joins this process as one rank, from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
 /// Open MPI or Slurm. Blocks until all ranks have joined.
-switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group);
-/// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. Does nothing in a
+sy_code sy_group_from_environment(const sy_group_options* options, sy_group** group);
+/// The rank leaves: calls of peers that still need it end with SY_PEER_FAILED within about a second. Does nothing in a
 /// child forked by the process that joined.
-switchyard_code_t sy_group_destroy(sy_group* group);
-switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
-switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
+sy_code sy_group_destroy(sy_group* group);
+sy_code sy_group_rank(const sy_group* group, int32_t* rank);
+sy_code sy_group_size(const sy_group* group, int32_t* size);
 /// Number of hosts, and index of this rank's host; hosts are numbered by their lowest ranks. Either pointer may be NULL.
-switchyard_code_t sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
+sy_code sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
 /// The host of `rank`, in [0, W).
-switchyard_code_t sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
+sy_code sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
 /// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
-switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
+sy_code sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks have called it.
-switchyard_code_t sy_group_barrier(sy_group* group);
+sy_code sy_group_barrier(sy_group* group);
 /// Collective. Gathers `bytes` bytes from every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
-switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
+sy_code sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
 /// Collective: a step of a construction, within rendezvous_timeout_ms. Reports whether this rank's part succeeded (`code`
-/// SWITCHYARD_OK) or failed, with a `text` or NULL. If any failed, all ranks, also peers that are creating an object, fail with
+/// SY_OK) or failed, with a `text` or NULL. If any failed, all ranks, also peers that are creating an object, fail with
 /// the error of the lowest such rank; the group stays usable. Else gathers as sy_group_all_gather.
-switchyard_code_t sy_group_agree(sy_group* group, const char* subject, switchyard_code_t code, const char* text,
+sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text,
                                  const void* mine, size_t bytes, void* all);
-/// Returns the pending fault of this rank, or SWITCHYARD_OK.
-switchyard_code_t sy_group_check(const sy_group* group);
-/// Ends every wait of every rank with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other than
-/// SWITCHYARD_OK, or a caller-defined number up to 255. Idempotent: the first failure counts.
-switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
-/// The rank leaves now, but its objects stay alive; later calls are SWITCHYARD_INVALID_ARGUMENT. CUDA: waits for the GPU.
-switchyard_code_t sy_group_leave(sy_group* group);
+/// Returns the pending fault of this rank, or SY_OK.
+sy_code sy_group_check(const sy_group* group);
+/// Ends every wait of every rank with SY_PEER_FAILED (this rank, `reason`). `reason` is a sy_code other than
+/// SY_OK, or a caller-defined number up to 255. Idempotent: the first failure counts.
+sy_code sy_group_abort(sy_group* group, int32_t reason);
+/// The rank leaves now, but its objects stay alive; later calls are SY_INVALID_ARGUMENT. CUDA: waits for the GPU.
+sy_code sy_group_leave(sy_group* group);
 
 /// Bytes of the symmetric heap on this rank: in use and total. Either pointer may be NULL.
-switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size);
+sy_code sy_group_heap(const sy_group* group, size_t* used, size_t* size);
 
 /// Collective. Makes `bytes` bytes at `memory` accessible to all ranks, so that combine reads rows in it in place. Sizes may
 /// differ; NULL with 0 bytes is a rank without a buffer. At most 64 registrations at a time. CPU: ranks as threads only. CUDA:
 /// cudaMalloc, or cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors occur on all ranks alike and leave the
 /// group usable.
-switchyard_code_t sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
+sy_code sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
 /// Ends the registration for this rank: call it after the same call on each rank, and before any rank frees its memory
 /// (sy_group_barrier in between). CUDA: waits for the GPU.
-switchyard_code_t sy_registered_destroy(sy_registered* registered);
+sy_code sy_registered_destroy(sy_registered* registered);
 
 /// Collective, after all calls of all ranks have returned (CUDA: waits for the GPU). Returns the memory of the symmetric heap
 /// to the system until sy_group_wake. Exchanges and handles survive at the same addresses; the contents of rows in the heap are
-/// lost. Until then calls that need the heap are SWITCHYARD_INVALID_ARGUMENT and change nothing. SWITCHYARD_UNSUPPORTED if the
+/// lost. Until then calls that need the heap are SY_INVALID_ARGUMENT and change nothing. SY_UNSUPPORTED if the
 /// memory cannot be returned.
-switchyard_code_t sy_group_sleep(sy_group* group);
-/// Collective. SWITCHYARD_SYSTEM on all ranks if memory is insufficient: the group still sleeps, and this may be called again.
-switchyard_code_t sy_group_wake(sy_group* group);
+sy_code sy_group_sleep(sy_group* group);
+/// Collective. SY_SYSTEM on all ranks if memory is insufficient: the group still sleeps, and this may be called again.
+sy_code sy_group_wake(sy_group* group);
 
 // ---- Sizes ----
 
-/// Bytes of one scale row of `hidden` >= 0 columns: the scales, padded to a multiple of 16; 0 for SWITCHYARD_SCALE_NONE.
-switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
+/// Bytes of one scale row of `hidden` >= 0 columns: the scales, padded to a multiple of 16; 0 for SY_SCALE_NONE.
+sy_code sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
 /// First expert of rank `rank` in [0, W]; rank r holds [first(r), first(r + 1)).
-switchyard_code_t sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert);
+sy_code sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert);
 
 // ---- Exchange (normal mode) ----
 
@@ -204,11 +197,11 @@ typedef struct sy_normal_config {
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
   sy_layout layout;
-  int32_t expert_alignment;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
-  sy_dtype row_type;         ///< widest row type that is dispatched or combined; determines the memory size
+  int32_t expert_alignment SY_DEFAULT(1);  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
+  sy_dtype dtype;         ///< widest row type that is dispatched or combined; determines the memory size
   sy_staging staging;
   int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: default
-  int32_t ring_send_chunk;     ///< ring staging: rows appended per announcement, in [1, ring_slots]
+  int32_t ring_send_chunk SY_DEFAULT(6);     ///< ring staging: rows appended per announcement, in [1, ring_slots]
   int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: default
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
@@ -216,11 +209,6 @@ typedef struct sy_normal_config {
   /// enough, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
   size_t ring_max_bytes;
 } sy_normal_config;
-#define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
-  {                                                                                                                          \
-    sizeof(sy_normal_config), 0, 0, 0, 0, SWITCHYARD_LAYOUT_RANK_MAJOR, 1, SWITCHYARD_DTYPE_BF16, SWITCHYARD_STAGING_DIRECT, \
-        0, 6, 0, 0, 0, 0                                                                                                     \
-  }
 
 /// Symmetric memory of one exchange, in bytes per rank.
 typedef struct sy_memory_requirement {
@@ -231,38 +219,36 @@ typedef struct sy_memory_requirement {
   size_t total_bytes;    ///< the sum
   size_t private_bytes;  ///< CUDA, ring staging: outputs, row buffers and handles, outside the heap and the sum
 } sy_memory_requirement;
-#define SWITCHYARD_MEMORY_REQUIREMENT_INIT \
-  { sizeof(sy_memory_requirement), 0, 0, 0, 0, 0 }
 
 /// Memory that an exchange with this config takes from each rank's heap. Needs no group.
-switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
+sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
                                               sy_memory_requirement* requirement);
 /// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
-switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes);
-/// Memory of an exchange in a group with this backend; functions without _on use SWITCHYARD_BACKEND_CPU. Needs no GPU.
-switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
+sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, size_t* bytes);
+/// Memory of an exchange in a group with this backend; functions without _on use SY_BACKEND_CPU. Needs no GPU.
+sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement);
-switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
-/// Rows that a dispatch allocates with SWITCHYARD_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Needs no group.
-switchyard_code_t sy_exchange_most_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
+sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
+/// Rows that a dispatch allocates with SY_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Needs no group.
+sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
 
 /// Collective. Outputs and row buffers of destroyed exchanges keep their exchange's memory, and the heaps of all ranks must
 /// have equal layouts: before another exchange is created in the same group, they must be destroyed on all ranks or on none.
 /// Errors: invalid_argument, heap_exhausted, mismatch.
-switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
-switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
+sy_code sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
+sy_code sy_exchange_destroy(sy_exchange* exchange);
 /// Local. Sets the call site of later calls: a caller-chosen number from 1 to 32767, for example the layer of a model; 0, the
 /// default: none. Calls with different sites are a mismatch, whose text has both. Errors: invalid_argument.
-switchyard_code_t sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
+sy_code sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 typedef struct sy_dispatch_options {
   size_t struct_size;
   sy_scale_kind quantize;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
-  sy_size_policy size;
+  sy_size_policy size SY_DEFAULT(SY_SIZE_AUTOMATIC);
   sy_overflow overflow;
   sy_padding padding;
-  int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: maximum rows that this rank accepts, padding included
+  int64_t capacity;  ///< SY_SIZE_CAPACITY: maximum rows that this rank accepts, padding included
   /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and the next two.
   void* stream;
   /// CUDA: device memory, or NULL: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
@@ -270,26 +256,21 @@ typedef struct sy_dispatch_options {
   int32_t num_sms;  ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
   /// 0 or 1; CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
   /// its tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
-  int32_t known_memory;
+  sy_bool known_memory;
   /// Both backends: destination of the rows instead of the exchange's pool, or NULL. Has the delivered type and scales and room
   /// for the allocated rows (worst case, capacity, cached: else invalid_argument; exact: else pool_exhausted on all ranks).
   /// Costs one local copy of the delivered rows, or none if they have no scales and go to a sy_rows of direct staging; the pool
   /// memory is free again afterwards. Read only during the call.
   const sy_row_view* out;
 } sy_dispatch_options;
-#define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                     \
-  {                                                                                                          \
-    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_AUTOMATIC, SWITCHYARD_OVERFLOW_FAIL, \
-        SWITCHYARD_PADDING_ZERO, 0, NULL, NULL, 0, 0, NULL                                                   \
-  }
 
-/// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `weights` is float32
+/// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `topk_weights` is float32
 /// [T, K] or NULL. `options` NULL: defaults.
-switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
-                                       const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
+sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
+                                       const float* topk_weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
 /// Collective. Repeats the routing of `handle` with other rows, without an exchange of counts. Of the options only `quantize`,
 /// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are returned.
-switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
+sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 
 /// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; those to routing (all except `x` and `x_scales`) also
@@ -305,10 +286,10 @@ typedef struct sy_dispatched_view {
   void* x_scales;  ///< [x_rows, sy_scale_row_bytes] for fp8 rows
   int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1. CUDA: -1 unless the size
                    ///< is exact (the count is on the GPU; sy_handle_counts waits for it)
-  int64_t tokens;  ///< T; with device_tokens its maximum
+  int64_t num_tokens;  ///< T; with device_tokens its maximum
   int32_t world;   ///< W
   int32_t topk;    ///< K
-  int32_t experts_here;
+  int32_t num_local_experts;
   int32_t reserved;
   sy_handle* handle;  ///< borrowed; sy_handle_retain to keep it
 
@@ -318,107 +299,96 @@ typedef struct sy_dispatched_view {
 
   const int64_t* row_source;        ///< expert-major: [x_rows] source rank << 48 | k << 32 | token; -1 for padding
   const float* row_weights;         ///< expert-major: [x_rows]; NULL if dispatch got no weights
-  const int64_t* expert_first_row;  ///< expert-major: [experts_here]
+  const int64_t* expert_first_row;  ///< expert-major: [num_local_experts]
 
-  const int64_t* tokens_per_expert;   ///< [experts_here] kept routes of all sources to each local expert
-  const int64_t* aligned_per_expert;  ///< [experts_here] the same, rounded up to expert_alignment
+  const int64_t* tokens_per_expert;   ///< [num_local_experts] kept routes of all sources to each local expert
+  const int64_t* aligned_per_expert;  ///< [num_local_experts] the same, rounded up to expert_alignment
 
   // Overflow drop_and_report (also cached dispatch by its handle): zeros if nothing was dropped. Overflow fail: NULL.
   const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
-  const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
+  const int64_t* dropped_per_source;  ///< [W, num_local_experts] routes dropped here
   const int64_t* invalid_ids;         ///< one number: sy_handle_invalid_ids, readable without a host wait
 } sy_dispatched_view;
-#define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
-  {                                                                                                                           \
-    sizeof(sy_dispatched_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, \
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                            \
-  }
-switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
+sy_code sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
 /// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused before the work
 /// enqueued on `stream` up to the destruction is done. If it is being captured, the rows also belong to its graph.
-switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
-switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
+sy_code sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
+sy_code sy_dispatched_destroy(sy_dispatched* dispatched);
 
 /// Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in place.
 /// CUDA: takes idle memory, for work on any stream; only if there is none, the calling thread waits. Errors: pool_exhausted.
-switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, sy_rows** rows);
 /// Rows for work on `stream` (cudaStream_t), which waits for earlier users of the memory. Captured: the graph owns the rows.
-switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream,
                                                sy_rows** rows);
-switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);
-switchyard_code_t sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
-switchyard_code_t sy_rows_destroy(sy_rows* rows);
+sy_code sy_rows_get(const sy_rows* rows, sy_row_view* view);
+sy_code sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
+sy_code sy_rows_destroy(sy_rows* rows);
 
 /// Options of one combine; equal on all ranks (pointers aside).
 typedef struct sy_combine_options {
   size_t struct_size;
   sy_combine_order order;
-  int32_t apply_weights;  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
+  sy_bool apply_weights SY_DEFAULT(1);  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
-  /// float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
-  const float* weights;
+  /// float32 [T, K] that replaces the weights given to dispatch; SY_ORDER_PER_ROUTE only.
+  const float* topk_weights;
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2];
   void* stream;          ///< CUDA: as in sy_dispatch_options
   int32_t num_sms;       ///< CUDA: as in sy_dispatch_options
-  int32_t known_memory;  ///< CUDA: as in sy_dispatch_options
+  sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
 } sy_combine_options;
-#define SWITCHYARD_COMBINE_OPTIONS_INIT \
-  { sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, {NULL, NULL}, NULL, 0, 0 }
 
 /// Collective. Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
 /// dispatch that made `handle`. Rows in a sy_rows or in sy_dispatched_view::x are read in place; rows elsewhere are first
-/// copied (direct staging), except that expert-major rows of SWITCHYARD_ORDER_PER_ROUTE are pushed to their owners from any
+/// copied (direct staging), except that expert-major rows of SY_ORDER_PER_ROUTE are pushed to their owners from any
 /// memory. A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with
-/// options->weights) or NULL. `options` NULL: defaults.
-switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
+/// options->topk_weights) or NULL. `options` NULL: defaults.
+sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights);
 
 /// Traffic and time of this rank's last call. Members: switchyard/statistics.def (remote_bytes, local_bytes, copied_bytes,
 /// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double; network_bytes: uint64_t).
 typedef struct sy_call_statistics {
   size_t struct_size;
-#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name;
-#define SWITCHYARD_STATISTIC_TIME(name) double name;
+#define SY_STATISTIC_MOVED(name) uint64_t name;
+#define SY_STATISTIC_TIME(name) double name;
 #include "switchyard/statistics.def"
 } sy_call_statistics;
-#define SWITCHYARD_CALL_STATISTICS_INIT \
-  { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0, 0 }
-switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
+sy_code sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
 /// Invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays included; waits for no
 /// kernel.
-switchyard_code_t sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
+sy_code sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
 
 /// The routing of one dispatch, for both senders and receivers. Immutable, usable any number of times with any exchange of the
 /// same group size, rank and shape. CPU: it holds no symmetric memory and may be used after the exchange that made it is
 /// destroyed. CUDA: its tables are in the memory of that exchange and must not be used after it; the queries below (tokens,
-/// rows, counts, matrices, ledger, bytes) wait for the dispatch, and are SWITCHYARD_UNSUPPORTED while its stream is captured.
+/// rows, counts, matrices, ledger, bytes) wait for the dispatch, and are SY_UNSUPPORTED while its stream is captured.
 /// Each sy_handle_retain call and each sy_handle_deserialize result is one owner; each owner releases the handle once.
-switchyard_code_t sy_handle_retain(sy_handle* handle);
-switchyard_code_t sy_handle_release(sy_handle* handle);
-switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);      ///< T
-switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);          ///< M, padding included
-switchyard_code_t sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if deserialized
+sy_code sy_handle_retain(sy_handle* handle);
+sy_code sy_handle_release(sy_handle* handle);
+sy_code sy_handle_num_tokens(const sy_handle* handle, int64_t* num_tokens);      ///< T
+sy_code sy_handle_rows(const sy_handle* handle, int64_t* rows);          ///< M, padding included
+sy_code sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if deserialized
 
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
 /// is accepted); reusing the struct for another call does not release the earlier storage.
-switchyard_code_t sy_storage_release(sy_storage* storage);
+sy_code sy_storage_release(sy_storage* storage);
 
 /// Host-side counts of the rows that a dispatch delivered.
 typedef struct sy_counts {
   size_t struct_size;
   sy_storage* storage;
   int64_t rows;                       ///< M, padding included
-  int64_t experts_here;               ///< length of the arrays
+  int64_t num_local_experts;               ///< length of the arrays
   const int64_t* tokens_per_expert;   ///< kept routes of all sources to each local expert
   const int64_t* aligned_per_expert;  ///< the same, rounded up to expert_alignment
   const int64_t* expert_first_row;    ///< expert-major; else NULL
 } sy_counts;
-#define SWITCHYARD_COUNTS_INIT \
-  { sizeof(sy_counts), NULL, 0, 0, NULL, NULL, NULL }
-switchyard_code_t sy_handle_counts(const sy_handle* handle, sy_counts* counts);
+sy_code sy_handle_counts(const sy_handle* handle, sy_counts* counts);
 
 /// Portable bytes (little endian, versioned).
 typedef struct sy_bytes {
@@ -427,11 +397,9 @@ typedef struct sy_bytes {
   const void* data;
   size_t size;
 } sy_bytes;
-#define SWITCHYARD_BYTES_INIT \
-  { sizeof(sy_bytes), NULL, NULL, 0 }
-switchyard_code_t sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes);
+sy_code sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes);
 /// Inverse of sy_handle_serialize; `data` is not kept. Errors: invalid_argument on damaged bytes.
-switchyard_code_t sy_handle_deserialize(const void* data, size_t size, sy_handle** handle);
+sy_code sy_handle_deserialize(const void* data, size_t size, sy_handle** handle);
 
 /// DeepEP / TileScale description of a dispatch. C = num_channels. Prefixes are inclusive unless noted.
 typedef struct sy_matrices {
@@ -439,7 +407,7 @@ typedef struct sy_matrices {
   sy_storage* storage;
   int32_t world;
   int32_t num_channels;
-  int64_t tokens;                             ///< T
+  int64_t num_tokens;                             ///< T
   int64_t num_recv;                           ///< elements of recv_src_idx
   const int32_t* rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j
   const int32_t* channel_prefix_matrix;       ///< [W, C] this rank's tokens to rank d in channels 0..c
@@ -448,10 +416,8 @@ typedef struct sy_matrices {
   const uint8_t* is_token_in_rank;            ///< [T, W]
   const int32_t* send_head;                   ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
 } sy_matrices;
-#define SWITCHYARD_MATRICES_INIT \
-  { sizeof(sy_matrices), NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL }
 /// `num_channels` >= 1. Errors: unsupported for an expert-major dispatch that dropped routes at capacity.
-switchyard_code_t sy_handle_matrices(const sy_handle* handle, int32_t num_channels, sy_matrices* matrices);
+sy_code sy_handle_matrices(const sy_handle* handle, int32_t num_channels, sy_matrices* matrices);
 
 /// The explicit route ledger (PTO moe_combine's fields, order and padding).
 typedef struct sy_ledger {
@@ -460,18 +426,16 @@ typedef struct sy_ledger {
   int32_t world;
   int32_t num_experts;         ///< E
   int32_t num_experts_padded;  ///< Ep: E rounded up to 16
-  int32_t experts_here;
+  int32_t num_local_experts;
   int64_t num_routes;                    ///< T * K
   const int32_t* peer_token_per_expert;  ///< [W, Ep] rows of source s for global expert e
   const int32_t* expanded_row_idx;       ///< [T * K] row of route f in this rank's return buffer, -1 invalid
   const int32_t* cumsum_per_expert;      ///< [W, Ep] inclusive prefix over experts
-  const int32_t* dispatch_offset;        ///< [experts_here] first row of each local expert
-  const int32_t* prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
+  const int32_t* dispatch_offset;        ///< [num_local_experts] first row of each local expert
+  const int32_t* prev_sum_before_rank;   ///< [W, num_local_experts] rows of sources before s inside local expert
 } sy_ledger;
-#define SWITCHYARD_LEDGER_INIT \
-  { sizeof(sy_ledger), NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
 /// Errors: unsupported for a dispatch that dropped routes at capacity.
-switchyard_code_t sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger);
+sy_code sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger);
 
 /// Result of DeepEP's get_dispatch_layout.
 typedef struct sy_routing_layout {
@@ -479,19 +443,17 @@ typedef struct sy_routing_layout {
   sy_storage* storage;
   int32_t world;
   int32_t num_experts;
-  int64_t tokens;
+  int64_t num_tokens;
   const int32_t* num_tokens_per_rank;    ///< [W] distinct tokens
   const int32_t* num_tokens_per_expert;  ///< [E] routes
   const uint8_t* is_token_in_rank;       ///< [T, W]
 } sy_routing_layout;
-#define SWITCHYARD_ROUTING_LAYOUT_INIT \
-  { sizeof(sy_routing_layout), NULL, 0, 0, 0, NULL, NULL, NULL }
 /// Needs no group.
-switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
+sy_code sy_routing_layout_of(const sy_expert_ids* topk_ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
 /// sy_routing_layout_of for ids on a GPU, into caller's memory on that GPU: num_tokens_per_rank [W], num_tokens_per_expert [E]
 /// for at most 32768 experts, and is_token_in_rank [T, W] aligned to 4 bytes. One kernel, enqueued on `stream` (a
 /// cudaStream_t); does not wait and can be captured. Errors: unsupported if the library was built without CUDA code.
-switchyard_code_t sy_routing_layout_on(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
+sy_code sy_routing_layout_enqueue(const sy_expert_ids* topk_ids, int32_t num_experts, int32_t world,
                                        int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
                                        void* stream);
 

@@ -20,44 +20,42 @@ typedef struct sy_trace_span sy_trace_span;  ///< a user-defined phase in progre
 /// Recording options.
 typedef struct sy_trace_options {
   size_t struct_size;
-  int32_t num_blocks;  ///< workers per rank, as in sy_group_options; CUDA: of the kernels whose warps are recorded
-  int32_t num_warps;
-  size_t events_per_track;  ///< rounded up to 2^n, 32 bytes each: the newest are kept
+  int32_t num_blocks SY_DEFAULT(1);  ///< workers per rank, as in sy_group_options; CUDA: of the kernels whose warps are recorded
+  int32_t num_warps SY_DEFAULT(1);
+  size_t events_per_track SY_DEFAULT(16384);  ///< rounded up to 2^n, 32 bytes each: the newest are kept
 } sy_trace_options;
-#define SWITCHYARD_TRACE_OPTIONS_INIT \
-  { sizeof(sy_trace_options), 1, 1, 16384 }
 
 /// Creates a trace for the ranks of a group of `world`. `options` NULL: defaults. Errors: invalid_argument naming the argument.
-switchyard_code_t sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace);
+sy_code sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace);
 /// Groups that record into the trace, and its open spans, keep the memory until they end.
-switchyard_code_t sy_trace_destroy(sy_trace* trace);
+sy_code sy_trace_destroy(sy_trace* trace);
 
 /// Records this rank's calls from now on; `trace` NULL stops recording. CPU: the trace must be made for the group's workers.
 /// CUDA: when recording stops, this waits for the GPU. Errors: invalid_argument if the trace was made for another shape.
-switchyard_code_t sy_group_set_trace(sy_group* group, sy_trace* trace);
+sy_code sy_group_set_trace(sy_group* group, sy_trace* trace);
 
 /// Id of a user-defined phase, or of the built-in phase of that name; call before recording starts. `unit`: what the argument
 /// of its spans counts; NULL: nothing.
-switchyard_code_t sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event);
+sy_code sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event);
 /// Starts a span on the track of rank `rank`'s calls; sy_trace_span_end ends it, on the same thread.
-switchyard_code_t sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span);
-switchyard_code_t sy_trace_span_end(sy_trace_span* span);
+sy_code sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span);
+sy_code sy_trace_span_end(sy_trace_span* span);
 
-switchyard_code_t sy_trace_clear(sy_trace* trace);  ///< discards all events
+sy_code sy_trace_clear(sy_trace* trace);  ///< discards all events
 /// Number of records overwritten because their track was full.
-switchyard_code_t sy_trace_lost(const sy_trace* trace, uint64_t* records);
+sy_code sy_trace_lost(const sy_trace* trace, uint64_t* records);
 /// Maximum difference of any rank's times from this host's steady clock: 0 unless GPUs recorded.
-switchyard_code_t sy_trace_clock_error(const sy_trace* trace, uint64_t* ns);
+sy_code sy_trace_clock_error(const sy_trace* trace, uint64_t* ns);
 
 /// Writes Chrome's JSON trace format. `flows` 0 or 1: with arrows into waits. Errors: io naming the path.
-switchyard_code_t sy_trace_write_json(const sy_trace* trace, const char* path, int32_t flows);
+sy_code sy_trace_write_json(const sy_trace* trace, const char* path, sy_bool flows);
 /// The text that sy_trace_write_json writes; release bytes->storage.
-switchyard_code_t sy_trace_json(const sy_trace* trace, int32_t flows, sy_bytes* bytes);
+sy_code sy_trace_json(const sy_trace* trace, sy_bool flows, sy_bytes* bytes);
 
 /// One rank's records, for ranks in separate processes; release bytes->storage. sy_trace_merge adds them to another trace of
 /// the same host, world and options. Errors: invalid_argument on damaged bytes or different options.
-switchyard_code_t sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes);
-switchyard_code_t sy_trace_merge(sy_trace* trace, const void* data, size_t size);
+sy_code sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes);
+sy_code sy_trace_merge(sy_trace* trace, const void* data, size_t size);
 
 /// Time spent by one rank in one phase.
 typedef struct sy_trace_phase {
@@ -81,9 +79,7 @@ typedef struct sy_trace_summary {
   int64_t count;
   size_t phase_bytes;  ///< stride in bytes between phases, possibly larger than this header's sy_trace_phase
 } sy_trace_summary;
-#define SWITCHYARD_TRACE_SUMMARY_INIT \
-  { sizeof(sy_trace_summary), NULL, NULL, 0, 0 }
-switchyard_code_t sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary);
+sy_code sy_trace_summary_of(const sy_trace* trace, sy_trace_summary* summary);
 
 /// Time that this rank has spent waiting for flags of one peer since the group was formed.
 typedef struct sy_wait_statistics {
@@ -92,10 +88,8 @@ typedef struct sy_wait_statistics {
   double max_ms;    ///< the longest single wait
   uint64_t waits;   ///< number of waits that did not succeed at once
 } sy_wait_statistics;
-#define SWITCHYARD_WAIT_STATISTICS_INIT \
-  { sizeof(sy_wait_statistics), 0.0, 0.0, 0 }
 /// `peer` in [0, W). The counters always run.
-switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
+sy_code sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
 
 #ifdef __cplusplus
 }

@@ -14,24 +14,22 @@ extern "C" {
 /// Mode that a value applies to and, for normal mode, the layout (NORMAL: rank-major).
 typedef int32_t sy_tuning_mode;
 enum {
-  SWITCHYARD_TUNING_NORMAL = 0,
-  SWITCHYARD_TUNING_LOW_LATENCY = 1,
-  SWITCHYARD_TUNING_FLAT = 2,
-  SWITCHYARD_TUNING_LEDGER = 3,
-  SWITCHYARD_TUNING_NORMAL_EXPERT_MAJOR = 4
+  SY_TUNING_NORMAL = 0,
+  SY_TUNING_LOW_LATENCY = 1,
+  SY_TUNING_FLAT = 2,
+  SY_TUNING_LEDGER = 3,
+  SY_TUNING_NORMAL_EXPERT_MAJOR = 4
 };
 
 /// Key of a measurement.
 typedef struct sy_tuning_key {
   size_t struct_size;
   const char* device;  ///< "cpu", or the name of the GPU as the driver reports it
-  int64_t hidden;      ///< >= 1
-  int64_t tokens;      ///< max_tokens of the object, >= 1
-  int32_t ranks;       ///< >= 1
+  int64_t hidden SY_DEFAULT(1);      ///< >= 1
+  int64_t max_tokens SY_DEFAULT(1);      ///< max_tokens of the object, >= 1
+  int32_t ranks SY_DEFAULT(1);       ///< >= 1
   sy_tuning_mode mode;
 } sy_tuning_key;
-#define SWITCHYARD_TUNING_KEY_INIT \
-  { sizeof(sy_tuning_key), NULL, 1, 1, 1, SWITCHYARD_TUNING_NORMAL }
 
 /// Values of an entry; 0 means unset: the library chooses. switchyard/tuning.hpp lists the values of each mode.
 typedef struct sy_tuning_values {
@@ -47,13 +45,11 @@ typedef struct sy_tuning_values {
   int32_t chunk_kib;
   int32_t quantized_dispatch_sms;
 } sy_tuning_values;
-#define SWITCHYARD_TUNING_VALUES_INIT \
-  { sizeof(sy_tuning_values), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /// Values of the nearest entry of `path` or, if that is NULL, of the tuning in force: the file named by SWITCHYARD_TUNING, then
 /// the built-in one. All 0 if there is no entry of this device and mode. Errors: invalid_argument naming file, line, the given
 /// value and the allowed values.
-switchyard_code_t sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values);
+sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values);
 
 #ifdef __cplusplus
 }

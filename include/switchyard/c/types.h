@@ -7,105 +7,107 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "switchyard/c/init.h"
+
 /// Kind of failure that a call reports; the values of switchyard::ErrorCode.
-typedef int32_t switchyard_code_t;
+typedef int32_t sy_code;
 enum {
-  SWITCHYARD_OK = 0,
-  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument violates its contract; the text gives name, value and the allowed values
-  SWITCHYARD_UNSUPPORTED = 2,        ///< valid, but not available with this backend, machine or combination
-  SWITCHYARD_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
-  SWITCHYARD_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
-  SWITCHYARD_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SWITCHYARD_OVERFLOW_FAIL
-  SWITCHYARD_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
-  SWITCHYARD_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
-  SWITCHYARD_MISMATCH = 8,           ///< the ranks made different calls
-  SWITCHYARD_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
-  SWITCHYARD_IO = 10,                ///< a file could not be read, written or parsed
-  SWITCHYARD_SYSTEM = 11             ///< the operating system refused a request, or memory is exhausted
+  SY_OK = 0,
+  SY_INVALID_ARGUMENT = 1,   ///< an argument violates its contract; the text gives name, value and the allowed values
+  SY_UNSUPPORTED = 2,        ///< valid, but not available with this backend, machine or combination
+  SY_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
+  SY_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
+  SY_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SY_OVERFLOW_FAIL
+  SY_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
+  SY_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
+  SY_MISMATCH = 8,           ///< the ranks made different calls
+  SY_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
+  SY_IO = 10,                ///< a file could not be read, written or parsed
+  SY_SYSTEM = 11             ///< the operating system refused a request, or memory is exhausted
 };
 
 /// Maximum number of ranks in a group; maximum number of experts per token; columns that share one scale.
-#define SWITCHYARD_MAX_RANKS 64
-#define SWITCHYARD_MAX_TOPK 32
-#define SWITCHYARD_SCALE_GROUP 128
+#define SY_MAX_RANKS 64
+#define SY_MAX_TOPK 32
+#define SY_SCALE_GROUP 128
 
 /// Where a group's ranks compute and hold their rows.
 typedef int32_t sy_backend;
 enum {
-  SWITCHYARD_BACKEND_CPU = 0,  ///< threads or processes, of one host or several; pointers are host pointers
-  SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
+  SY_BACKEND_CPU = 0,  ///< threads or processes, of one host or several; pointers are host pointers
+  SY_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
 /// Transport of rows between hosts. docs/concepts/hosts.md.
 typedef int32_t sy_host_network;
 enum {
-  SWITCHYARD_NETWORK_SOCKETS = 0,  ///< CPUs: TCP connections of the group, or the SWITCHYARD_NETWORK of the environment
-  SWITCHYARD_NETWORK_MPI = 1,      ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
-  SWITCHYARD_NETWORK_NCCL = 2      ///< NCCL, loaded when needed: the network of GPUs, also with SOCKETS
+  SY_NETWORK_SOCKETS = 0,  ///< CPUs: TCP connections of the group, or the SWITCHYARD_NETWORK of the environment
+  SY_NETWORK_MPI = 1,      ///< MPI, by a module that is loaded when needed; all processes of MPI_COMM_WORLD are ranks
+  SY_NETWORK_NCCL = 2      ///< NCCL, loaded when needed: the network of GPUs, also with SOCKETS
 };
 
-/// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def lists the capabilities of each
+/// Element type of a row: SY_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def lists the capabilities of each
 /// type.
 typedef int32_t sy_dtype;
 enum {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) SWITCHYARD_DTYPE_##NAME = value,
+#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) SY_DTYPE_##NAME = value,
 #include "switchyard/dtypes.def"
 };
 
-/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP columns; a scale row is padded to 16 bytes (sy_scale_row_bytes).
+/// Scales of fp8 rows, one per SY_SCALE_GROUP columns; a scale row is padded to 16 bytes (sy_scale_row_bytes).
 typedef int32_t sy_scale_kind;
 enum {
-  SWITCHYARD_SCALE_NONE = 0,
-  SWITCHYARD_SCALE_F32 = 1,   ///< float32: amax / 448
-  SWITCHYARD_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
+  SY_SCALE_NONE = 0,
+  SY_SCALE_F32 = 1,   ///< float32: amax / 448
+  SY_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
 };
 
 /// Order of the rows that a dispatch delivers.
 typedef int32_t sy_layout;
 enum {
-  SWITCHYARD_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
-  SWITCHYARD_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
+  SY_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
+  SY_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
 };
 
 /// Transport of rows within a host.
 typedef int32_t sy_staging;
 enum {
-  SWITCHYARD_STAGING_DIRECT = 0,  ///< senders write rows at their final place
-  SWITCHYARD_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
+  SY_STAGING_DIRECT = 0,  ///< senders write rows at their final place
+  SY_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
 };
 
 /// Determines the number of output rows.
 typedef int32_t sy_size_policy;
 enum {
-  SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
-  SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
-  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< maximum over all routings
-  SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
+  SY_SIZE_EXACT = 0,       ///< from the exchanged counts
+  SY_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
+  SY_SIZE_WORST_CASE = 2,  ///< maximum over all routings
+  SY_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
 /// Action if a rank would receive more rows than its capacity. All ranks make the same decision.
 typedef int32_t sy_overflow;
-enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
+enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
 
-/// Treatment of ids that are neither -1 (no expert) nor an expert. RAISE: ids in host memory give SWITCHYARD_INVALID_ARGUMENT
+/// Treatment of ids that are neither -1 (no expert) nor an expert. RAISE: ids in host memory give SY_INVALID_ARGUMENT
 /// naming the first invalid id; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are only counted.
 typedef int32_t sy_invalid_ids;
-enum { SWITCHYARD_INVALID_IDS_RAISE = 0, SWITCHYARD_INVALID_IDS_COUNT = 1 };
+enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 
 /// Content of the padding rows of the expert-major layout.
 typedef int32_t sy_padding;
-enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };
+enum { SY_PADDING_ZERO = 0, SY_PADDING_UNSPECIFIED = 1 };
 
 /// Order of the float32 sum in combine; with the same order, equal input gives equal bits.
 typedef int32_t sy_combine_order;
 enum {
-  SWITCHYARD_ORDER_PER_RANK =
+  SY_ORDER_PER_RANK =
       0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
-  SWITCHYARD_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
+  SY_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
   /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
   /// rank, one final rounding. In a group of one host: equal to per_route for expert-major rows and to per_rank for rank-major
   /// rows.
-  SWITCHYARD_ORDER_PER_HOST = 2
+  SY_ORDER_PER_HOST = 2
 };
 
 // ---- Views of the caller's memory ----
@@ -121,8 +123,6 @@ typedef struct sy_const_row_view {
   sy_scale_kind scale_kind;
   const void* scales;
 } sy_const_row_view;
-#define SWITCHYARD_CONST_ROW_VIEW_INIT \
-  { sizeof(sy_const_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
 
 /// Writable counterpart of sy_const_row_view.
 typedef struct sy_row_view {
@@ -134,16 +134,12 @@ typedef struct sy_row_view {
   sy_scale_kind scale_kind;
   void* scales;
 } sy_row_view;
-#define SWITCHYARD_ROW_VIEW_INIT \
-  { sizeof(sy_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
 
-/// Expert ids [tokens, topk], int32 or int64. An id outside [0, E) means "no expert".
+/// Expert ids [num_tokens, topk], int32 or int64. An id outside [0, E) means "no expert".
 typedef struct sy_expert_ids {
   size_t struct_size;
-  const void* data;  ///< NULL only if tokens = 0
-  int64_t tokens;
+  const void* data;  ///< NULL only if num_tokens = 0
+  int64_t num_tokens;
   int32_t topk;
-  int32_t is_int64;  ///< 0: int32, 1: int64
+  sy_bool is_int64;  ///< 0: int32, 1: int64
 } sy_expert_ids;
-#define SWITCHYARD_EXPERT_IDS_INIT \
-  { sizeof(sy_expert_ids), NULL, 0, 0, 0 }

@@ -37,10 +37,10 @@ _OF_GROUP: Arguments = {
     "heap_bytes": BYTES, "timeout": Seconds(optional=True), "rendezvous_timeout": Seconds(), "backend": Word(_names.BACKENDS),
     "device": ANY_INT32, "workers": ANY_INT32, "num_sms": _NUM_SMS, "host": Text(), "network": Word(_names.NETWORKS),
     "silence": Seconds(optional=True)}
-_SHAPE: Arguments = {"hidden": ANY_INT64, "experts": ANY_INT32, "topk": ANY_INT32, "max_tokens": ANY_INT64, "dtype": RowType()}
+_SHAPE: Arguments = {"hidden": ANY_INT64, "num_experts": ANY_INT32, "topk": ANY_INT32, "max_tokens": ANY_INT64, "dtype": RowType()}
 _NORMAL: Arguments = {
-    **_SHAPE, "layout": Word(_names.LAYOUTS), "align": ANY_INT32, "staging": Word(_names.STAGINGS), "pool_bytes": BYTES,
-    "ring_channels": ANY_INT32, "ring_send_chunk": ANY_INT32, "ring_slots": ANY_INT32, "ring_max_bytes": BYTES,
+    **_SHAPE, "layout": Word(_names.LAYOUTS), "expert_alignment": ANY_INT32, "staging": Word(_names.STAGINGS), "pool_bytes": BYTES,
+    "ring_num_channels": ANY_INT32, "ring_send_chunk": ANY_INT32, "ring_slots": ANY_INT32, "ring_max_bytes": BYTES,
     "invalid_ids": Word(_names.INVALID_IDS)}
 _LOW_LATENCY: Arguments = {
     **_SHAPE, "scales": Word(_names.SCALES), "scale_group": ANY_INT32, "scale_order": Word(_names.SCALE_ORDERS),
@@ -56,10 +56,10 @@ _LAYER_WEIGHTS: Arguments = {
     "w13": Tensor(("L", "2I", "H"), ROW_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES),
     "w13_scales": Tensor(("L", "S13", "G13"), _SCALES, optional=True), "w2_scales": Tensor(("L", "S2", "G2"), _SCALES, optional=True)}
 _LL_DISPATCH: Arguments = {
-    "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "ids": _IDS, "weights": _WEIGHTS,
+    "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
     "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS}
 _LL_COMBINE: Arguments = {
-    "y": Tensor(("L", "R", "H"), _SUMMED), "received": _RECEIVED, "weights": _WEIGHTS,
+    "y": Tensor(("L", "R", "H"), _SUMMED), "received": _RECEIVED, "topk_weights": _WEIGHTS,
     "expert_scale": Tensor(("L",), (F32,), optional=True), "order": Word(_names.ORDERS), "out": _SUMS, "num_sms": _NUM_SMS}
 _MODEL = Foreign("a torch module", "named_modules")
 _PARALLEL: Arguments = {"model": _MODEL, "max_tokens": Integer(1, INT64), "topk": Integer(1, INT32, optional=True),
@@ -70,13 +70,13 @@ FUNCTIONS: Dict[str, Arguments] = {
     "Exchange.memory_required": {**_SIZES, **_NORMAL},
     "Exchange.heap_bytes": {**_SIZES, "routing_gradients": Flag(), **_NORMAL},
     "Exchange.dispatch": {
-        "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "ids": Tensor(("T", "K"), (I32, I64), optional=True), "weights": _WEIGHTS,
+        "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "topk_ids": Tensor(("T", "K"), (I32, I64), optional=True), "topk_weights": _WEIGHTS,
         "handle": Instance("Handle", "the second result of dispatch", optional=True), "quantize": Word(_names.SCALES),
         "size": Word(_names.SIZES), "capacity": Integer(0, INT64, optional=True), "overflow": Word(_names.OVERFLOWS),
         "padding": Word(_names.PADDINGS), "out": Tensor(("R", "H"), ROW_TYPES, written=True, optional=True, pair=True), "num_sms": _NUM_SMS},
     "Exchange.allocate_rows": {"handle": _HANDLE, "dtype": RowType(optional=True)},
     "Exchange.combine": {
-        "y": Tensor(("R", "H"), _SUMMED), "handle": _HANDLE, "weights": Tensor(("T", "K"), (F32,), optional=True),
+        "y": Tensor(("R", "H"), _SUMMED), "handle": _HANDLE, "topk_weights": Tensor(("T", "K"), (F32,), optional=True),
         "apply_weights": Flag(), "order": Word(_names.ORDERS), "bias": Several(Tensor(("T", "H"), _SUMMED), 2), "out": _SUMS,
         "num_sms": _NUM_SMS},
     "Exchange.make_graph_memory": {},
@@ -91,7 +91,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "LowLatency.make_rows": {"received": _RECEIVED, "dtype": RowType(optional=True)},
     "LowLatency.dispatch": _LL_DISPATCH, "LowLatency.dispatch_async": _LL_DISPATCH,
     "LowLatency.combine": _LL_COMBINE, "LowLatency.combine_async": _LL_COMBINE,
-    "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED), "ids": _IDS, "weights": _WEIGHTS,
+    "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
                               "expert_scale": Tensor(("L",), (F32,), optional=True), "out": _SUMS, "num_sms": _NUM_SMS},
     "LowLatency.last_call": {}, "LowLatency.close": {}, "Pending.wait": {},
     "LedgerCombine.__init__": {"group": _GROUP, **_LEDGER},
@@ -108,7 +108,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "MoeLayer.__init__": {"group": _GROUP, **_LAYER_WEIGHTS, **_LAYER},
     "MoeLayer.with_weights": _LAYER_WEIGHTS,
     "MoeLayer.memory_required": {**_SIZES, **_LAYER}, "MoeLayer.heap_bytes": {**_SIZES, **_LAYER},
-    "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES), "ids": _IDS, "weights": _WEIGHTS,
+    "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
                          "out": Tensor(("T", "H"), ROW_TYPES, written=True, optional=True), "add": Flag(),
                          "device_tokens": Tensor((1,), (I32,), optional=True), "num_sms": _NUM_SMS},
     "MoeLayer.dropped": {}, "MoeLayer.close": {},
@@ -127,21 +127,21 @@ FUNCTIONS: Dict[str, Arguments] = {
     "Group.threads": {"world": _WORLD, **_OF_GROUP},
     "Group.from_process_group": {"process_group": Any_(), **_OF_GROUP},
     "Group.from_mpi4py": {"communicator": Foreign("an mpi4py communicator", "Get_rank"), **_OF_GROUP},
-    "Group.experts_of": {"experts": ANY_INT32, "rank": Integer(-INT32, INT32, optional=True)},
+    "Group.experts_of": {"num_experts": ANY_INT32, "rank": Integer(-INT32, INT32, optional=True)},
     "Group.host_of": {"rank": ANY_INT32}, "Group.barrier": {}, "Group.record_stream": {"tensor": Foreign("a tensor", "data_ptr"), "stream": Foreign("a stream of torch.cuda", "cuda_stream", optional=True)}, "Group.all_gather": {"mine": Content()}, "Group.check": {},
     "Group.abort": {"reason": Integer(1, 255)}, "Group.set_timeout": {"seconds": Seconds(optional=True)}, "Group.wait_statistics": {},
     "Group.sleep": {}, "Group.wake": {}, "Group.close": {},
-    "Handle.counts": {}, "Handle.matrices": {"channels": Integer(1, INT32)}, "Handle.ledger": {}, "Handle.to_bytes": {}, "Handle.twin": {},
-    "Trace.__init__": {"group": _GROUP, "events": Integer(1, INT64), "blocks": ANY_INT32, "warps": ANY_INT32},
+    "Handle.counts": {}, "Handle.matrices": {"num_channels": Integer(1, INT32)}, "Handle.ledger": {}, "Handle.to_bytes": {}, "Handle.twin": {},
+    "Trace.__init__": {"group": _GROUP, "events_per_track": Integer(1, INT64), "num_blocks": ANY_INT32, "num_warps": ANY_INT32},
     "Trace.start": {}, "Trace.stop": {}, "Trace.gather": {}, "Trace.to_bytes": {}, "Trace.summary": {}, "Trace.clear": {},
     "Trace.span": {"name": Text(), "arg": ANY_INT64, "unit": Text()}, "Trace.merge": {"content": Content()},
     "Trace.json": {"flows": Flag()}, "Trace.write_json": {"path": Path(), "flows": Flag()},
-    "first_expert": {"experts": ANY_INT32, "world": ANY_INT32, "rank": ANY_INT32},
+    "first_expert": {"num_experts": ANY_INT32, "world": ANY_INT32, "rank": ANY_INT32},
     "keep_plans": {}, "library_path": {}, "library_version": {},
     "moe_heap_bytes": {"world": _WORLD, "backend": Word(_names.BACKENDS), "hosts": Integer(1, INT32), **_PARALLEL},
     "parallelize_moe": {"group": _GROUP, "gradients": Word({"sum": 0, "mean": 1}), **_PARALLEL},
     "expert_parameters": {"model": _MODEL}, "full_state_dict": {"model": _MODEL}, "keep_out_of_ddp": {"model": _MODEL},
-    "routing_layout": {"ids": _IDS, "experts": Integer(1, INT32), "world": _WORLD},
+    "routing_layout": {"topk_ids": _IDS, "num_experts": Integer(1, INT32), "world": _WORLD},
     "run_ranks": {"function": Foreign("a function of a group: run_ranks(function, world)", "__call__"), "world": _WORLD, "arguments": Any_(),
                   **_OF_GROUP},
     "tuned_values": {"device": Text(), "mode": Word(_names.TUNING_MODES), "ranks": ANY_INT32, "hidden": ANY_INT64, "max_tokens": ANY_INT64,

@@ -65,15 +65,15 @@ class _Weighted(_Repeated):
     _options: Any
     _weighted = False
 
-    def _take_weights(self, weights: Any, shape: Any) -> bool:
+    def _take_weights(self, topk_weights: Any, shape: Any) -> bool:
         """Sets float32 weights of this shape, or none; False if `weights` is anything else."""
-        if weights is None:
-            self._options.weights, self._weighted = None, False
+        if topk_weights is None:
+            self._options.topk_weights, self._weighted = None, False
             return True
-        if type(weights) is not self._Tensor or weights.dtype is not self._f32 or weights.shape != shape \
-                or not weights.is_contiguous() or not (weights.is_cuda if self._cuda else weights.is_cpu):
+        if type(topk_weights) is not self._Tensor or topk_weights.dtype is not self._f32 or topk_weights.shape != shape \
+                or not topk_weights.is_contiguous() or not (topk_weights.is_cuda if self._cuda else topk_weights.is_cpu):
             return False
-        self._options.weights, self._weighted = weights.data_ptr(), True
+        self._options.topk_weights, self._weighted = topk_weights.data_ptr(), True
         return True
 
 
@@ -89,41 +89,41 @@ class Dispatch(_Weighted):
         self._ids_type: Any = None
         self._ids_shape: Any = None
 
-    def learn(self, x: Any, ids: Any) -> None:
+    def learn(self, x: Any, topk_ids: Any) -> None:
         """Learns from a successful call, under the lock."""
-        if type(x) is not self._Tensor or type(ids) is not self._Tensor:
+        if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor:
             return
         codes = arrays_of_torch().codes
-        self._type, self._shape, self._ids_type, self._ids_shape = x.dtype, x.shape, ids.dtype, ids.shape
-        self._x.rows = self._ids.tokens = x.shape[0]
-        self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[ids.dtype] == I64)
+        self._type, self._shape, self._ids_type, self._ids_shape = x.dtype, x.shape, topk_ids.dtype, topk_ids.shape
+        self._x.rows = self._ids.num_tokens = x.shape[0]
+        self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[topk_ids.dtype] == I64)
 
-    def __call__(self, x: Any, ids: Any, weights: Any, output: Any, stream: Optional[int] = None) -> bool:
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, output: Any, stream: Optional[int] = None) -> bool:
         """False: not applicable. `stream`: None: the current one of x's GPU."""
         tensor = self._Tensor
-        if type(x) is not tensor or type(ids) is not tensor or output._at is None:
+        if type(x) is not tensor or type(topk_ids) is not tensor or output._at is None:
             return False
         self._acquire()
         try:
-            if x.dtype is not self._type or x.shape != self._shape or ids.dtype is not self._ids_type or ids.shape != self._ids_shape:
+            if x.dtype is not self._type or x.shape != self._shape or topk_ids.dtype is not self._ids_type or topk_ids.shape != self._ids_shape:
                 return False
-            if x.requires_grad or (weights is not None and weights.requires_grad):
+            if x.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
                 return False
-            if not (x.is_contiguous() and ids.is_contiguous() and self._owned.pointer):
+            if not (x.is_contiguous() and topk_ids.is_contiguous() and self._owned.pointer):
                 return False
             if self._cuda:
-                if not self._place(self._options, x, ids, stream):
+                if not self._place(self._options, x, topk_ids, stream):
                     return False
-            elif not (x.is_cpu and ids.is_cpu):
+            elif not (x.is_cpu and topk_ids.is_cpu):
                 return False
-            if weights is not None or self._weighted:
-                if not self._take_weights(weights, self._ids_shape):
+            if topk_weights is not None or self._weighted:
+                if not self._take_weights(topk_weights, self._ids_shape):
                     return False
-                if weights is not None and weights.get_device() != x.get_device():
+                if topk_weights is not None and topk_weights.get_device() != x.get_device():
                     self._options.known_memory = 0
-            self._x.data, self._ids.data = x.data_ptr(), ids.data_ptr()
+            self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
-            output.tokens, output._weighted = self._x.rows, self._weighted
+            output.num_tokens, output._weighted = self._x.rows, self._weighted
             self._wrote(output.x)
             self._done(x)
             return True
@@ -150,23 +150,23 @@ class Combine(_Weighted):
             self._type, self._shape = y.dtype, y.shape
             self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
 
-    def __call__(self, y: Any, received: Any, weights: Any, stream: Optional[int] = None) -> Any:
+    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None) -> Any:
         """Returns the sums, or None: not applicable."""
-        if type(y) is not self._Tensor or received._at is None or y.requires_grad or (weights is not None and weights.requires_grad):
+        if type(y) is not self._Tensor or received._at is None or y.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
             return None
         self._acquire()
         try:
             if y.dtype is not self._type or y.shape != self._shape or not y.is_contiguous() or not self._owned.pointer:
                 return None
-            if weights is not None or self._weighted:
-                if not self._take_weights(weights, (received.tokens, self._topk)):
+            if topk_weights is not None or self._weighted:
+                if not self._take_weights(topk_weights, (received.num_tokens, self._topk)):
                     return None
             if self._cuda:
-                if not self._place(self._options, y, weights, stream):
+                if not self._place(self._options, y, topk_weights, stream):
                     return None
             elif not y.is_cpu:
                 return None
-            out = self._rows(received.tokens, self._hidden, y)
+            out = self._rows(received.num_tokens, self._hidden, y)
             self._x.data, self._result.value = y.data_ptr(), out.data_ptr()
             check(self._function(self._at, self._by_x, received._at, self._result, self._by_options))
             self._done(y)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of include/switchyard/c, member by member, with the defaults of their SWITCHYARD_..._INIT macros."""
+"""The structs of include/switchyard/c, member by member, with the defaults of their SY_..._INIT macros."""
 from __future__ import annotations
 
 import ctypes
@@ -56,7 +56,7 @@ class NormalConfig(Struct):
     name = "sy_normal_config"
     defaults = {"expert_alignment": 1, "ring_send_chunk": 6}
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("num_experts", c_int32),
-                ("topk", c_int32), ("layout", c_int32), ("expert_alignment", c_int32), ("row_type", c_int32),
+                ("topk", c_int32), ("layout", c_int32), ("expert_alignment", c_int32), ("dtype", c_int32),
                 ("staging", c_int32), ("ring_num_channels", c_int32), ("ring_send_chunk", c_int32), ("ring_slots", c_int32),
                 ("invalid_ids", c_int32), ("pool_bytes", c_size_t), ("ring_max_bytes", c_size_t)]
 
@@ -79,7 +79,7 @@ class DispatchedView(Struct):
     name = "sy_dispatched_view"
     _fields_ = [("struct_size", c_size_t), ("x", c_void_p), ("x_rows", c_int64), ("x_cols", c_int64), ("x_dtype", c_int32),
                 ("x_scale_kind", c_int32), ("x_scales", c_void_p), ("rows", c_int64), ("tokens", c_int64), ("world", c_int32),
-                ("topk", c_int32), ("experts_here", c_int32), ("reserved", c_int32), ("handle", c_void_p),
+                ("topk", c_int32), ("num_local_experts", c_int32), ("reserved", c_int32), ("handle", c_void_p),
                 ("topk_ids", c_void_p), ("topk_weights", c_void_p), ("source_token", c_void_p), ("row_source", c_void_p),
                 ("row_weights", c_void_p), ("expert_first_row", c_void_p), ("tokens_per_expert", c_void_p),
                 ("aligned_per_expert", c_void_p), ("dropped", c_void_p), ("dropped_per_source", c_void_p),
@@ -102,7 +102,7 @@ class CallStatistics(Struct):
 
 class Counts(Struct):
     name = "sy_counts"
-    _fields_ = [("struct_size", c_size_t), ("storage", c_void_p), ("rows", c_int64), ("experts_here", c_int64),
+    _fields_ = [("struct_size", c_size_t), ("storage", c_void_p), ("rows", c_int64), ("num_local_experts", c_int64),
                 ("tokens_per_expert", c_void_p), ("aligned_per_expert", c_void_p), ("expert_first_row", c_void_p)]
 
 
@@ -122,7 +122,7 @@ class Matrices(Struct):
 class Ledger(Struct):
     name = "sy_ledger"
     _fields_ = [("struct_size", c_size_t), ("storage", c_void_p), ("world", c_int32), ("num_experts", c_int32),
-                ("num_experts_padded", c_int32), ("experts_here", c_int32), ("num_routes", c_int64),
+                ("num_experts_padded", c_int32), ("num_local_experts", c_int32), ("num_routes", c_int64),
                 ("peer_token_per_expert", c_void_p), ("expanded_row_idx", c_void_p), ("cumsum_per_expert", c_void_p),
                 ("dispatch_offset", c_void_p), ("prev_sum_before_rank", c_void_p)]
 
@@ -138,7 +138,7 @@ class LowLatencyConfig(Struct):
     name = "sy_low_latency_config"
     defaults = {"scales": 1, "scale_group": 128}
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("num_experts", c_int32),
-                ("topk", c_int32), ("row_type", c_int32), ("scales", c_int32), ("scale_group", c_int32),
+                ("topk", c_int32), ("dtype", c_int32), ("scales", c_int32), ("scale_group", c_int32),
                 ("scale_order", c_int32), ("sending", c_int32), ("pieces", c_int32),
                 ("invalid_ids", c_int32), ("reserved", c_int32)]
 
@@ -147,7 +147,7 @@ class LowLatencyView(Struct):
     name = "sy_low_latency_view"
     _fields_ = [("struct_size", c_size_t), ("x", c_void_p), ("x_rows", c_int64), ("x_cols", c_int64), ("x_dtype", c_int32),
                 ("x_scale_kind", c_int32), ("x_scales", c_void_p), ("rows_per_expert", c_int64), ("scale_rows", c_int64),
-                ("world", c_int32), ("experts_here", c_int32), ("rows_of_expert", c_void_p), ("source_range", c_void_p),
+                ("world", c_int32), ("num_local_experts", c_int32), ("rows_of_expert", c_void_p), ("source_range", c_void_p),
                 ("row_source", c_void_p), ("scale_order", c_int32), ("scale_group", c_int32)]
 
 
@@ -173,9 +173,9 @@ class AllToAllOptions(Struct):
 
 class LedgerConfig(Struct):
     name = "sy_ledger_config"
-    defaults = {"row_type": 1, "max_ledgers": 4}
+    defaults = {"dtype": 1, "max_ledgers": 4}
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int64), ("max_tokens", c_int64), ("max_rows", c_int64), ("num_experts", c_int32),
-                ("topk", c_int32), ("row_type", c_int32), ("max_ledgers", c_int32)]
+                ("topk", c_int32), ("dtype", c_int32), ("max_ledgers", c_int32)]
 
 
 class LedgerCombineOptions(Struct):

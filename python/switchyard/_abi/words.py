@@ -6,7 +6,7 @@ import re
 
 #: Members whose keyword has another name.
 _KEYWORDS = {
-    "num_experts": "experts", "row_type": "dtype", "expert_alignment": "align", "ring_num_channels": "ring_channels", "num_warps": "workers",
+    "num_experts": "experts", "dtype": "dtype", "expert_alignment": "align", "ring_num_channels": "ring_channels", "num_warps": "workers",
     "num_blocks": "workers"}
 #: Classes and functions that have another name in Python.
 _NAMES = (
@@ -16,7 +16,7 @@ _NAMES = (
 _RINGS = re.compile(r"\bRingSettings::(num_channels|send_chunk|slots|max_bytes)")
 _MEMBER = re.compile(r"\b(?:Normal|LowLatency|Ledger|MoeLayer|FusedMoe|GroupedGemm)Config::(\w+)|"
                      r"\b(?:GroupOptions|\w*DispatchOptions|\w*CombineOptions|AllToAllOptions|FusedMoeCall|MoeLayerCall)::(\w+)")
-_ALONE = re.compile(r"\b(num_experts|row_type|expert_alignment)(?= (?:=|differs)|,| or\b)")
+_ALONE = re.compile(r"\b(num_experts|dtype|expert_alignment)(?= (?:=|differs)|,| or\b)")
 
 
 def in_python(text: str) -> str:

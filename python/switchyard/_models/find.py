@@ -127,14 +127,14 @@ def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hos
         raise InvalidArgument(f"{type(module).__name__} has no down_proj of three dimensions, which would tell the size of a row")
     hidden = weights.shape[2] if getattr(module, "is_transposed", False) else weights.shape[1]
     # The worst routing sends all rows of all ranks to one rank: on the CPU rings bound the memory if all ranks share a host.
-    return {"hidden": hidden, "experts": int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
+    return {"hidden": hidden, "num_experts": int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
             "dtype": _row_type(model, weights), "staging": "ring" if backend == "cpu" and hosts == 1 else "direct", "routing_gradients": True}
 
 
 def layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
     """Returns the keywords of the :class:`MoeLayer` of a module. A view, on the CPU too, so that in-place changes of weights
     take effect."""
-    shape = {name: config[name] for name in ("hidden", "experts", "topk", "max_tokens", "dtype")}
+    shape = {name: config[name] for name in ("hidden", "num_experts", "topk", "max_tokens", "dtype")}
     return {**shape, "intermediate": module.down_proj.shape[2], "storage": "view"}
 
 

@@ -40,9 +40,9 @@ def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
 
 
 def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -> None:
-    x, _, _, weights, _, exchange = inputs[:6]
-    ctx.exchange, ctx.tokens, ctx.topk = exchange, x.shape[0], 0 if weights is None else weights.shape[1]
-    fixed = (output[1], output[3]) if weights is not None else output[1:]
+    x, _, _, topk_weights, _, exchange = inputs[:6]
+    ctx.exchange, ctx.tokens, ctx.topk = exchange, x.shape[0], 0 if topk_weights is None else topk_weights.shape[1]
+    fixed = (output[1], output[3]) if topk_weights is not None else output[1:]
     ctx.mark_non_differentiable(*(each for each in fixed if isinstance(each, torch.Tensor)))
     _keep(ctx, output[3])
 
@@ -159,13 +159,13 @@ class TracedHandle(Handle):
         if name in ("dropped", "dropped_per_source") and not self._drops:
             return None
         tokens, topk, here, world = self._sizes
-        sizes = {"x_rows": self._rows_allocated, "tokens": tokens, "topk": topk, "experts_here": here, "world": world}
+        sizes = {"x_rows": self._rows_allocated, "num_tokens": tokens, "topk": topk, "num_local_experts": here, "world": world}
         return _operators.table(self._plan, self._like, name, element, [sizes[each] for each in shape])
 
     @property
     def topk_ids_int64(self) -> Any:
-        ids = self.topk_ids
-        return None if ids is None else ids.long()
+        topk_ids = self.topk_ids
+        return None if topk_ids is None else topk_ids.long()
 
     @property
     def _carried(self) -> Any:
@@ -219,25 +219,25 @@ def _copied(out: Any, rows: Any) -> Any:
     return out.detach().narrow(0, 0, count).copy_(rows)
 
 
-def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...],
+def dispatch(exchange: "Exchange", x: Any, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...],
              out: Any, gradient: bool) -> Tuple[Any, Handle]:
     """Implements Exchange.dispatch. `gradient`: x or the weights require one."""
     rows_given, scales = x if isinstance(x, tuple) else (x, None)
-    if (ids is None) == (handle is None) or (handle is not None and weights is not None):
-        invalid("dispatch takes either ids, with or without weights, or a handle")
+    if (topk_ids is None) == (handle is None) or (handle is not None and topk_weights is not None):
+        invalid("dispatch takes either topk_ids, with or without topk_weights, or a handle")
     if gradient and (scales is not None or options[0] != 0):
         raise Unsupported("dispatch: fp8 rows have no gradients; detach x, or dispatch it without quantize and scales")
-    wants_weights = gradient and weights is not None and weights.requires_grad
+    wants_weights = gradient and topk_weights is not None and topk_weights.requires_grad
     if wants_weights and exchange._layout == EXPERT_MAJOR and exchange._for_weights is None:
-        raise Unsupported("dispatch: weights require gradients; make the expert-major Exchange with routing_gradients=True")
+        raise Unsupported("dispatch: topk_weights require gradients; make the expert-major Exchange with routing_gradients=True")
     calls = _calls()
     if handle is None:
-        plan = calls.plan(ids, None if weights is None else weights.detach(), exchange._number, options)
+        plan = calls.plan(topk_ids, None if topk_weights is None else topk_weights.detach(), exchange._number, options)
     else:
         plan = _plan_of(handle, calls)
     count, exact = _rows_of(exchange, options, handle)
     rows, row_scales, received, plan = calls.dispatch(
-        rows_given, scales, ids, weights, plan, exchange._number, exchange._layout, options, count, exact, gradient and out is None)
+        rows_given, scales, topk_ids, topk_weights, plan, exchange._number, exchange._layout, options, count, exact, gradient and out is None)
     if out is not None:
         its_rows, its_scales = out if isinstance(out, tuple) else (out, None)
         rows = _copied(its_rows, rows)
@@ -245,7 +245,7 @@ def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optio
     result = rows if scales is None and options[0] == 0 else (rows, row_scales)
     if handle is not None:
         return result, handle
-    received = None if weights is None else received
+    received = None if topk_weights is None else received
     if torch.compiler.is_compiling():
         return result, TracedHandle(plan, rows, rows_given.shape[0], exchange, received, options[2] == 1)
     made = (plan.filled if isinstance(plan, _ops.Cell) else _ops.handle_of(plan)).twin()
@@ -254,21 +254,21 @@ def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optio
     return result, made
 
 
-def combine(exchange: "Exchange", y: Any, handle: Handle, weights: Any, apply_weights: bool, order: int, biases: Sequence[Any],
+def combine(exchange: "Exchange", y: Any, handle: Handle, topk_weights: Any, apply_weights: bool, order: int, biases: Sequence[Any],
             out: Any, num_sms: int, gradient: bool) -> Any:
     """Implements Exchange.combine. `gradient`: y, a bias or the weights carried by dispatch require one."""
     rank_major = exchange._layout == RANK_MAJOR
-    if gradient and not rank_major and weights is not None:
-        raise Unsupported("combine: weights of its own have no gradient in expert-major layout; give them to dispatch")
+    if gradient and not rank_major and topk_weights is not None:
+        raise Unsupported("combine: topk_weights of its own have no gradient in expert-major layout; give them to dispatch")
     carried = None
     if gradient and not rank_major and apply_weights:
         carried = handle.row_weights
     if len(biases) > 2:
         invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
     first, second = (*biases, None, None)[:2]
-    topk = exchange.topk if rank_major and weights is not None else 0
+    topk = exchange.topk if rank_major and topk_weights is not None else 0
     calls = _calls()
-    result, summed = calls.combine(y, carried, _plan_of(handle, calls), weights, first, second, exchange._number, handle._tokens, topk,
+    result, summed = calls.combine(y, carried, _plan_of(handle, calls), topk_weights, first, second, exchange._number, handle._tokens, topk,
                                    order, apply_weights, num_sms)
     if out is not None:
         result = out.copy_(result)

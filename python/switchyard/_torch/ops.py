@@ -79,7 +79,7 @@ def handle_of(plan: Tensor) -> Handle:
     return _cell(plan).filled
 
 
-def _plan(ids: Tensor, weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
+def _plan(topk_ids: Tensor, topk_weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
     """Returns an empty cell. The arguments determine which dispatches may share it: a compiler merges equal calls."""
     cell = Cell()
     return tensor_of(cell, cell.number)
@@ -94,7 +94,7 @@ def _fake_plan(*_: Any) -> Tensor:
     return torch.empty((1,), dtype=torch.int64, device="cpu")
 
 
-operator("plan(Tensor ids, Tensor? weights, SymInt exchange, int[] options) -> Tensor", _plan, _fake_plan)
+operator("plan(Tensor topk_ids, Tensor? topk_weights, SymInt exchange, int[] options) -> Tensor", _plan, _fake_plan)
 operator("plan_of_handle(SymInt handle) -> Tensor", _plan_of_handle, _fake_plan)
 
 
@@ -122,13 +122,13 @@ def scale_columns(hidden: int, kind: int) -> Tuple[int, int]:
 def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
     """Returns a copy of the rows' weights; zeros if no rank had tokens, so that no weights were sent."""
     rank_major = handle._layout == RANK_MAJOR
-    weights = handle.topk_weights if rank_major else handle.row_weights
-    if weights is None:
+    topk_weights = handle.topk_weights if rank_major else handle.row_weights
+    if topk_weights is None:
         return rows.new_zeros((rows.shape[0], topk) if rank_major else (rows.shape[0],), dtype=torch.float32)
-    return weights.clone()
+    return topk_weights.clone()
 
 
-def dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], cell: Cell, exchange: int,
+def dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], topk_weights: Optional[Tensor], cell: Cell, exchange: int,
              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
     """Returns rows, their scales, the delivered weights, and the cell, which is now full."""
     owner, given = object_of(exchange), x if scales is None else (x, scales)
@@ -136,11 +136,11 @@ def dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights
     # 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None
     if cell.handle is None:
-        result, result_scales, cell.handle = owner._dispatch(given, ids, weights, None, tuple(options), out)
+        result, result_scales, cell.handle = owner._dispatch(given, topk_ids, topk_weights, None, tuple(options), out)
     else:
         result, result_scales, _ = owner._dispatch(given, None, None, cell.handle, tuple(options), out)
     assert cell.handle is not None
-    received = None if weights is None else _received_weights(cell.handle, result, weights.shape[1])
+    received = None if topk_weights is None else _received_weights(cell.handle, result, topk_weights.shape[1])
     return result.clone() if copy and out is None else result, result_scales, received, cell
 
 
@@ -149,13 +149,13 @@ def _or_nothing(tensor: Optional[Tensor], like: Tensor) -> Tensor:
     return like.new_empty((0,), dtype=torch.float32) if tensor is None else tensor
 
 
-def _dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], plan: Tensor, *rest: Any) \
+def _dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], topk_weights: Optional[Tensor], plan: Tensor, *rest: Any) \
         -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, result_scales, received, cell = dispatch(x, scales, ids, weights, _cell(plan), *rest)
+    rows, result_scales, received, cell = dispatch(x, scales, topk_ids, topk_weights, _cell(plan), *rest)
     return rows, _or_nothing(result_scales, x), _or_nothing(received, x), tensor_of(cell, cell.number)
 
 
-def _fake_dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], plan: Tensor, exchange: int,
+def _fake_dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], topk_weights: Optional[Tensor], plan: Tensor, exchange: int,
                    layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size() if exact else rows
     quantized, hidden = options[0], x.shape[1]
@@ -167,12 +167,12 @@ def _fake_dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], w
         result_scales = torch.empty_strided((count, groups), (stride, 1), dtype=torch.float32 if kind == 1 else torch.uint8,
                                             device=x.device)
     received = x.new_empty((0,), dtype=torch.float32)
-    if weights is not None:
-        received = weights.new_empty((count, weights.shape[1]) if layout == RANK_MAJOR else (count,))
+    if topk_weights is not None:
+        received = topk_weights.new_empty((count, topk_weights.shape[1]) if layout == RANK_MAJOR else (count,))
     return result, result_scales, received, _fake_plan()
 
 
-operator("dispatch(Tensor x, Tensor? scales, Tensor? ids, Tensor? weights, Tensor plan, SymInt exchange, int layout, int[] options, "
+operator("dispatch(Tensor x, Tensor? scales, Tensor? topk_ids, Tensor? topk_weights, Tensor plan, SymInt exchange, int layout, int[] options, "
          "SymInt rows, bool exact, bool copy) -> (Tensor, Tensor, Tensor, Tensor)", _dispatch, _fake_dispatch)
 
 
@@ -219,12 +219,12 @@ operator("dispatch_backward(Tensor grad_rows, Tensor? grad_received, Tensor plan
 # ---- Combine ----
 
 
-def combine(y: Tensor, carried: Optional[Tensor], cell: Cell, weights: Optional[Tensor], bias: Optional[Tensor],
+def combine(y: Tensor, carried: Optional[Tensor], cell: Cell, topk_weights: Optional[Tensor], bias: Optional[Tensor],
             second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool, num_sms: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
     """Returns the sum and the summed weights."""
     biases = [each for each in (bias, second_bias) if each is not None]
-    return object_of(exchange)._combine(y, cell.filled, weights, apply_weights, order, biases, None, num_sms)
+    return object_of(exchange)._combine(y, cell.filled, topk_weights, apply_weights, order, biases, None, num_sms)
 
 
 def _combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
@@ -232,13 +232,13 @@ def _combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, *rest: Any) -> 
     return out, _or_nothing(summed, y)
 
 
-def _fake_combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, weights: Optional[Tensor], bias: Optional[Tensor],
+def _fake_combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, topk_weights: Optional[Tensor], bias: Optional[Tensor],
                   second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool,
                   num_sms: int) -> Tuple[Tensor, Tensor]:
     return y.new_empty((tokens, y.shape[1])), y.new_empty((tokens, topk) if topk else (0,), dtype=torch.float32)
 
 
-operator("combine(Tensor y, Tensor? carried, Tensor plan, Tensor? weights, Tensor? bias, Tensor? second_bias, SymInt exchange, "
+operator("combine(Tensor y, Tensor? carried, Tensor plan, Tensor? topk_weights, Tensor? bias, Tensor? second_bias, SymInt exchange, "
          "SymInt tokens, int topk, int order, bool apply_weights, int num_sms) -> (Tensor, Tensor)", _combine, _fake_combine)
 
 

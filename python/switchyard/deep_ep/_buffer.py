@@ -116,7 +116,7 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
         """Returns ``num_rdma_bytes`` for objects of this shape, bf16 and fp8 with both kinds of scales."""
-        shape = {"hidden": hidden, "experts": num_experts, "topk": min(num_experts, 32), "max_tokens": num_max_dispatch_tokens_per_rank}
+        shape = {"hidden": hidden, "num_experts": num_experts, "topk": min(num_experts, 32), "max_tokens": num_max_dispatch_tokens_per_rank}
         kinds = [None] + (["f32", "ue8m0"] if hidden % 16 == 0 else [])
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 

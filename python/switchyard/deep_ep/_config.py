@@ -48,4 +48,4 @@ def config_for(num_sms: int, num_ranks: int) -> Config:
 def ring_shape(world: int, experts: int, topk: int) -> dict:
     """Returns the keywords of an exchange that accepts any number of tokens: rings bound its memory for any routing."""
     most = min(((1 << 23) - 1) // topk, ((1 << 31) - (1 << 28)) // (topk * min(world, 64)))
-    return {"experts": experts, "topk": topk, "max_tokens": most, "staging": "ring", "dtype": "bf16"}
+    return {"num_experts": experts, "topk": topk, "max_tokens": most, "staging": "ring", "dtype": "bf16"}

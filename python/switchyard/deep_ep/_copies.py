@@ -117,7 +117,7 @@ class Shape(NamedTuple):
     """Parameters in which exchanges differ."""
 
     hidden: int
-    experts: int
+    num_experts: int
     topk: int
 
 
@@ -128,9 +128,9 @@ def _up(number: int, to: int) -> int:
 def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
     """Returns an upper bound of the pool memory for the tables of a handle of `tokens` tokens, whose dispatch delivered `rows`
     rows."""
-    counts = world * _up(32 + 4 * (world + shape.experts), 64)
+    counts = world * _up(32 + 4 * (world + shape.num_experts), 64)
     per_token = shape.topk * 9 + 12 * min(shape.topk, world)
-    here = -(-shape.experts // world)
+    here = -(-shape.num_experts // world)
     return 8192 + counts + tokens * per_token + here * 8 * (5 + world) + rows * (4 + 8 * shape.topk)
 
 

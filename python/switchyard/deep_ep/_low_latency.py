@@ -54,7 +54,7 @@ class Object:
         self.exchange = LowLatency(group, **config)
         functions = self.exchange._functions
         self.send_rows, self.send_sums = functions.sy_low_latency_dispatch, functions.sy_low_latency_combine
-        self._told = (config["max_tokens"], config["hidden"], config["experts"])
+        self._told = (config["max_tokens"], config["hidden"], config["num_experts"])
         self._outputs: List[Output] = []
         self._turn = 0
 
@@ -79,7 +79,7 @@ class LowLatencyMode:
         key = (hidden, experts, topk, most, scales)
         made = self._made.get(key)
         if made is None:
-            config = {"hidden": hidden, "experts": experts, "topk": topk, "max_tokens": most, "scales": scales, "dtype": "bf16",
+            config = {"hidden": hidden, "num_experts": experts, "topk": topk, "max_tokens": most, "scales": scales, "dtype": "bf16",
                       "scale_order": "column_major"}
             try:
                 made = Object(self.group, **config)
@@ -203,7 +203,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
     if zero_copy:
         x = rows_of(handle)
     if hooked:
-        pending = exchange.combine_async(x, handle.received, weights=topk_weights, out=out)
+        pending = exchange.combine_async(x, handle.received, topk_weights=topk_weights, out=out)
         return pending._result, mode.hook(pending, None)
     return exchange._combine(handle.object.send_sums, x, handle.received, topk_weights, None, "per_route", out, 0)[0], None
 

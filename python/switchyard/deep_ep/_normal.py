@@ -62,7 +62,7 @@ class Rings:
 
     def exchange(self, shape: Shape) -> Exchange:
         if shape not in self._made:
-            config = dict(ring_shape(self._group.size, shape.experts, shape.topk), hidden=shape.hidden,
+            config = dict(ring_shape(self._group.size, shape.num_experts, shape.topk), hidden=shape.hidden,
                           ring_max_bytes=max(self._bytes // 2, 1))
             try:
                 self._made[shape] = Exchange(self._group, **config)
@@ -106,7 +106,7 @@ class Normal:
 
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
-    layout: Any = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
+    layout: Any = routing_layout(topk_idx.contiguous(), num_experts=experts, world=world)
     per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
     return per_rank, per_expert, where
 

@@ -165,7 +165,7 @@ def test_normal_options(where, scenario, arguments):
 def check_exchange(buffer, everybody, keep, num_worst_tokens=0):
     """Checks a dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` what a training step would
     keep."""
-    rank, experts, world = buffer.rank, LARGE["experts"], buffer.group_size
+    rank, experts, world = buffer.rank, LARGE["num_experts"], buffer.group_size
     x, ids, weights = map(on, everybody[rank])
     rows, its_ids, its_weights, counts, handle, _ = dispatch_all(buffer, x, ids, weights, experts, num_worst_tokens=num_worst_tokens)
     want = received_of(everybody, experts, rank)
@@ -181,7 +181,7 @@ def check_combine(buffer, kept):
     rows, want, handle, x, ids = kept
     assert same(rows[:len(want)], want)
     out, _, _ = buffer.combine(rows, handle)
-    ranks = on(ranks_of(ids.cpu(), LARGE["experts"], buffer.group_size)).sum(1, keepdim=True)
+    ranks = on(ranks_of(ids.cpu(), LARGE["num_experts"], buffer.group_size)).sum(1, keepdim=True)
     assert calc_diff(out, x.float() * ranks) < 5e-6
 
 
@@ -200,7 +200,7 @@ def _too_many(buffer):
     for tokens in ((10, 51), (60, 0)):
         x, ids, weights = map(on, seeded(buffer.group_size, tokens, **LARGE)[buffer.rank])
         with pytest.raises(sy.InvalidArgument, match="at most 50 are taken"):
-            dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+            dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     check_exchange(buffer, seeded(buffer.group_size, (50, 3), **LARGE), [])
 
 
@@ -227,12 +227,12 @@ def _many_layers(buffer):
 def _many_handles_of_worst_size(buffer):
     """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size the caller specifies. One rank drops some
     of them."""
-    shape, tokens = {"hidden": 128, "experts": 16, "topk": 4}, 1500
+    shape, tokens = {"hidden": 128, "num_experts": 16, "topk": 4}, 1500
     everybody = seeded(buffer.group_size, (tokens,) * buffer.group_size, **shape)
     x, ids, weights = map(on, everybody[buffer.rank])
-    want, handles = received_of(everybody, shape["experts"], buffer.rank)[0], {}
+    want, handles = received_of(everybody, shape["num_experts"], buffer.rank)[0], {}
     for layer in range(200):
-        handles[layer] = dispatch_all(buffer, x, ids, weights, shape["experts"], num_worst_tokens=tokens * buffer.group_size)[4]
+        handles[layer] = dispatch_all(buffer, x, ids, weights, shape["num_experts"], num_worst_tokens=tokens * buffer.group_size)[4]
         if layer % 10 == 0 and buffer.rank == 0:
             del handles[layer]
     made = buffer._normal.made
@@ -246,7 +246,7 @@ def _many_handles_of_worst_size(buffer):
 
 def _model_shape(buffer):
     """Rows as wide as real ones, with routing in both forms and bias."""
-    shape = {"hidden": 7168, "experts": 64, "topk": 8}
+    shape = {"hidden": 7168, "num_experts": 64, "topk": 8}
     everybody = seeded(buffer.group_size, (300, 257), **shape)
     x, ids, weights = map(on, everybody[buffer.rank])
     want = received_of(everybody, 64, buffer.rank)
@@ -366,7 +366,7 @@ def _two_results(buffer):
 
 def _model_low_latency(group, use_fp8):
     """Rows as wide as real ones, with a different T on each rank."""
-    shape, max_tokens, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
+    shape, max_tokens, rank, world = {"hidden": 7168, "num_experts": 16, "topk": 8}, 128, group.rank(), group.size()
     everybody = seeded(world, (128, 77), **shape)
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(max_tokens, 7168, world, 16)
     buffer = deep_ep.Buffer(group, 0, hint, low_latency_mode=True, explicitly_destroy=True)

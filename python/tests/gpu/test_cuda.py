@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def _rank_major(group, dtype, size):
     assert rows.is_cuda and rows.dtype == dtype and rows.shape[0] >= count and handle.rows == count
     assert equal(rows[:count], want.x) and equal(handle.topk_ids[:count], want.ids)
     assert equal(handle.topk_weights[:count], want.weights) and equal(handle.source_token[:count], want.tokens)
-    out, summed = exchange.combine(rows, handle, weights=handle.topk_weights)
+    out, summed = exchange.combine(rows, handle, topk_weights=handle.topk_weights)
     assert torch.equal(summed, torch.where((ids >= 0) & (ids < EXPERTS), weights, 0))
     if dtype == torch.float32:
         assert equal(out, oracle.combine_rank_major(inputs, EXPERTS, group.rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
@@ -72,7 +72,7 @@ def test_rank_major(dtype, size):
     over_ranks(_rank_major, sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype=dtype, **SHAPE), dtype, size)
 
 
-ROWS_OF_FOUR = dict(SHAPE, dtype="f32", layout="expert_major", align=4)
+ROWS_OF_FOUR = dict(SHAPE, dtype="f32", layout="expert_major", expert_alignment=4)
 
 
 def _expert_major(group, order):
@@ -119,7 +119,7 @@ def _other_gpu(group, which):
     for _ in range(3):
         received = ll.dispatch(x, ids, weights)
         y = ll.make_rows(received)
-        ll.combine(y, received, weights=weights)
+        ll.combine(y, received, topk_weights=weights)
         exchange.combine(rows, handle)
     torch.cuda.synchronize()
     group.barrier()
@@ -127,7 +127,7 @@ def _other_gpu(group, which):
         there = f"cuda:{(x.get_device() + 1) % torch.cuda.device_count()}"
         calls = {"x": lambda: ll.dispatch(x.to(there), ids, weights), "ids": lambda: ll.dispatch(x, ids.to(there), weights),
                  "weights": lambda: ll.dispatch(x, ids, weights.to(there)),
-                 "weights of combine": lambda: ll.combine(y, received, weights=weights.to(there)),
+                 "weights of combine": lambda: ll.combine(y, received, topk_weights=weights.to(there)),
                  "y": lambda: exchange.combine(rows.to(there), handle)}
         with pytest.raises(sy.InvalidArgument, match="lies on GPU"):
             calls[which]()
@@ -323,7 +323,7 @@ def _grouped_gemm(group, layout):
         given, y = rows.x, ll.make_rows(rows)
         extents = [(e, rows.x[e, :n], y[e, :n]) for e, n in enumerate(rows.rows.tolist())]
     else:
-        exchange = sy.Exchange(group, dtype="bf16", layout="expert_major", align=8, **SHAPE)
+        exchange = sy.Exchange(group, dtype="bf16", layout="expert_major", expert_alignment=8, **SHAPE)
         given, rows = exchange.dispatch(x, ids, weights)
         y, counts = exchange.allocate_rows(rows), rows.counts()
         extents = [(e, given[f:f + n], y[f:f + n]) for e, (f, n) in enumerate(zip(counts.expert_first_row, counts.tokens_per_expert))]
@@ -340,7 +340,7 @@ def test_grouped_gemm(layout):
         sy._abi.ffi.layer_library()
     except sy.LibraryNotFound:
         pytest.skip("no library of the layer")
-    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="bf16", layout="expert_major", align=8, **SHAPE)
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="bf16", layout="expert_major", expert_alignment=8, **SHAPE)
     over_ranks(_grouped_gemm, heap + sy.LowLatency.heap_bytes(WORLD, dtype="bf16", scales=None, **SHAPE), layout)
 
 
@@ -350,7 +350,7 @@ def _traced(group):
     exchange.dispatch(*given)
     torch.cuda.current_stream().synchronize()
     group.barrier()
-    trace = sy.Trace(group, events=256)
+    trace = sy.Trace(group, events_per_track=256)
     with trace:
         rows, handle = exchange.dispatch(*given)
         exchange.combine(rows, handle, apply_weights=False)
@@ -410,27 +410,27 @@ def test_process_groups_of_nccl(gpus, tmp_path):
 def test_routing_layout(experts, world, tokens, topk, kind):
     """Counted on the GPU, twice and in a graph, against the counts of the host."""
     ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
-    want, given = sy.routing_layout(ids, experts=experts, world=world), ids.cuda()
+    want, given = sy.routing_layout(ids, num_experts=experts, world=world), ids.cuda()
     for _ in range(2):
-        got = sy.routing_layout(given, experts=experts, world=world)
+        got = sy.routing_layout(given, num_experts=experts, world=world)
         for here, there in zip(got, want):
             assert equal(here, there) and here.dtype == torch.from_numpy(there).dtype
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = sy.routing_layout(given, experts=experts, world=world)
+        got = sy.routing_layout(given, num_experts=experts, world=world)
     given.fill_(0)
     graph.replay()
-    for here, there in zip(got, sy.routing_layout(given.cpu(), experts=experts, world=world)):
+    for here, there in zip(got, sy.routing_layout(given.cpu(), num_experts=experts, world=world)):
         assert equal(here, there)
 
 
 def test_routing_layout_refuses():
     ids = torch.zeros((4, 2), dtype=torch.int64, device="cuda")
-    for wrong in ({"experts": 0, "world": 1}, {"experts": 40000, "world": 1}, {"experts": 4, "world": 65}):
-        with pytest.raises(sy.InvalidArgument, match="routing_layout_on: num_experts"):
+    for wrong in ({"num_experts": 0, "world": 1}, {"num_experts": 40000, "world": 1}, {"num_experts": 4, "world": 65}):
+        with pytest.raises(sy.InvalidArgument, match="enqueue_routing_layout: num_experts"):
             sy.routing_layout(ids, **wrong)
     with pytest.raises(sy.InvalidArgument, match="not dense"):
-        sy.routing_layout(ids.t(), experts=4, world=1)
+        sy.routing_layout(ids.t(), num_experts=4, world=1)
 
 
 def test_the_example_of_serving(environment):

@@ -35,7 +35,7 @@ def inputs(buffer, seed=0):
 
 def summed(x, ids, world):
     """Returns the combined rows of a dispatch."""
-    return x.float() * ranks_of(ids, LARGE["experts"], world).sum(1, keepdim=True)
+    return x.float() * ranks_of(ids, LARGE["num_experts"], world).sum(1, keepdim=True)
 
 
 def worst(buffer):
@@ -74,8 +74,8 @@ def _every_way(buffer, default_stream, previous, asynchronous, on_comm):
 
 def _each_form(buffer, previous, asynchronous, on_comm):
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
-    *_, kept, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
+    *_, kept, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
 
     def keywords():
         return {"previous_event": buffer.capture() if previous else None, "async_finish": asynchronous,
@@ -92,7 +92,7 @@ def _each_form(buffer, previous, asynchronous, on_comm):
             rows, *_, event = buffer.dispatch(late, handle=kept, **how)
             handle = kept
         else:
-            per_rank, _, per_expert, where, chained = buffer.get_dispatch_layout(ids, LARGE["experts"], **how)
+            per_rank, _, per_expert, where, chained = buffer.get_dispatch_layout(ids, LARGE["num_experts"], **how)
             if chained.event is not None:
                 how["previous_event"] = chained
             rows, _, _, _, handle, event = buffer.dispatch(
@@ -118,10 +118,10 @@ def _rows_arrive(buffer, row_memory):
     """Rows that a dispatch by a handle delivers and that a combine reads are copied or not, depending on the available
     memory."""
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     os.environ.update({} if row_memory is None else {"SWITCHYARD_DEEP_EP_ROW_MEMORY": row_memory})
     try:
-        *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+        *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     finally:
         os.environ.pop("SWITCHYARD_DEEP_EP_ROW_MEMORY", None)
     copied = lambda: handle.exchange.last_call().copied_bytes > 0
@@ -142,11 +142,11 @@ def test_rows_arrive_where_they_are_kept(row_memory):
 def _mixed(buffer):
     """Calls on several streams and in several ways, ordered by the caller only through the events that it gets."""
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
-    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     for step in range(4):
         rows, *_, event = buffer.dispatch(x * (step + 1), handle=handle, async_finish=step % 2 == 1)
         end_of(event)
@@ -168,8 +168,8 @@ def test_mixed():
 def _lifetimes(buffer):
     """The caller drops the inputs of an asynchronous call at once, and the memory is written again on the current stream."""
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
-    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
+    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     comm = buffer.get_comm_stream()
     assert isinstance(comm, torch.cuda.Stream) and comm != torch.cuda.current_stream()
     for on_comm in (False, True):
@@ -194,8 +194,8 @@ def test_lifetimes():
 def _comm_stream(buffer):
     """Work that the caller enqueues on the communication stream precedes later calls."""
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
-    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
+    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     late = torch.zeros_like(x)
     comm = buffer.get_comm_stream()
     comm.wait_stream(torch.cuda.current_stream())
@@ -235,10 +235,10 @@ def _no_waits(buffer):
     """Calls return while the stream is still busy with earlier work, and do not make torch wait either."""
     everybody, x, ids, weights = inputs(buffer)
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
-    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
 
     def calls():
-        rows, _, its_weights, _, its_handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"], num_worst_tokens=worst(buffer))
+        rows, _, its_weights, _, its_handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"], num_worst_tokens=worst(buffer))
         buffer.combine(rows, its_handle, topk_weights=its_weights, bias=x)
         rows, *_ = buffer.dispatch(x, handle=handle)
         buffer.combine(rows, handle)
@@ -313,7 +313,7 @@ def test_graph_low_latency(how, way):
 def _graph_normal(buffer, asynchronous):
     """Layout, dispatch of num_worst_tokens, cached dispatch and combine. Rows and routing differ from replay to replay."""
     _, x, ids, weights = inputs(buffer)
-    experts = LARGE["experts"]
+    experts = LARGE["num_experts"]
 
     def keywords():
         return {"previous_event": buffer.capture() if asynchronous else None, "async_finish": asynchronous,
@@ -363,8 +363,8 @@ def test_graph_normal(asynchronous):
 def _graph_cached(buffer, asynchronous):
     """The handle of an eager dispatch of exact size, in a graph, as in the backward pass of training."""
     everybody, x, ids, weights = inputs(buffer)
-    want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
-    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
+    *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
     base = x.clone()
 
     def step():
@@ -411,12 +411,12 @@ def _backends(group):
         assert buffer.runtime.backend == expected
         given = [each.cuda() if expected == "cuda" else each for each in (x, ids, weights)]
         elsewhere = [each.cuda() if expected == "cpu" else each for each in (x, ids, weights)]
-        for call in (lambda: buffer.get_dispatch_layout(elsewhere[1], LARGE["experts"]),
+        for call in (lambda: buffer.get_dispatch_layout(elsewhere[1], LARGE["num_experts"]),
                      lambda: buffer.low_latency_dispatch(elsewhere[0], elsewhere[1], MAX_TOKENS, EXPERTS)):
             with pytest.raises(sy.InvalidArgument, match="this Buffer is for tensors on " + expected):
                 call()
-        rows, *_ = dispatch_all(buffer, *given, LARGE["experts"])
-        assert rows.device.type == expected and same(rows, received_of(everybody, LARGE["experts"], group.rank())[0])
+        rows, *_ = dispatch_all(buffer, *given, LARGE["num_experts"])
+        assert rows.device.type == expected and same(rows, received_of(everybody, LARGE["num_experts"], group.rank())[0])
         scratch = buffer.get_local_buffer_tensor(torch.int8)
         assert scratch.device.type == expected
         torch.distributed.barrier(group)
@@ -437,8 +437,8 @@ def _nccl(rank, world, path):
     buffer = make_buffer(dist.group.WORLD)
     assert buffer.runtime.backend == "cuda"
     everybody, x, ids, weights = inputs(buffer)
-    rows, *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
-    assert same(rows, received_of(everybody, LARGE["experts"], rank)[0])
+    rows, *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
+    assert same(rows, received_of(everybody, LARGE["num_experts"], rank)[0])
     out, *_ = buffer.combine(rows, handle)
     assert calc_diff(out, summed(x, ids, world)) < 5e-6
     torch.cuda.synchronize()

@@ -15,7 +15,7 @@ from deep_ep_ranks import EXPERTS as FEW, LARGE, MAX_TOKENS, calc_diff, dispatch
 from test_cuda import EXPERTS, SHAPE, WORLD, equal, inputs_of, on_gpu, over_ranks  # noqa: E402
 from test_cuda_deep_ep import captured, inputs, on_two, summed, worst  # noqa: E402
 
-LAYOUTS = {"rank_major": {"dtype": "f32", **SHAPE}, "expert_major": {"dtype": "f32", "layout": "expert_major", "align": 4, **SHAPE}}
+LAYOUTS = {"rank_major": {"dtype": "f32", **SHAPE}, "expert_major": {"dtype": "f32", "layout": "expert_major", "expert_alignment": 4, **SHAPE}}
 
 
 @pytest.fixture(autouse=True)
@@ -296,7 +296,7 @@ def _graphs_of_the_drop_in(buffer, graphs):
         _, x, ids, weights = inputs(buffer, number)
 
         def step(x=x, ids=ids, weights=weights):
-            per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, LARGE["experts"])
+            per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, LARGE["num_experts"])
             rows, *_, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank,
                                                   num_tokens_per_expert=per_expert, is_token_in_rank=where, num_worst_tokens=worst(buffer))
             return buffer.combine(rows, handle)[0]

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 HIDDEN, EXPERTS, TOPK, TOKENS = 1024, 8, 2, 256
-SHAPE = {"hidden": HIDDEN, "experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": "bf16"}
+SHAPE = {"hidden": HIDDEN, "num_experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": "bf16"}
 #: GPU clock cycles: about half a second, in which the host enqueues everything else.
 BUSY = 800_000_000
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "dtype": "f32"}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "dtype": "f32"}
 MAX_TOKENS = WORLD * TOKENS
 #: Torch takes segments of 2 MiB for small tensors.
 SEGMENT = 2 << 20
@@ -31,7 +31,7 @@ def heap_of(segments):
 
 
 def inputs_of(group, seed):
-    inputs = oracle.make_inputs(WORLD, seed=seed, tokens=[29, 17], experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS)
+    inputs = oracle.make_inputs(WORLD, seed=seed, tokens=[29, 17], num_experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS)
     given = inputs[group.rank]
     return inputs, torch.from_numpy(given.x).cuda(), torch.from_numpy(given.ids).cuda(), torch.from_numpy(given.weights).cuda()
 

@@ -19,7 +19,7 @@ from switchyard.deep_ep import _copies  # noqa: E402
 EXPERTS, TOPK, HIDDEN, TOKENS = 8, 3, 512, 12
 MAX_TOKENS = 16
 NVL = 8 << 20
-LARGE = {"hidden": 1024, "experts": 16, "topk": 4}
+LARGE = {"hidden": 1024, "num_experts": 16, "topk": 4}
 
 #: Location of a rank's tensors: "cpu"; "copies": CPU with the code path of GPUs; "cuda".
 place = "cpu"
@@ -114,7 +114,7 @@ def on(array):
 def inputs_of(world, seed=1, repeats=True):
     """Inputs of all ranks, x rounded to bf16, ids -1 or of an expert."""
     made = []
-    for given in oracle.make_inputs(world, seed=seed, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
+    for given in oracle.make_inputs(world, seed=seed, num_experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
                                     tokens=[9, 0, 12, 4][:world]):
         ids = np.where(given.ids < EXPERTS, given.ids, -1)
         if not repeats:
@@ -156,8 +156,8 @@ def check_low_latency(received, count, handle, inputs, rank):
     """Checks the rows of each expert by source against the oracle; returns float32 [L, R, H]."""
     world = len(inputs)
     values = dequantised(received)
-    source_of, ranges, max_tokens, hidden, experts = handle
-    assert (max_tokens, hidden, experts) == (MAX_TOKENS, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
+    source_of, ranges, max_tokens, hidden, num_experts = handle
+    assert (max_tokens, hidden, num_experts) == (MAX_TOKENS, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
     there, begin = oracle.expert_major(inputs, EXPERTS, rank), 0
     for expert, number in enumerate(there.counts):
         sources = there.source[begin:begin + number]
@@ -189,21 +189,21 @@ def dequantised(received):
 # ---- Larger inputs, by torch: those of all ranks follow from a seed ----
 
 
-def seeded(world, tokens, hidden, experts, topk, seed=0):
+def seeded(world, tokens, hidden, num_experts, topk, seed=0):
     """(x, ids, weights) of every rank, on the CPU; ids differ within a token, a tenth of them are -1."""
     made = []
     for rank in range(world):
         generator = torch.Generator().manual_seed(1000 * seed + rank)
         x = torch.randn((tokens[rank], hidden), generator=generator).bfloat16()
-        ids = torch.rand((tokens[rank], experts), generator=generator).topk(topk, 1).indices
+        ids = torch.rand((tokens[rank], num_experts), generator=generator).topk(topk, 1).indices
         ids = torch.where(torch.rand(ids.shape, generator=generator) < 0.1, -1, ids)
         made.append((x, ids, torch.rand(ids.shape, generator=generator)))
     return made
 
 
-def received_of(everybody, experts, rank):
+def received_of(everybody, num_experts, rank):
     """Returns the rows, local ids and weights that rank `rank` receives."""
-    each = experts // len(everybody)
+    each = num_experts // len(everybody)
     rows, ids, weights = [], [], []
     for x, its_ids, its_weights in everybody:
         here = (its_ids >= rank * each) & (its_ids < (rank + 1) * each)
@@ -214,14 +214,14 @@ def received_of(everybody, experts, rank):
     return torch.cat(rows), torch.cat(ids), torch.cat(weights)
 
 
-def ranks_of(ids, experts, world):
+def ranks_of(ids, num_experts, world):
     """bool [T, W]: the ranks that a token is sent to."""
-    each = experts // world
+    each = num_experts // world
     return torch.stack([((ids >= r * each) & (ids < (r + 1) * each)).any(1) for r in range(world)], 1)
 
 
-def dispatch_all(buffer, x, ids, weights, experts, **keywords):
+def dispatch_all(buffer, x, ids, weights, num_experts, **keywords):
     """Runs a layout and a dispatch."""
-    per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, experts)
+    per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, num_experts)
     return buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=where,
                            num_tokens_per_expert=per_expert, **keywords)

@@ -13,9 +13,9 @@ class Input(NamedTuple):
     weights: Optional[np.ndarray]  # float32 [T, K]
 
 
-def experts_of(experts, world, rank):
+def experts_of(num_experts, world, rank):
     """Returns the experts of a rank; the first `experts % world` ranks hold one more."""
-    first, rest = divmod(experts, world)
+    first, rest = divmod(num_experts, world)
     begin = rank * first + min(rank, rest)
     return range(begin, begin + first + (rank < rest))
 
@@ -30,13 +30,13 @@ def from_bf16(bits):
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-def make_inputs(world, *, experts, topk, hidden, max_tokens, seed=0, weights=True, tokens=None, bad_ids=True, ids_type=np.int64):
+def make_inputs(world, *, num_experts, topk, hidden, max_tokens, seed=0, weights=True, tokens=None, bad_ids=True, ids_type=np.int64):
     """Returns random inputs of all ranks: different numbers of tokens, some ids of no expert, an expert twice in a token."""
     inputs = []
     for rank in range(world):
         rng = np.random.default_rng(1000 * seed + rank)
         count = int(rng.integers(0, max_tokens + 1)) if tokens is None else tokens[rank]
-        ids = rng.integers(-1 if bad_ids else 0, experts, (count, topk)).astype(ids_type)
+        ids = rng.integers(-1 if bad_ids else 0, num_experts, (count, topk)).astype(ids_type)
         x = rng.standard_normal((count, hidden)).astype(np.float32)
         w = rng.random((count, topk)).astype(np.float32) if weights else None
         inputs.append(Input(x, ids, w))
@@ -51,8 +51,8 @@ class RankMajor(NamedTuple):
     sources: List[int]
 
 
-def rank_major(inputs: List[Input], experts, rank) -> RankMajor:
-    mine = experts_of(experts, len(inputs), rank)
+def rank_major(inputs: List[Input], num_experts, rank) -> RankMajor:
+    mine = experts_of(num_experts, len(inputs), rank)
     rows, ids, weights, tokens, sources = [], [], [], [], []
     for source, given in enumerate(inputs):
         for t in range(len(given.ids)):
@@ -78,11 +78,11 @@ class ExpertMajor(NamedTuple):
     dropped: List[np.ndarray]  # [T, K] of each source: its routes that this rank dropped
 
 
-def expert_major(inputs: List[Input], experts, rank, align=1, capacity=None) -> ExpertMajor:
+def expert_major(inputs: List[Input], num_experts, rank, expert_alignment=1, capacity=None) -> ExpertMajor:
     hidden = inputs[0].x.shape[1]
     rows, source, weights, counts = [], [], [], []
     dropped = [np.zeros(given.ids.shape, np.uint8) for given in inputs]
-    for expert in experts_of(experts, len(inputs), rank):
+    for expert in experts_of(num_experts, len(inputs), rank):
         kept = 0
         for s, given in enumerate(inputs):
             for t, k in zip(*np.nonzero(given.ids == expert)):
@@ -94,33 +94,33 @@ def expert_major(inputs: List[Input], experts, rank, align=1, capacity=None) -> 
                 weights.append(given.weights[t, k] if given.weights is not None else 0)
                 kept += 1
         counts.append(kept)
-        while len(rows) % align:
+        while len(rows) % expert_alignment:
             rows.append(np.zeros(hidden, inputs[0].x.dtype))
             source.append(-1)
             weights.append(0)
     counts = np.array(counts, np.int64)
     return ExpertMajor(np.array(rows, inputs[0].x.dtype).reshape(-1, hidden), np.array(source, np.int64),
-                       np.array(weights, np.float32), counts, -(-counts // align) * align, dropped)
+                       np.array(weights, np.float32), counts, -(-counts // expert_alignment) * expert_alignment, dropped)
 
 
-def combine_rank_major(inputs, experts, rank, y_of):
+def combine_rank_major(inputs, num_experts, rank, y_of):
     """Returns float32 [T, H]: sums over ranks ascending of y_of(rank)[row]."""
     out = np.zeros(inputs[rank].x.shape, np.float32)
     for other in range(len(inputs)):
-        there, y = rank_major(inputs, experts, other), y_of(other)
+        there, y = rank_major(inputs, num_experts, other), y_of(other)
         for row, (source, token) in enumerate(zip(there.sources, there.tokens)):
             if source == rank:
                 out[token] += y[row]
     return out
 
 
-def combine_expert_major(inputs, experts, rank, y_of, order, weighted, align=1, capacity=None):
+def combine_expert_major(inputs, num_experts, rank, y_of, order, weighted, expert_alignment=1, capacity=None):
     """Returns float32 [T, H] of weighted rows: k ascending inside a rank, then ranks (per_rank), or k ascending over all
     (per_route)."""
     world, given = len(inputs), inputs[rank]
     found = {}
     for other in range(world):
-        there, y = expert_major(inputs, experts, other, align, capacity), y_of(other)
+        there, y = expert_major(inputs, num_experts, other, expert_alignment, capacity), y_of(other)
         for row, source in enumerate(there.source):
             if source >= 0 and source >> 48 == rank:
                 found[int(source & 0xFFFFFFFF), int(source >> 32 & 0xFFFF)] = (other, y[row])

@@ -7,7 +7,7 @@ import oracle
 import switchyard as sy
 
 EXPERTS, TOPK, HIDDEN, TOKENS = 7, 3, 16, 9
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
 
 
 def typed(inputs, dtype):
@@ -41,7 +41,7 @@ def test_rank_major(ranks, world, dtype, staging):
         x, ids, weights = inputs[group.rank]
         rows, handle = exchange.dispatch(x, ids, weights)
         check_rank_major(rows, handle, oracle.rank_major(inputs, EXPERTS, group.rank), weighted)
-        assert handle.tokens == len(x) and handle.layout == "rank_major"
+        assert handle.num_tokens == len(x) and handle.layout == "rank_major"
         out = exchange.combine(rows, handle)
         assert out.dtype == x.dtype
         if dtype == "f32":
@@ -58,7 +58,7 @@ def test_weights_come_back_as_sums(ranks):
         exchange = sy.Exchange(group, dtype="f32", **SHAPE)
         x, ids, weights = inputs[group.rank]
         rows, handle = exchange.dispatch(x, ids, weights)
-        out, summed = exchange.combine(rows, handle, weights=handle.topk_weights, bias=[x, x])
+        out, summed = exchange.combine(rows, handle, topk_weights=handle.topk_weights, bias=[x, x])
         # Each choice has one owner, so its weight is returned unsummed.
         assert np.array_equal(summed, weights)
         want = oracle.combine_rank_major(inputs, EXPERTS, group.rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x)
@@ -68,19 +68,19 @@ def test_weights_come_back_as_sums(ranks):
 
 
 @pytest.mark.parametrize("order", ["per_rank", "per_route"])
-@pytest.mark.parametrize("align", [1, 4])
+@pytest.mark.parametrize("expert_alignment", [1, 4])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_expert_major(ranks, world, align, order):
+def test_expert_major(ranks, world, expert_alignment, order):
     inputs = oracle.make_inputs(world, seed=10 + world, ids_type=np.int32, **SHAPE)
 
     def made(r):
         """Returns the expert outputs of the rows of rank r."""
-        return oracle.expert_major(inputs, EXPERTS, r, align).x * np.float32(r + 2)
+        return oracle.expert_major(inputs, EXPERTS, r, expert_alignment).x * np.float32(r + 2)
 
     def rank(group):
-        exchange = sy.Exchange(group, dtype="f32", layout="expert_major", align=align, **SHAPE)
+        exchange = sy.Exchange(group, dtype="f32", layout="expert_major", expert_alignment=expert_alignment, **SHAPE)
         rows, handle = exchange.dispatch(*inputs[group.rank])
-        want = oracle.expert_major(inputs, EXPERTS, group.rank, align)
+        want = oracle.expert_major(inputs, EXPERTS, group.rank, expert_alignment)
         assert np.array_equal(rows, want.x)
         assert np.array_equal(handle.row_source, want.source)
         assert np.array_equal(handle.row_weights[want.source >= 0], want.weights[want.source >= 0])
@@ -95,7 +95,7 @@ def test_expert_major(ranks, world, align, order):
         y[:] = rows * np.float32(group.rank + 2)
         for weighted in (True, False):
             out = exchange.combine(y, handle, order=order, apply_weights=weighted)
-            assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, order, weighted, align))
+            assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, order, weighted, expert_alignment))
 
     ranks(rank, world)
 
@@ -112,7 +112,7 @@ def test_cached_dispatch_moves_other_rows_the_same_way(ranks):
         assert np.array_equal(again, oracle.rank_major(others, EXPERTS, group.rank).x)
         assert np.array_equal(rows, oracle.rank_major(inputs, EXPERTS, group.rank).x)
         restored = exchange.handle_from_bytes(handle.to_bytes())
-        assert restored.tokens == handle.tokens and restored.rows == handle.rows
+        assert restored.num_tokens == handle.num_tokens and restored.rows == handle.rows
         del again
         third, _ = exchange.dispatch(inputs[group.rank].x, handle=restored)
         assert np.array_equal(third, rows)
@@ -241,7 +241,7 @@ def test_matrices_and_ledger(ranks):
         ledger = handle.ledger()
         assert ledger.expanded_row_idx.shape == (ids.size,)
         assert ((ledger.expanded_row_idx >= 0) == ((ids >= 0) & (ids < EXPERTS)).ravel()).all()
-        layout = sy.routing_layout(ids, experts=EXPERTS, world=3)
+        layout = sy.routing_layout(ids, num_experts=EXPERTS, world=3)
         assert np.array_equal(layout.is_token_in_rank, touched)
         assert np.array_equal(layout.num_tokens_per_rank, touched.sum(0))
         assert np.array_equal(layout.num_tokens_per_expert, [(ids == e).sum() for e in range(EXPERTS)])
@@ -290,7 +290,7 @@ def test_graph_memory(ranks):
         for used in (memory, None, memory):
             exchange.use_graph_memory(used)
             rows, _ = exchange.dispatch(*inputs[0])
-            assert np.array_equal(rows, oracle.rank_major(inputs, SHAPE["experts"], 0).x)
+            assert np.array_equal(rows, oracle.rank_major(inputs, SHAPE["num_experts"], 0).x)
             del rows
         with pytest.raises(sy.InvalidArgument, match="made by another exchange"):
             other.use_graph_memory(memory)

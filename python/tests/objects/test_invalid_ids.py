@@ -6,7 +6,7 @@ import pytest
 import switchyard as sy
 
 EXPERTS, TOPK, TOKENS, HIDDEN = 4, 2, 3, 16
-SIZES = {"hidden": HIDDEN, "experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS}
+SIZES = {"hidden": HIDDEN, "num_experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS}
 
 
 def _ids(dtype, *invalid):
@@ -55,7 +55,7 @@ def test_the_first_invalid_id_is_named(make, dtype, bad):
         _, call = make(group)
         call(_ids(dtype, *([bad] if group.rank == 1 else [])))
 
-    with pytest.raises(sy.InvalidArgument, match=rf"ids\[0\]\[1\] = {bad} "):
+    with pytest.raises(sy.InvalidArgument, match=rf"topk_ids\[0\]\[1\] = {bad} "):
         sy.run_ranks(rank, 2)
 
 

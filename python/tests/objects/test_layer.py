@@ -8,7 +8,7 @@ import switchyard as sy
 from switchyard._abi import ffi as _ffi
 
 EXPERTS, TOPK, HIDDEN, INTERMEDIATE, TOKENS = 5, 2, 32, 16, 6
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "intermediate": INTERMEDIATE}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "intermediate": INTERMEDIATE}
 
 
 def test_it_says_what_is_missing(monkeypatch):

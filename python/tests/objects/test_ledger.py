@@ -6,7 +6,7 @@ import pytest
 import oracle
 import switchyard as sy
 
-SHAPE = {"experts": 7, "topk": 3, "hidden": 20, "max_tokens": 9}
+SHAPE = {"num_experts": 7, "topk": 3, "hidden": 20, "max_tokens": 9}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -21,7 +21,7 @@ def test_the_sum_is_that_of_the_handle(ranks, world):
         y = rows * np.float32(group.rank + 2)
         want = exchange.combine(y, handle, order="per_route")
         prepared = combine.prepare(handle.ledger())
-        assert prepared.tokens == len(x) and prepared.rows <= len(rows)
+        assert prepared.num_tokens == len(x) and prepared.rows <= len(rows)
         out = np.empty_like(want)
         assert combine.combine(y, prepared, weights, out=out) is out
         assert np.array_equal(out, want)

@@ -7,7 +7,7 @@ import oracle
 import switchyard as sy
 
 EXPERTS, TOPK, HIDDEN, TOKENS = 7, 3, 32, 6
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
 
 
 def without_repeats(inputs):
@@ -60,7 +60,7 @@ def test_exchange(ranks, world, sending):
                 y[:] = received.x * np.float32(3)
             out = exchange.combine(y, received)
             assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", weighted))
-        own = exchange.combine(y, received, weights=weights, out=np.empty_like(x))
+        own = exchange.combine(y, received, topk_weights=weights, out=np.empty_like(x))
         assert np.array_equal(own, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", True))
         assert exchange.last_call().total_us > 0
 

@@ -7,7 +7,7 @@ import switchyard as sy
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-SHAPE = {"experts": 4, "topk": 1, "hidden": 128, "max_tokens": 4}
+SHAPE = {"num_experts": 4, "topk": 1, "hidden": 128, "max_tokens": 4}
 IDS = np.array([[0], [3], [1]])
 
 

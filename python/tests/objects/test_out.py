@@ -10,7 +10,7 @@ EXPERTS, TOPK, TOKENS = 7, 3, 9
 
 
 def shape(hidden):
-    return {"experts": EXPERTS, "topk": TOPK, "hidden": hidden, "max_tokens": TOKENS}
+    return {"num_experts": EXPERTS, "topk": TOPK, "hidden": hidden, "max_tokens": TOKENS}
 
 
 @pytest.mark.parametrize("staging", ["direct", "ring"])

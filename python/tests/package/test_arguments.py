@@ -7,7 +7,7 @@ import pytest
 
 import switchyard as sy
 
-CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 
 
 def good(tokens=3):
@@ -25,12 +25,12 @@ def strided():
     (0, strided(), ["x is not dense", "ascontiguousarray"]),
     (0, [[0.0] * 16] * 3, ["x is list", "numpy array or a torch tensor"]),
     (0, np.zeros((3, 16), np.uint8), ["fp8 rows", "(x, scales)"]),
-    (1, np.zeros((2, 2), np.int64), ["ids has the shape [2, 2]", "[3, 2]"]),
-    (1, np.zeros((3, 5), np.int64), ["ids has the shape [3, 5]", "[3, 2]"]),
-    (1, np.zeros((3, 2), np.float32), ["ids is float32", "i32 or i64"]),
-    (1, None, ["either ids", "or a handle"]),
-    (2, np.zeros((3, 2), np.float64), ["weights is float64", "f32"]),
-    (2, np.zeros((3, 1), np.float32), ["weights has the shape [3, 1]", "[3, 2]"]),
+    (1, np.zeros((2, 2), np.int64), ["topk_ids has the shape [2, 2]", "[3, 2]"]),
+    (1, np.zeros((3, 5), np.int64), ["topk_ids has the shape [3, 5]", "[3, 2]"]),
+    (1, np.zeros((3, 2), np.float32), ["topk_ids is float32", "i32 or i64"]),
+    (1, None, ["either topk_ids", "or a handle"]),
+    (2, np.zeros((3, 2), np.float64), ["topk_weights is float64", "f32"]),
+    (2, np.zeros((3, 1), np.float32), ["topk_weights has the shape [3, 1]", "[3, 2]"]),
 ])
 def test_dispatch(ranks, position, value, words):
     arguments = good()
@@ -76,7 +76,7 @@ def test_options_of_dispatch(ranks, change, words):
     ({"bias": np.zeros((3, 8), np.float32)}, ["bias has the shape [3, 8]", "[3, 16]"]),
     ({"bias": [np.zeros((3, 16), np.float32)] * 3}, ["bias: 3 arrays", "at most 2"]),
     ({"order": "sorted"}, ["order = 'sorted'", "'per_route'"]),
-    ({"weights": np.zeros((1, 2), np.float32)}, ["weights has 1 rows", "delivered 3"]),
+    ({"topk_weights": np.zeros((1, 2), np.float32)}, ["topk_weights has 1 rows", "delivered 3"]),
 ])
 def test_combine(ranks, change, words):
     def rank(group):
@@ -115,9 +115,9 @@ def test_names_of_types(ranks, dtype):
 def test_keywords():
     for make, name in ((sy.Exchange, "Exchange"), (sy.LowLatency, "LowLatency")):
         with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'hiden'"):
-            make.heap_bytes(2, hiden=16, experts=4, topk=2, max_tokens=8)
+            make.heap_bytes(2, hiden=16, num_experts=4, topk=2, max_tokens=8)
         with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required keyword-only argument: 'hidden'"):
-            make.heap_bytes(2, experts=4, topk=2, max_tokens=8)
+            make.heap_bytes(2, num_experts=4, topk=2, max_tokens=8)
 
 
 def test_group_options():

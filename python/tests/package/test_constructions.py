@@ -10,7 +10,7 @@ import switchyard as sy
 from switchyard._abi import ffi as _ffi
 from switchyard.group import Construction, constructs
 
-EXCHANGE = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8}
+EXCHANGE = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8}
 LAYER = {**EXCHANGE, "intermediate": 8}
 BAD = 1  # the failing rank
 
@@ -32,7 +32,7 @@ def outcomes_of(ranks, world, first, then, **options):
 
 
 def weights(group):
-    here = len(group.experts_of(LAYER["experts"]))
+    here = len(group.experts_of(LAYER["num_experts"]))
     return (oracle.to_bf16(np.zeros((here, 2 * LAYER["intermediate"], LAYER["hidden"]))),
             oracle.to_bf16(np.zeros((here, LAYER["hidden"], LAYER["intermediate"]))))
 

@@ -23,9 +23,9 @@ KEYWORDS = {"Exchange": normal_config, "LowLatency": low_latency_config, "Ledger
             "Group": _options, "run_ranks": _options}
 #: Not called by users: constructors of objects that other functions return, and arguments of a Python protocol.
 RETURNED = {"Group", "Handle", "Received", "Pending", "PreparedLedger", "GraphMemory"}
-CONFIG = "hidden=128, experts=4, topk=2, max_tokens=8"
+CONFIG = "hidden=128, num_experts=4, topk=2, max_tokens=8"
 LAYER = f"intermediate=64, {CONFIG}"
-LL = {"x": "X", "ids": "IDS"}
+LL = {"x": "X", "topk_ids": "IDS"}
 LL_COMBINE = {"y": "Y", "received": "received"}
 SIZES = {"world": "2", **{each.split("=")[0]: each.split("=")[1] for each in CONFIG.split(", ")}}
 PLAN = {"ranks": "2", "hidden": "128", "max_tokens": "8"}
@@ -52,16 +52,16 @@ CALLS = {
     "MoeLayer.with_weights": ("layer.with_weights", {"w13": "W13", "w2": "W2"}),
     "MoeLayer.memory_required": ("sy.MoeLayer.memory_required", {**SIZES, "intermediate": "64"}),
     "MoeLayer.heap_bytes": ("sy.MoeLayer.heap_bytes", {**SIZES, "intermediate": "64"}),
-    "MoeLayer.forward": ("layer.forward", {"x": "X16", "ids": "IDS"}),
+    "MoeLayer.forward": ("layer.forward", {"x": "X16", "topk_ids": "IDS"}),
     "RowMemory.__init__": ("sy.RowMemory", {"group": "group", "size": "4096"}),
     "Group.from_environment": ("sy.Group.from_environment", {}), "Group.connect": ("sy.Group.connect", {"rank": "0", "world": "1", "store": "'unix:@a'"}),
     "Group.threads": ("sy.Group.threads", {"world": "1"}), "Group.from_mpi4py": ("sy.Group.from_mpi4py", {}),
-    "Group.experts_of": ("group.experts_of", {"experts": "4"}), "Group.host_of": ("group.host_of", {}), "Group.all_gather": ("group.all_gather", {}),
+    "Group.experts_of": ("group.experts_of", {"num_experts": "4"}), "Group.host_of": ("group.host_of", {}), "Group.all_gather": ("group.all_gather", {}),
     "Group.abort": ("group.abort", {}), "Group.set_timeout": ("group.set_timeout", {}), "Handle.matrices": ("handle.matrices", {}),
     "Trace.__init__": ("sy.Trace", {"group": "group"}), "Trace.span": ("trace.span", {"name": "'a'"}), "Trace.merge": ("trace.merge", {}),
     "Trace.json": ("trace.json", {}), "Trace.write_json": ("trace.write_json", {"path": "'/dev/null'"}),
-    "first_expert": ("sy.first_expert", {"experts": "4", "world": "2", "rank": "0"}),
-    "routing_layout": ("sy.routing_layout", {"ids": "IDS", "experts": "4", "world": "2"}),
+    "first_expert": ("sy.first_expert", {"num_experts": "4", "world": "2", "rank": "0"}),
+    "routing_layout": ("sy.routing_layout", {"topk_ids": "IDS", "num_experts": "4", "world": "2"}),
     "run_ranks": ("sy.run_ranks", {"function": "len", "world": "1"}),
     "tuned_values": ("sy.tuned_values", {"device": "'cpu'", "mode": "'normal'", **PLAN}),
 }

@@ -11,7 +11,7 @@ import pytest
 import switchyard as sy
 from processes import a_store, run_processes
 
-CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 REPORT = sy.WaitReport("dispatch", "count", 3, 0, 1, 7, 6, 12.5)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import switchyard as sy
 
-CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 NAMES = ("group", "exchange", "rows", "handle", "buffer")
 
 
@@ -32,7 +32,7 @@ def test_any_order(order):
         if "rows" in objects:
             assert np.array_equal(objects["rows"], x)
         if "handle" in objects:
-            assert objects["handle"].tokens == 3 and objects["handle"].topk_weights.sum() == 5
+            assert objects["handle"].num_tokens == 3 and objects["handle"].topk_weights.sum() == 5
         if "buffer" in objects:
             objects["buffer"][:] = 1
         del objects[name]

@@ -13,7 +13,7 @@ import oracle
 import switchyard as sy
 from processes import a_store, run_processes
 
-SHAPE = {"experts": 5, "topk": 2, "hidden": 16, "max_tokens": 6}
+SHAPE = {"num_experts": 5, "topk": 2, "hidden": 16, "max_tokens": 6}
 OPTIONS = {"heap_bytes": 16 << 20, "timeout": 30, "rendezvous_timeout": 30}
 
 
@@ -193,7 +193,7 @@ def hosts_of(group):
 
 def exchange_between_hosts(group):
     """A token with a route to each rank: its row is sent once to each other host, and one row is returned from it."""
-    with sy.Exchange(group, dtype="f32", hidden=16, experts=group.size, topk=group.size, max_tokens=1) as exchange:
+    with sy.Exchange(group, dtype="f32", hidden=16, num_experts=group.size, topk=group.size, max_tokens=1) as exchange:
         rows, handle = exchange.dispatch(np.full((1, 16), 1 + group.rank, "f"), np.arange(group.size)[None])
         assert np.array_equal(rows, np.repeat(np.arange(1, group.size + 1, dtype="f"), 16).reshape(-1, 16))
         assert exchange.last_call().network_bytes == 64 * (group.hosts - 1)
@@ -210,7 +210,7 @@ def test_threads_on_hosts():
         exchange_once(group)
         exchange_between_hosts(group)
         with pytest.raises(sy.Unsupported, match="2 hosts"):
-            sy.Exchange(group, dtype="f32", hidden=16, experts=4, topk=2, max_tokens=4, staging="ring")
+            sy.Exchange(group, dtype="f32", hidden=16, num_experts=4, topk=2, max_tokens=4, staging="ring")
         exchange_once(group)
 
     sy.run_ranks(rank, 4, host="a,a,b", **OPTIONS)
@@ -254,7 +254,7 @@ def test_a_rank_of_another_host_that_does_not_come():
 
 def test_torch_is_not_imported_for_numpy(environment):
     code = ("import sys, numpy, switchyard as sy\n"
-            "sy.run_ranks(lambda g: sy.Exchange(g, hidden=16, experts=2, topk=1, max_tokens=2, dtype='f32').dispatch("
+            "sy.run_ranks(lambda g: sy.Exchange(g, hidden=16, num_experts=2, topk=1, max_tokens=2, dtype='f32').dispatch("
             "numpy.zeros((2, 16), 'f'), numpy.zeros((2, 1), int)), 2, heap_bytes=1 << 24)\n"
             "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)

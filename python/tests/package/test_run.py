@@ -12,7 +12,7 @@ import pytest
 
 import switchyard as sy
 
-CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 #: No test may end by a deadline of the library.
 OPTIONS = {"heap_bytes": 4 << 20, "timeout": 600, "rendezvous_timeout": 600}
 
@@ -87,7 +87,7 @@ def test_exceptions_of_several_ranks():
 THREADS = """
 import numpy as np, switchyard as sy, sys, time
 def rank(group):
-    exchange = sy.Exchange(group, hidden=16, experts=4, topk=2, max_tokens=8, dtype="f32")
+    exchange = sy.Exchange(group, hidden=16, num_experts=4, topk=2, max_tokens=8, dtype="f32")
     if group.rank == 1:
         print("waits", flush=True)
         {other}
@@ -97,7 +97,7 @@ sy.run_ranks(rank, 2, heap_bytes=4 << 20, timeout=None)
 PROCESS = """
 import numpy as np, switchyard as sy, sys, time
 with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeout=None) as group:
-    exchange = sy.Exchange(group, hidden=16, experts=4, topk=2, max_tokens=8, dtype="f32")
+    exchange = sy.Exchange(group, hidden=16, num_experts=4, topk=2, max_tokens=8, dtype="f32")
     print("waits", flush=True)
     if group.rank == 1:
         time.sleep(600)

@@ -38,7 +38,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
              '#include "switchyard/c/trace.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/gemm.h"',
              "int main(void) {"]
     for struct in _structs.ALL:
-        macro = f"SWITCHYARD_{struct.name[3:].upper()}_INIT"
+        macro = f"SY_{struct.name[3:].upper()}_INIT"
         lines.append(f'  {{ const {struct.name} s = {macro}; printf("{struct.name} -");')
         lines += [f'  printf(" %zu:%zu", offsetof({struct.name}, {name}), sizeof s.{name});' for name, _ in struct._fields_]
         lines.append('  for (size_t i = 0; i < sizeof s; ++i) printf(" %d", ((const unsigned char*)&s)[i]); puts(""); }')
@@ -58,7 +58,7 @@ def test_signatures_are_those_of_the_headers(headers):
     declared = {}
     for text in headers.values():
         text = re.sub(r"///[^\n]*", "", text)
-        for name, arguments in re.findall(r"switchyard_code_t (sy_\w+)\(([^;]*?)\);", text):
+        for name, arguments in re.findall(r"sy_code (sy_\w+)\(([^;]*?)\);", text):
             kinds = []
             for argument in arguments.replace("\n", " ").split(","):
                 word = argument.strip()
@@ -81,9 +81,9 @@ def test_signatures_are_those_of_the_headers(headers):
 
 def test_names_are_those_of_the_headers(headers):
     text = "\n".join(headers.values())
-    values = {name: int(number) for name, number in re.findall(r"SWITCHYARD_([A-Z0-9_]+) *=\s*(\d+)", text)}
+    values = {name: int(number) for name, number in re.findall(r"SY_([A-Z0-9_]+) *=\s*(\d+)", text)}
     types = (HEADERS / "switchyard" / "dtypes.def").read_text(encoding="utf-8")
-    values.update({f"DTYPE_{n}": int(v) for n, v in re.findall(r"SWITCHYARD_ROW_TYPE\(\w+, (\w+), (\d)", types)})
+    values.update({f"DTYPE_{n}": int(v) for n, v in re.findall(r"SY_ROW_TYPE\(\w+, (\w+), (\d)", types)})
     for table, prefix in [(_names.BACKENDS, "BACKEND"), (_names.NETWORKS, "NETWORK"),
                           (_names.DTYPES, "DTYPE"), (_names.SCALES, "SCALE"), (_names.LAYOUTS, "LAYOUT"),
                           (_names.STAGINGS, "STAGING"), (_names.SIZES, "SIZE"), (_names.OVERFLOWS, "OVERFLOW"),

@@ -16,7 +16,7 @@ from processes import a_store
 from team import run_on_team
 
 WORLD = 2
-CONFIG = {"experts": 4, "topk": 1, "hidden": 16, "max_tokens": 4, "dtype": "f32"}
+CONFIG = {"num_experts": 4, "topk": 1, "hidden": 16, "max_tokens": 4, "dtype": "f32"}
 
 
 methods = pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -13,7 +13,7 @@ def test_a_timeline(ranks, tmp_path):
     def rank(group):
         exchange = sy.Exchange(group, dtype="f32", **SHAPE)
         x, ids = np.ones((6, 16), np.float32), np.arange(12).reshape(6, 2) % 4
-        trace = sy.Trace(group, events=1000)
+        trace = sy.Trace(group, events_per_track=1000)
         with trace:
             for _ in range(3):
                 rows, handle = exchange.dispatch(x, ids)

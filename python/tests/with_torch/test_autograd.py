@@ -12,8 +12,8 @@ import switchyard as sy
 torch = pytest.importorskip("torch")
 
 EXPERTS, TOPK, HIDDEN = 5, 2, 8
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": 5}
-LAYOUTS = [{"layout": "rank_major"}, {"layout": "expert_major"}, {"layout": "expert_major", "align": 4}]
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": 5}
+LAYOUTS = [{"layout": "rank_major"}, {"layout": "expert_major"}, {"layout": "expert_major", "expert_alignment": 4}]
 
 
 def of_layout(group, **change):
@@ -282,7 +282,7 @@ def test_what_has_no_gradient(ranks):
             exchange.dispatch(x, ids, quantize="f32")
         rows, handle = exchange.dispatch(x, ids, weights.detach())
         with pytest.raises(sy.Unsupported, match="give them to dispatch"):
-            exchange.combine(rows, handle, weights=weights, order="per_route")
+            exchange.combine(rows, handle, topk_weights=weights, order="per_route")
         with torch.no_grad():
             assert not exchange.dispatch(x, ids, weights)[0].requires_grad
 

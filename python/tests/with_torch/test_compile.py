@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 EXPERTS, TOPK, HIDDEN = 5, 2, 8
-SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": 8}
+SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": 8}
 LAYOUTS = ["rank_major", "expert_major"]
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler"))]
 
@@ -132,7 +132,7 @@ def test_handles_enter_and_leave_graphs(layout):
 
     def dispatch(x):
         rows, handle = exchange.dispatch(x, ids, weights, **options)
-        assert all(getattr(handle, name) is None for name in absent) and handle.tokens == x.shape[0]
+        assert all(getattr(handle, name) is None for name in absent) and handle.num_tokens == x.shape[0]
         if layout == "rank_major":
             assert handle.topk_ids_int64.dtype == torch.int64
         return rows, handle, {name: getattr(handle, name) for name in names}
@@ -157,7 +157,7 @@ def test_handles_enter_and_leave_graphs(layout):
 @pytest.mark.parametrize("scales", ["f32", "ue8m0"])
 def test_fp8_rows(scales):
     group = sy.Group.threads(1, 1 << 24)[0]
-    exchange = sy.Exchange(group, dtype="bf16", experts=EXPERTS, topk=TOPK, hidden=144, max_tokens=8, layout="expert_major")
+    exchange = sy.Exchange(group, dtype="bf16", num_experts=EXPERTS, topk=TOPK, hidden=144, max_tokens=8, layout="expert_major")
     x, ids, weights = inputs_of(5, 2, hidden=144)
     x, weights = x.detach().bfloat16(), weights.detach()
 
@@ -183,7 +183,7 @@ def test_biases_outputs_and_summed_weights():
 
     def layer(x, bias, out):
         rows, handle = exchange.dispatch(x, ids, weights.detach())
-        y, summed = exchange.combine(rows, handle, weights=handle.topk_weights, bias=(bias, bias), out=out)
+        y, summed = exchange.combine(rows, handle, topk_weights=handle.topk_weights, bias=(bias, bias), out=out)
         return y, summed
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -220,7 +220,7 @@ def test_graphs_keep_plans_as_long_as_they_need_them():
 def test_low_latency(backend, config):
     """Two calls whose outputs are read after the second one was made: without a graph each would need an output of its own."""
     group = sy.Group.threads(1, 1 << 24)[0]
-    ll = sy.LowLatency(group, dtype="bf16", experts=EXPERTS, topk=TOPK, hidden=256, max_tokens=8, **config)
+    ll = sy.LowLatency(group, dtype="bf16", num_experts=EXPERTS, topk=TOPK, hidden=256, max_tokens=8, **config)
     first, second = ll.make_output(torch.empty(0, 256, dtype=torch.bfloat16)), ll.make_output(torch.empty(0, 256, dtype=torch.bfloat16))
 
     def layer(x, ids, weights, *outputs):
@@ -252,7 +252,7 @@ def test_low_latency(backend, config):
 
 def test_low_latency_leaves_graphs():
     group = sy.Group.threads(1, 1 << 24)[0]
-    ll = sy.LowLatency(group, dtype="bf16", experts=EXPERTS, topk=TOPK, hidden=256, max_tokens=8, scales=None)
+    ll = sy.LowLatency(group, dtype="bf16", num_experts=EXPERTS, topk=TOPK, hidden=256, max_tokens=8, scales=None)
     x, ids, weights = inputs_of(5, 5, hidden=256)
     x, weights = x.detach().bfloat16(), weights.detach()
     received = torch.compile(lambda x: ll.dispatch(x, ids, weights), backend="aot_eager", fullgraph=True)(x)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from switchyard._abi import ffi as _ffi, repeated as _repeated  # noqa: E402  (need torch)
 
-SHAPE = {"experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
+SHAPE = {"num_experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
 KINDS = (_repeated.Dispatch, _repeated.Combine, _repeated.NormalCombine, _repeated.NormalDispatch)
 
 
@@ -45,7 +45,7 @@ def inputs_of(seed, tokens):
 
 def sums_of(given, factor):
     """Returns the combine per route of rows that are multiplied by `factor`, without weights."""
-    valid = ((given.ids >= 0) & (given.ids < SHAPE["experts"])).sum(1, keepdims=True)
+    valid = ((given.ids >= 0) & (given.ids < SHAPE["num_experts"])).sum(1, keepdims=True)
     return given.x * np.float32(factor) * valid.astype(np.float32)
 
 
@@ -70,13 +70,13 @@ def test_low_latency(ranks, taken):
         outputs = [None, ll.make_output(x)]
         for number, (x, ids, weights, given) in enumerate(_variants(1)):
             received = ll.dispatch(x, ids, weights, output=outputs[number % 2])
-            assert received.tokens == len(x)
+            assert received.num_tokens == len(x)
             y.copy_(received.x.nan_to_num(0, 0, 0)).mul_(2)
             later = torch.from_numpy(given.weights)
-            valid = torch.from_numpy((given.ids >= 0) & (given.ids < SHAPE["experts"]))
+            valid = torch.from_numpy((given.ids >= 0) & (given.ids < SHAPE["num_experts"]))
             plain = torch.from_numpy(sums_of(given, 2))
             assert torch.allclose(ll.combine(y, received), plain if weights is None else _weighted(given, valid, later))
-            assert torch.allclose(ll.combine(y, received, weights=later), _weighted(given, valid, later))
+            assert torch.allclose(ll.combine(y, received, topk_weights=later), _weighted(given, valid, later))
             out = torch.full((len(x), SHAPE["hidden"]), -1.0)
             assert ll.combine(y, received, out=out) is out
             assert torch.equal(out, ll.combine(y, received))
@@ -93,7 +93,7 @@ def test_combine(ranks, taken):
         exchange = sy.Exchange(group, dtype="f32", **SHAPE)
         for x, ids, weights, given in _variants(2):
             rows, handle = exchange.dispatch(x.detach(), ids, weights)
-            valid = torch.from_numpy(((given.ids >= 0) & (given.ids < SHAPE["experts"])).any(1, keepdims=True).astype(np.float32))
+            valid = torch.from_numpy(((given.ids >= 0) & (given.ids < SHAPE["num_experts"])).any(1, keepdims=True).astype(np.float32))
             want = torch.from_numpy(given.x) * valid
             bias = torch.ones_like(want)
             _ = handle.topk_weights  # read: combine does not apply them
@@ -102,7 +102,7 @@ def test_combine(ranks, taken):
             assert torch.equal(exchange.combine(rows, handle, bias=bias), want + 1)
             assert torch.equal(exchange.combine(rows, handle), want)
             if weights is not None:
-                again, summed = exchange.combine(rows, handle, weights=handle.topk_weights)
+                again, summed = exchange.combine(rows, handle, topk_weights=handle.topk_weights)
                 assert torch.equal(again, want) and summed.shape == ids.shape
                 assert torch.equal(exchange.combine(rows, handle), want)
             wide = torch.zeros(len(rows) + 2, SHAPE["hidden"])
@@ -183,8 +183,8 @@ WRONG = {
     "strides": (lambda x, ids: (x.t().contiguous().t(), ids), "not dense"),
     "type": (lambda x, ids: (x.int(), ids), "x is torch.int32"),
     "type that others have": (lambda x, ids: (x.double(), ids), "x is torch.float64"),
-    "type of the ids": (lambda x, ids: (x, ids.float()), "ids is torch.float32"),
-    "number of ids": (lambda x, ids: (x, ids[:3]), r"ids has the shape \[3, 3\]"),
+    "type of the ids": (lambda x, ids: (x, ids.float()), "topk_ids is torch.float32"),
+    "number of ids": (lambda x, ids: (x, ids[:3]), r"topk_ids has the shape \[3, 3\]"),
     "place": (lambda x, ids: (x.to("meta"), ids), "must be in host memory"),
     "place of the ids": (lambda x, ids: (x, ids.to("meta")), "must be in host memory"),
     "no tensor": (lambda x, ids: (None, ids), "must be a numpy array or a torch tensor"),
@@ -210,9 +210,9 @@ def test_what_is_wrong_is_found(ranks, what):
 @pytest.mark.parametrize("wrong, text", [
     (lambda y, weights: {"y": y.double()}, "y is torch.float64"),
     (lambda y, weights: {"y": y[:1]}, "y has the shape"),
-    (lambda y, weights: {"weights": weights.double()}, "weights is torch.float64"),
-    (lambda y, weights: {"weights": weights[:2]}, r"weights has the shape \[2, 3\]"),
-    (lambda y, weights: {"weights": weights.t().contiguous().t()}, "weights is not dense"),
+    (lambda y, weights: {"topk_weights": weights.double()}, "topk_weights is torch.float64"),
+    (lambda y, weights: {"topk_weights": weights[:2]}, r"topk_weights has the shape \[2, 3\]"),
+    (lambda y, weights: {"topk_weights": weights.t().contiguous().t()}, "topk_weights is not dense"),
 ])
 def test_what_is_wrong_in_a_combine_is_found(ranks, wrong, text):
     def rank(group):
@@ -221,8 +221,8 @@ def test_what_is_wrong_in_a_combine_is_found(ranks, wrong, text):
         received = ll.dispatch(x, ids)
         y = ll.make_rows(received)
         for _ in range(3):
-            ll.combine(y, received, weights=weights)
-        given = {"y": y, "weights": weights, **wrong(y, weights)}
+            ll.combine(y, received, topk_weights=weights)
+        given = {"y": y, "topk_weights": weights, **wrong(y, weights)}
         with pytest.raises(sy.InvalidArgument, match=text):
             ll.combine(given.pop("y"), received, **given)
 

@@ -13,7 +13,7 @@ from processes import a_store, run_processes
 
 torch = pytest.importorskip("torch")
 
-SHAPE = {"experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
+SHAPE = {"num_experts": 7, "topk": 3, "hidden": 16, "max_tokens": 9}
 
 
 def tensors(given, dtype=None):
@@ -36,7 +36,7 @@ def test_rows_of_every_type(ranks, dtype):
         assert torch.equal(rows.float(), torch.from_numpy(want.x))
         assert handle.topk_ids.dtype == torch.int32 and torch.equal(handle.topk_ids, torch.from_numpy(want.ids))
         assert torch.equal(handle.topk_weights, torch.from_numpy(want.weights))
-        out, summed = exchange.combine(rows, handle, weights=handle.topk_weights)
+        out, summed = exchange.combine(rows, handle, topk_weights=handle.topk_weights)
         assert out.dtype == dtype and out.shape == x.shape and summed.shape == ids.shape
         buffer = exchange.allocate_rows(handle, dtype)
         buffer.copy_(rows)
@@ -49,7 +49,7 @@ def test_expert_major_and_offsets(ranks):
     inputs = oracle.make_inputs(2, seed=2, **SHAPE)
 
     def rank(group):
-        exchange = sy.Exchange(group, dtype="f32", layout="expert_major", align=4, **SHAPE)
+        exchange = sy.Exchange(group, dtype="f32", layout="expert_major", expert_alignment=4, **SHAPE)
         rows, handle = exchange.dispatch(*tensors(inputs[group.rank]))
         want = oracle.expert_major(inputs, 7, group.rank, 4)
         assert torch.equal(rows, torch.from_numpy(want.x)) and torch.equal(handle.row_source, torch.from_numpy(want.source))
@@ -184,7 +184,7 @@ def _member_on_hosts(rank, world, path):
         # Rows, against those of torch's own collective call.
         everybody = [torch.empty(tokens, 16) for _ in range(world)]
         dist.all_gather(everybody, xs[rank])
-        with sy.Exchange(group, hidden=16, experts=world, topk=1, max_tokens=tokens, dtype="f32") as exchange:
+        with sy.Exchange(group, hidden=16, num_experts=world, topk=1, max_tokens=tokens, dtype="f32") as exchange:
             rows, handle = exchange.dispatch(xs[rank], (torch.arange(tokens)[:, None] + rank) % world)
             want = torch.cat([x[(torch.arange(tokens) + source) % world == rank] for source, x in enumerate(everybody)])
             assert torch.equal(rows, want)
@@ -216,7 +216,7 @@ def test_torchrun(tmp_path, environment):
     program.write_text("import numpy as np, switchyard as sy\n"
                        "with sy.Group.from_environment(1 << 24, rendezvous_timeout=30) as group:\n"
                        "    assert group.size == 2\n"
-                       "    exchange = sy.Exchange(group, hidden=16, experts=2, topk=1, max_tokens=2, dtype='f32')\n"
+                       "    exchange = sy.Exchange(group, hidden=16, num_experts=2, topk=1, max_tokens=2, dtype='f32')\n"
                        "    rows, _ = exchange.dispatch(np.full((1, 16), group.rank, 'f'), np.array([[1 - group.rank]]))\n"
                        "    assert (rows == 1 - group.rank).all() and len(rows) == 1\n"
                        "    group.barrier()\n")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from plain_moe import HIDDEN, Experts, Model, loss_of, off, seeded, tokens_of  # noqa: E402
 
-SHAPE = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 4, "dtype": "f32"}
+SHAPE = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 4, "dtype": "f32"}
 
 
 def inputs(rank=0, tokens=4):
@@ -125,7 +125,7 @@ def test_low_latency_refuses_gradients(ranks):
         ll = sy.LowLatency(group, **SHAPE)
         x, ids, weights = inputs()
         for _ in range(2):  # also on the fast path of repeated calls
-            for call, name in ((lambda: ll.dispatch(x, ids), "x"), (lambda: ll.dispatch(x.detach(), ids, weights), "weights"),
+            for call, name in ((lambda: ll.dispatch(x, ids), "x"), (lambda: ll.dispatch(x.detach(), ids, weights), "topk_weights"),
                                (lambda: ll.dispatch_async(x, ids), "x"), (lambda: ll.all_to_all(x, ids), "x")):
                 with pytest.raises(sy.Unsupported, match=f"{name} requires a gradient.*use an Exchange"):
                     call()
@@ -150,10 +150,10 @@ def test_layers_refuse_gradients(ranks):
 
     def rank(group):
         w13, w2 = torch.randn(4, 32, 16).bfloat16(), torch.randn(4, 16, 16).bfloat16()
-        layer = sy.MoeLayer(group, w13, w2, hidden=16, intermediate=16, experts=4, topk=2, max_tokens=4)
+        layer = sy.MoeLayer(group, w13, w2, hidden=16, intermediate=16, num_experts=4, topk=2, max_tokens=4)
         x, ids, weights = inputs()
         x = x.detach().bfloat16().requires_grad_()
-        for arguments, name in (((x, ids), "x"), ((x.detach(), ids, weights), "weights")):
+        for arguments, name in (((x, ids), "x"), ((x.detach(), ids, weights), "topk_weights")):
             with pytest.raises(sy.Unsupported, match=f"MoeLayer: {name} requires a gradient"):
                 layer(*arguments)
         with torch.no_grad():

@@ -22,9 +22,9 @@ struct sy_expert_mlp {
 
 namespace {
 
-constexpr sy_expert_shape kShape = SWITCHYARD_EXPERT_SHAPE_INIT;
-constexpr sy_expert_options kExpertOptions = SWITCHYARD_EXPERT_OPTIONS_INIT;
-constexpr sy_expert_call kExpertCall = SWITCHYARD_EXPERT_CALL_INIT;
+constexpr sy_expert_shape kShape = SY_EXPERT_SHAPE_INIT;
+constexpr sy_expert_options kExpertOptions = SY_EXPERT_OPTIONS_INIT;
+constexpr sy_expert_call kExpertCall = SY_EXPERT_CALL_INIT;
 
 // The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kExpertOptions.backend == static_cast<int>(ExpertOptions{}.backend) &&
@@ -37,8 +37,8 @@ static_assert(kExpertCall.stream == ExpertCall{}.stream && kExpertCall.num_sms =
 static_assert(offsetof(sy_expert_shape, num_local_experts) == 24 && offsetof(sy_expert_options, max_rows) == 32 &&
               offsetof(sy_expert_options, weight_scales) == 56 && offsetof(sy_expert_call, num_sms) == 16 &&
               sizeof(sy_expert_memory) == 32);
-static_assert(SWITCHYARD_WEIGHTS_PACKED == static_cast<int>(WeightStorage::packed) &&
-              SWITCHYARD_WEIGHTS_VIEW == static_cast<int>(WeightStorage::view));
+static_assert(SY_WEIGHTS_PACKED == static_cast<int>(WeightStorage::packed) &&
+              SY_WEIGHTS_VIEW == static_cast<int>(WeightStorage::view));
 
 ExpertShape to_shape(const sy_expert_shape* shape) {
   const sy_expert_shape s = read_struct(shape, kShape, "shape");
@@ -53,7 +53,7 @@ ExpertOptions to_options(const sy_expert_options* options) {
   require_range("options->reserved2", o.reserved2, 0, 0);
   ExpertOptions result;
   result.backend = to_enum<Backend>("options->backend", o.backend);
-  result.type = to_enum<DType>("options->type", o.type);
+  result.type = to_enum<DType>("options->dtype", o.type);
   result.storage = to_enum<WeightStorage>("options->storage", o.storage);
   result.route_scratch_bytes = o.route_scratch_bytes;
   result.max_rows = o.max_rows;
@@ -71,7 +71,7 @@ void write_memory(sy_expert_memory* to, const ExpertMemory& from) {
 
 extern "C" {
 
-switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
+sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
                                                 sy_expert_memory* memory) {
   return guarded([&] {
     check_struct(memory, sizeof *memory, "memory");
@@ -79,17 +79,17 @@ switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, co
   });
 }
 
-switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
+sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
                                        const sy_expert_options* options, sy_expert_mlp** mlp) {
   return make_object("mlp", mlp, [&] { return ExpertMlp(to_shape(shape), w13, w2, to_options(options)); });
 }
 
-switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp) {
+sy_code sy_expert_mlp_destroy(sy_expert_mlp* mlp) {
   delete mlp;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
+sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
                                         const sy_row_view* y, const sy_expert_call* call) {
   return guarded([&] {
     require(mlp, "mlp");
@@ -97,7 +97,7 @@ switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_v
   });
 }
 
-switchyard_code_t sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* ids,
+sy_code sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* ids,
                                                    const float* weights, void* y) {
   return guarded([&] {
     require(mlp, "mlp");
@@ -105,7 +105,7 @@ switchyard_code_t sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const voi
   });
 }
 
-switchyard_code_t sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory) {
+sy_code sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory) {
   return guarded([&] {
     require(mlp, "mlp");
     check_struct(memory, sizeof *memory, "memory");
@@ -113,7 +113,7 @@ switchyard_code_t sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memor
   });
 }
 
-switchyard_code_t sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text) {
+sy_code sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text) {
   return guarded([&] {
     require(mlp, "mlp");
     require(text, "text");

@@ -28,22 +28,22 @@ inline constexpr bool kHasNoPadding<sy_grouped_gemm_config> = sizeof(sy_grouped_
                                                                   3 * sizeof(float);
 
 ExpertRows to_expert_rows(const sy_expert_rows* rows) {
-  const sy_expert_rows r = read_struct<sy_expert_rows>(rows, SWITCHYARD_EXPERT_ROWS_INIT, "rows");
+  const sy_expert_rows r = read_struct<sy_expert_rows>(rows, SY_EXPERT_ROWS_INIT, "rows");
   return {r.num_rows, r.num_rows_32, r.first_row, r.rows_per_expert, r.scale_rows};
 }
 
 GroupedGemmOptions to_gemm_options(const sy_grouped_gemm_options* options) {
-  return to_call<GroupedGemmOptions, sy_grouped_gemm_options>(options, SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT, "options");
+  return to_call<GroupedGemmOptions, sy_grouped_gemm_options>(options, SY_GROUPED_GEMM_OPTIONS_INIT, "options");
 }
 
 }  // namespace switchyard::detail
 
 namespace {
 
-constexpr sy_grouped_gemm_config kGemmConfig = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
-constexpr sy_grouped_gemm_options kGemmOptions = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
-constexpr sy_dispatched_view kDispatchedView = SWITCHYARD_DISPATCHED_VIEW_INIT;
-constexpr sy_low_latency_view kLowLatencyView = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+constexpr sy_grouped_gemm_config kGemmConfig = SY_GROUPED_GEMM_CONFIG_INIT;
+constexpr sy_grouped_gemm_options kGemmOptions = SY_GROUPED_GEMM_OPTIONS_INIT;
+constexpr sy_dispatched_view kDispatchedView = SY_DISPATCHED_VIEW_INIT;
+constexpr sy_low_latency_view kLowLatencyView = SY_LOW_LATENCY_VIEW_INIT;
 
 // The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kGemmConfig.type == static_cast<int>(GroupedGemmConfig{}.type) &&
@@ -56,12 +56,12 @@ static_assert(kGemmConfig.type == static_cast<int>(GroupedGemmConfig{}.type) &&
 static_assert(kGemmOptions.stream == GroupedGemmOptions{}.stream && kGemmOptions.num_sms == GroupedGemmOptions{}.num_sms);
 static_assert(offsetof(sy_grouped_gemm_config, num_experts) == 24 && sizeof(sy_grouped_gemm_config) == 64);
 static_assert(offsetof(sy_expert_rows, scale_rows) == 40 && offsetof(sy_grouped_gemm_options, num_sms) == 16);
-static_assert(SWITCHYARD_WEIGHTS_NK == static_cast<int>(WeightOrder::nk) &&
-              SWITCHYARD_WEIGHTS_KN == static_cast<int>(WeightOrder::kn));
-static_assert(SWITCHYARD_EPILOGUE_NONE == static_cast<int>(Epilogue::none) &&
-              SWITCHYARD_EPILOGUE_RELU == static_cast<int>(Epilogue::relu) &&
-              SWITCHYARD_EPILOGUE_SILU == static_cast<int>(Epilogue::silu) &&
-              SWITCHYARD_EPILOGUE_SWIGLU == static_cast<int>(Epilogue::swiglu));
+static_assert(SY_WEIGHTS_NK == static_cast<int>(WeightOrder::nk) &&
+              SY_WEIGHTS_KN == static_cast<int>(WeightOrder::kn));
+static_assert(SY_EPILOGUE_NONE == static_cast<int>(Epilogue::none) &&
+              SY_EPILOGUE_RELU == static_cast<int>(Epilogue::relu) &&
+              SY_EPILOGUE_SILU == static_cast<int>(Epilogue::silu) &&
+              SY_EPILOGUE_SWIGLU == static_cast<int>(Epilogue::swiglu));
 
 GroupedGemmConfig to_config(const sy_grouped_gemm_config* config) {
   const sy_grouped_gemm_config c = read_struct(config, kGemmConfig, "config");
@@ -70,7 +70,7 @@ GroupedGemmConfig to_config(const sy_grouped_gemm_config* config) {
   result.num_experts = c.num_experts;
   result.n = c.n;
   result.k = c.k;
-  result.type = to_enum<DType>("config->type", c.type);
+  result.type = to_enum<DType>("config->dtype", c.type);
   result.order = to_enum<WeightOrder>("config->order", c.order);
   result.epilogue = to_enum<Epilogue>("config->epilogue", c.epilogue);
   result.swiglu = {c.swiglu_limit, c.swiglu_alpha, c.swiglu_up_shift};
@@ -87,8 +87,8 @@ void write_expert_rows(sy_expert_rows* to, const ExpertRows& from) {
 /// The members of a dispatch that ExpertRows::of reads.
 Dispatched to_dispatched(const sy_dispatched_view* view) {
   const sy_dispatched_view v = read_struct(view, kDispatchedView, "dispatched");
-  require_range("dispatched->experts_here", v.experts_here, 0, INT32_MAX);
-  const auto experts = static_cast<size_t>(v.experts_here);
+  require_range("dispatched->num_local_experts", v.num_local_experts, 0, INT32_MAX);
+  const auto experts = static_cast<size_t>(v.num_local_experts);
   if (experts > 0) require(v.tokens_per_expert, "dispatched->tokens_per_expert");
   Dispatched result;
   result.tokens_per_expert = {v.tokens_per_expert, experts};
@@ -111,7 +111,7 @@ LowLatencyOutput to_output(const sy_low_latency_view& v) {
 
 extern "C" {
 
-switchyard_code_t sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* type) {
+sy_code sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* type) {
   return guarded([&] {
     const GroupedGemmConfig c = to_config(config);
     if (columns) *columns = c.columns();
@@ -119,14 +119,14 @@ switchyard_code_t sy_grouped_gemm_output(const sy_grouped_gemm_config* config, i
   });
 }
 
-switchyard_code_t sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows) {
+sy_code sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows) {
   return guarded([&] {
     check_struct(rows, sizeof *rows, "rows");
     write_expert_rows(rows, ExpertRows::of(to_dispatched(dispatched)));
   });
 }
 
-switchyard_code_t sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows) {
+sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows) {
   return guarded([&] {
     check_struct(rows, sizeof *rows, "rows");
     const sy_low_latency_view v = read_struct(output, kLowLatencyView, "output");
@@ -136,17 +136,17 @@ switchyard_code_t sy_expert_rows_of_low_latency(const sy_low_latency_view* outpu
   });
 }
 
-switchyard_code_t sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
+sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
                                          sy_grouped_gemm** gemm) {
   return make_object("gemm", gemm, [&] { return GroupedGemm(to_config(config), weights, weight_scales); });
 }
 
-switchyard_code_t sy_grouped_gemm_destroy(sy_grouped_gemm* gemm) {
+sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm) {
   delete gemm;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
+sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
                                       const sy_row_view* out, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gemm, "gemm");

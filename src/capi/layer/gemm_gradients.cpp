@@ -35,9 +35,9 @@ inline constexpr bool kHasNoPadding<sy_swiglu_gradient_config> = sizeof(sy_swigl
 
 namespace {
 
-constexpr sy_weight_gradient_config kWeight = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
-constexpr sy_swiglu_gradient_config kSwiglu = SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT;
-constexpr sy_routing_gradient_config kRouting = SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT;
+constexpr sy_weight_gradient_config kWeight = SY_WEIGHT_GRADIENT_CONFIG_INIT;
+constexpr sy_swiglu_gradient_config kSwiglu = SY_SWIGLU_GRADIENT_CONFIG_INIT;
+constexpr sy_routing_gradient_config kRouting = SY_ROUTING_GRADIENT_CONFIG_INIT;
 
 // The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
 static_assert(kWeight.type == static_cast<int>(WeightGradientConfig{}.type) &&
@@ -55,7 +55,7 @@ WeightGradientConfig to_config(const sy_weight_gradient_config* config) {
   return {.num_experts = c.num_experts,
           .n = c.n,
           .k = c.k,
-          .type = to_enum<DType>("config->type", c.type),
+          .type = to_enum<DType>("config->dtype", c.type),
           .output = to_enum<DType>("config->output", c.output),
           .add = to_bool("config->add", c.add)};
 }
@@ -65,29 +65,29 @@ SwigluGradientConfig to_config(const sy_swiglu_gradient_config* config) {
   require_range("config->reserved", c.reserved, 0, 0);
   return {.num_experts = c.num_experts,
           .columns = c.columns,
-          .type = to_enum<DType>("config->type", c.type),
+          .type = to_enum<DType>("config->dtype", c.type),
           .swiglu = {c.swiglu_limit, c.swiglu_alpha, c.swiglu_up_shift}};
 }
 
 RoutingGradientConfig to_config(const sy_routing_gradient_config* config) {
   const sy_routing_gradient_config c = read_struct(config, kRouting, "config");
-  return {.num_experts = c.num_experts, .columns = c.columns, .type = to_enum<DType>("config->type", c.type)};
+  return {.num_experts = c.num_experts, .columns = c.columns, .type = to_enum<DType>("config->dtype", c.type)};
 }
 
 }  // namespace
 
 extern "C" {
 
-switchyard_code_t sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient) {
+sy_code sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient) {
   return make_object("gradient", gradient, [&] { return WeightGradient(to_config(config)); });
 }
 
-switchyard_code_t sy_weight_gradient_destroy(sy_weight_gradient* gradient) {
+sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient) {
   delete gradient;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
+sy_code sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
                                          const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gradient, "gradient");
@@ -95,16 +95,16 @@ switchyard_code_t sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_
   });
 }
 
-switchyard_code_t sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient) {
+sy_code sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient) {
   return make_object("gradient", gradient, [&] { return SwigluGradient(to_config(config)); });
 }
 
-switchyard_code_t sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient) {
+sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient) {
   delete gradient;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
+sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
                                          const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
                                          const sy_grouped_gemm_options* options) {
   return guarded([&] {
@@ -114,16 +114,16 @@ switchyard_code_t sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_
   });
 }
 
-switchyard_code_t sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient) {
+sy_code sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient) {
   return make_object("gradient", gradient, [&] { return RoutingGradient(to_config(config)); });
 }
 
-switchyard_code_t sy_routing_gradient_destroy(sy_routing_gradient* gradient) {
+sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient) {
   delete gradient;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
+sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
                                           const sy_const_row_view* y, const sy_expert_rows* rows, float* dweight,
                                           const sy_grouped_gemm_options* options) {
   return guarded([&] {

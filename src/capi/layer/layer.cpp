@@ -28,8 +28,8 @@ struct sy_moe_layer {
 
 namespace {
 
-constexpr sy_moe_layer_config kLayerConfig = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
-constexpr sy_moe_layer_call kLayerCall = SWITCHYARD_MOE_LAYER_CALL_INIT;
+constexpr sy_moe_layer_config kLayerConfig = SY_MOE_LAYER_CONFIG_INIT;
+constexpr sy_moe_layer_call kLayerCall = SY_MOE_LAYER_CALL_INIT;
 constexpr MoeLayerConfig kDefaults;
 
 // The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
@@ -47,12 +47,12 @@ static_assert(kLayerCall.num_sms == MoeLayerCall{}.num_sms && kLayerCall.add == 
 static_assert(offsetof(sy_moe_layer_config, num_experts) == 40 && offsetof(sy_moe_layer_config, w13_scales) == 88 &&
               sizeof(sy_moe_layer_config) == 104 && sizeof(sy_moe_layer_memory) == 48 &&
               offsetof(sy_moe_layer_call, num_sms) == 24 && sizeof(sy_moe_layer_call) == 32);
-static_assert(SWITCHYARD_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange::automatic) &&
-              SWITCHYARD_MOE_EXCHANGE_NORMAL == static_cast<int>(MoeExchange::normal) &&
-              SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY == static_cast<int>(MoeExchange::low_latency) &&
-              SWITCHYARD_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
-              SWITCHYARD_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate) &&
-              SWITCHYARD_MOE_FORM_FUSED == static_cast<int>(MoeForm::fused));
+static_assert(SY_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange::automatic) &&
+              SY_MOE_EXCHANGE_NORMAL == static_cast<int>(MoeExchange::normal) &&
+              SY_MOE_EXCHANGE_LOW_LATENCY == static_cast<int>(MoeExchange::low_latency) &&
+              SY_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
+              SY_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate) &&
+              SY_MOE_FORM_FUSED == static_cast<int>(MoeForm::fused));
 
 MoeLayerConfig to_config(const sy_moe_layer_config* config) {
   const sy_moe_layer_config c = read_struct(config, kLayerConfig, "config");
@@ -62,7 +62,7 @@ MoeLayerConfig to_config(const sy_moe_layer_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.type = to_enum<DType>("config->type", c.type);
+  result.type = to_enum<DType>("config->dtype", c.type);
   result.order = to_enum<CombineOrder>("config->order", c.order);
   result.exchange = to_enum<MoeExchange>("config->exchange", c.exchange);
   result.form = to_enum<MoeForm>("config->form", c.form);
@@ -86,7 +86,7 @@ MoeLayerCall to_layer_call(const sy_moe_layer_call* call) {
 
 /// Runs a collective call. If `layer` is NULL, the peers cannot be notified.
 template <class Body>
-switchyard_code_t collective_on(sy_moe_layer* layer, Body&& body) noexcept {
+sy_code collective_on(sy_moe_layer* layer, Body&& body) noexcept {
   if (!layer) return guarded([] { require(nullptr, "layer"); });
   return collective(*layer->group, std::forward<Body>(body));
 }
@@ -95,7 +95,7 @@ switchyard_code_t collective_on(sy_moe_layer* layer, Body&& body) noexcept {
 
 extern "C" {
 
-switchyard_code_t sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
+sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
                                                sy_moe_layer_memory* memory) {
   return guarded([&] {
     check_struct(memory, sizeof *memory, "memory");
@@ -105,19 +105,19 @@ switchyard_code_t sy_moe_layer_memory_required(const sy_moe_layer_config* config
   });
 }
 
-switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes) {
+sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = MoeLayer::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
+    *bytes = MoeLayer::heap_bytes(to_config(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
-switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer) {
-  return sy_moe_layer_create_on(group, config, w13, w2, nullptr, layer);
+  return sy_moe_layer_create(group, config, w13, w2, nullptr, layer);
 }
 
-switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                          void* stream, sy_moe_layer** layer) {
   if (layer) *layer = nullptr;
   if (!group) return guarded([] { require(nullptr, "group"); });
@@ -130,12 +130,12 @@ switchyard_code_t sy_moe_layer_create_on(sy_group* group, const sy_moe_layer_con
   });
 }
 
-switchyard_code_t sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                             const void* w2_scales, sy_moe_layer** other) {
-  return sy_moe_layer_with_weights_on(layer, w13, w2, w13_scales, w2_scales, nullptr, other);
+  return sy_moe_layer_with_weights(layer, w13, w2, w13_scales, w2_scales, nullptr, other);
 }
 
-switchyard_code_t sy_moe_layer_with_weights_on(const sy_moe_layer* layer, const void* w13, const void* w2,
+sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2,
                                                const void* w13_scales, const void* w2_scales, void* stream,
                                                sy_moe_layer** other) {
   if (other) *other = nullptr;
@@ -147,17 +147,17 @@ switchyard_code_t sy_moe_layer_with_weights_on(const sy_moe_layer* layer, const 
   });
 }
 
-switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer) {
+sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
   delete layer;
-  return SWITCHYARD_OK;
+  return SY_OK;
 }
 
-switchyard_code_t sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights,
+sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights,
                                        void* out, const sy_moe_layer_call* call) {
   return collective_on(layer, [&] { layer->layer.forward(x, to_ids(ids), weights, out, to_layer_call(call)); });
 }
 
-switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count) {
+sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count) {
   return guarded([&] {
     require(layer, "layer");
     require(dropped, "dropped");
@@ -168,7 +168,7 @@ switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t*
   });
 }
 
-switchyard_code_t sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count) {
+sy_code sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count) {
   return guarded([&] {
     require(layer, "layer");
     require(count, "count");
@@ -176,7 +176,7 @@ switchyard_code_t sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* c
   });
 }
 
-switchyard_code_t sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text) {
+sy_code sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text) {
   return guarded([&] {
     require(layer, "layer");
     require(text, "text");

@@ -14,7 +14,7 @@ namespace switchyard::detail {
 
 /// Creates the object `*out`, called `name` in errors: `make()` returns its C++ object, the first member of Object.
 template <class Object, class Make>
-switchyard_code_t make_object(const char* name, Object** out, Make&& make) noexcept {
+sy_code make_object(const char* name, Object** out, Make&& make) noexcept {
   if (out) *out = nullptr;
   return guarded([&] {
     require(out, name);

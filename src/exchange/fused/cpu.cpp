@@ -29,7 +29,7 @@ template <class A>
 class CpuFused final : public FusedImpl {
  public:
   CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config) {
-    construct("FusedMoe", "FusedMoe::heap_bytes_for", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes", [&] {
       check_config(config, world());
       check_type_on_cpu(config);
       add_products(from.products);
@@ -79,17 +79,17 @@ class CpuFused final : public FusedImpl {
     products_ = find_set(sets_, o).get();
     check_arguments(parts, x, given, out);
     ExpertIds ids = given;
-    if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
+    if (o.device_tokens) ids.num_tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.num_tokens);
     const uint64_t start = Cpu::now_ns();
     group_.enter(Operation::layer, object_);
     p_.call = group_.begin_call(Operation::layer);
     p_.call.epoch = epochs_.next();
-    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.tokens : p_.tokens);
+    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.num_tokens : p_.tokens);
     if (parts.up) plan(ids, parts, o);
     const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
     if (parts.up) {
       p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
-      p_.tokens = ids.tokens;
+      p_.tokens = ids.num_tokens;
       p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
     }
     p_.parts = parts;
@@ -130,14 +130,14 @@ class CpuFused final : public FusedImpl {
   /// alike.
   void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
-    const int64_t routes = ids.tokens * ids.topk;
+    const int64_t routes = ids.num_tokens * ids.topk;
     {
       const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
       local_.build(ids, config.num_experts, world());
       take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
     }
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, o)), ids.tokens, capacity, 0};
+    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, o)), ids.num_tokens, capacity, 0};
     int other = -1;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, epochs_.calls());

@@ -16,7 +16,7 @@ namespace switchyard {
 
 namespace detail {
 
-int64_t most_rows(const FusedMoeConfig& c, int world) {
+int64_t max_rows(const FusedMoeConfig& c, int world) {
   const int64_t worst = c.max_tokens * c.topk * world;
   return c.capacity > 0 ? std::min(c.capacity, worst) : worst;
 }
@@ -32,9 +32,9 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
 }
 
 void check_type(const FusedMoeConfig& c, int world) {
-  if (c.type == DType::bf16) return;
-  if (c.type != DType::fp8_e4m3)
-    invalid_value("FusedMoeConfig::type", is_named(c.type) ? to_string(c.type) : std::to_string(static_cast<int>(c.type)),
+  if (c.dtype == DType::bf16) return;
+  if (c.dtype != DType::fp8_e4m3)
+    invalid_value("FusedMoeConfig::dtype", is_named(c.dtype) ? to_string(c.dtype) : std::to_string(static_cast<int>(c.dtype)),
                   "bf16 or fp8_e4m3");
   if (const int local_experts = ExpertMap{c.num_experts, world}.max_count(); local_experts > kMaxFusedFp8Experts)
     invalid_value("FusedMoeConfig::num_experts", std::to_string(c.num_experts),
@@ -51,7 +51,7 @@ void check_type(const FusedMoeConfig& c, int world) {
 
 /// Bytes of a token as transferred: its elements and, for fp8, the float32 scales after them, rounded up to a multiple of 128.
 int64_t token_bytes(const FusedMoeConfig& c) {
-  return c.type == DType::fp8_e4m3 ? round_up(c.hidden + c.hidden / kFusedScaled * 4, 128) : c.hidden * 2;
+  return c.dtype == DType::fp8_e4m3 ? round_up(c.hidden + c.hidden / kFusedScaled * 4, 128) : c.hidden * 2;
 }
 
 }  // namespace
@@ -71,37 +71,37 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_enum("FusedMoeConfig::invalid_ids", c.invalid_ids);
   check_type(c, world);
   const int64_t max = countable_rows(c, world);
-  if (most_rows(c, world) <= max) return;
+  if (max_rows(c, world) <= max) return;
   const std::string rows = std::to_string(max) + " rows of a rank, for these widths";
   if (c.capacity > max) invalid_value("FusedMoeConfig::capacity", std::to_string(c.capacity), "at most " + rows);
   invalid_value("FusedMoeConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
 }
 
 void check_type_on_cpu(const FusedMoeConfig& c) {
-  if (c.type == DType::bf16) return;
-  throw Error(ErrorCode::unsupported, std::string("FusedMoeConfig::type = ") + to_string(c.type) + ": must be bf16 on the CPU",
-              "FusedMoeConfig::type");
+  if (c.dtype == DType::bf16) return;
+  throw Error(ErrorCode::unsupported, std::string("FusedMoeConfig::dtype = ") + to_string(c.dtype) + ": must be bf16 on the CPU",
+              "FusedMoeConfig::dtype");
 }
 
 /// The base is not set.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
-  return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
+  return {0, world, c.num_experts, c.topk, c.max_tokens, max_rows(c, world), c.hidden * 2, token_bytes(c)};
 }
 
 AgreedFields agreed_fields(const FusedMoeConfig& c) {
   return {agreed("FusedMoeConfig::hidden", c.hidden),           agreed("FusedMoeConfig::intermediate", c.intermediate),
           agreed("FusedMoeConfig::num_experts", c.num_experts), agreed("FusedMoeConfig::topk", c.topk),
           agreed("FusedMoeConfig::max_tokens", c.max_tokens),   agreed("FusedMoeConfig::capacity", c.capacity),
-          agreed("FusedMoeConfig::overflow", c.overflow),       agreed("FusedMoeConfig::type", c.type),
+          agreed("FusedMoeConfig::overflow", c.overflow),       agreed("FusedMoeConfig::dtype", c.dtype),
           agreed("FusedMoeConfig::row_scales", c.row_scales),   agreed("FusedMoeConfig::weight_scales", c.weight_scales)};
 }
 void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
-  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (ids.tokens == 0) return;
+    invalid("topk_ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  if (ids.num_tokens == 0) return;
   if (parts.up && x == nullptr) invalid("x", " is null");
-  if (parts.up && ids.data == nullptr) invalid("ids.data", " is null");
+  if (parts.up && ids.data == nullptr) invalid("topk_ids.data", " is null");
   if (parts.down && out == nullptr) invalid("out", " is null");
 }
 
@@ -145,7 +145,7 @@ FusedMoe::~FusedMoe() { replace_at_home(impl_.pointer(), {}); }
 FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world, Backend backend) {
   check_config(config, world);
   check_enum("backend", backend);
-  const int64_t rows = most_rows(config, world);
+  const int64_t rows = max_rows(config, world);
   const auto heap = static_cast<size_t>(layout_of(config, world).bytes());
   FusedMemory memory;
   if (backend == Backend::cpu) check_type_on_cpu(config);
@@ -155,7 +155,7 @@ FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world
   const int64_t own = carve_fused(nullptr, config, rows, local_experts, memory) + carve_tables(nullptr, tables).bytes;
   return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, local_experts)};
 }
-size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
+size_t FusedMoe::heap_bytes(const FusedMoeConfig& config, int world) {
   return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;
 }
 

@@ -88,15 +88,15 @@ CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, 
   return map;
 }
 
-/// `most_rows`: maximum rows per round.
-CopyPlan copy_plan_of(int64_t row_bytes, int most_rows) {
+/// `max_rows`: maximum rows per round.
+CopyPlan copy_plan_of(int64_t row_bytes, int max_rows) {
   CopyPlan plan;
   const int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
   plan.whole = pieces == 1;
   plan.piece = static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
   plan.pitch = static_cast<uint32_t>(round_up(plan.piece, 128));
   plan.slots = static_cast<int>(kPieceStorageBytes / plan.pitch);
-  if (plan.whole) plan.slots = std::min({plan.slots, kMaxSlots, most_rows});
+  if (plan.whole) plan.slots = std::min({plan.slots, kMaxSlots, max_rows});
   plan.at_once = static_cast<int>(std::clamp<int64_t>(kBytesAtOnce / row_bytes, 8, 32));
   return plan;
 }
@@ -112,7 +112,7 @@ struct WeightSet {
 class CudaFused final : public FusedImpl {
  public:
   CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
-    construct("FusedMoe", "FusedMoe::heap_bytes_for", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
       check_gpu();
@@ -172,7 +172,7 @@ class CudaFused final : public FusedImpl {
     sets_.erase(found);
   }
 
-  void* tokens() const override { return config.type == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }
+  void* tokens() const override { return config.dtype == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }
   std::span<const uint8_t> dropped() const override {
     if (config.overflow != Overflow::drop_and_report) return {};
     return {tables_.dropped, static_cast<size_t>(last_tokens_ * config.topk)};
@@ -199,7 +199,7 @@ class CudaFused final : public FusedImpl {
     p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
     order_->set_counters(p.call);
     p.parts = parts;
-    p.max_tokens = ids.tokens;
+    p.max_tokens = ids.num_tokens;
     p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
     p.weights = weights;
     p.out = static_cast<std::byte*>(out);
@@ -210,14 +210,14 @@ class CudaFused final : public FusedImpl {
         holder->used_on(at.stream, at.capture);
     if (set.ready && !at.capture.active && !StreamPoints::reached(*set.ready))
       StreamPoints::order(at.stream, at.id, *set.ready);
-    const bool fp8 = config.type == DType::fp8_e4m3;
+    const bool fp8 = config.dtype == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two
     if (parts.up) {
       PlanParams plan = plan_params(parts, ids, weights, o);
       plan.call = p.call;
       plan.words = gpu_.words(at.capture.active);
-      launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
+      launch_plan(plan, plan_blocks(ids.num_tokens, gpu_.max_blocks()), at.stream);
     }
     (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
     order_->end(at, blocks);
@@ -234,7 +234,7 @@ class CudaFused final : public FusedImpl {
     if (const int64_t max = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > max)
       invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens),
                     "at most " + std::to_string(max) + " on this GPU");
-    if (config.type == DType::fp8_e4m3 && gpu_.max_blocks() < 2)
+    if (config.dtype == DType::fp8_e4m3 && gpu_.max_blocks() < 2)
       throw Error(ErrorCode::unsupported, "FusedMoe: fp8_e4m3 needs two multiprocessors, and the rank has one");
   }
   void check_weights(const MoeWeights& weights) const {
@@ -244,7 +244,7 @@ class CudaFused final : public FusedImpl {
     };
     check("w13", weights.w13, 16);
     check("w2", weights.w2, 16);
-    if (config.type != DType::fp8_e4m3) return;
+    if (config.dtype != DType::fp8_e4m3) return;
     const size_t scale = config.weight_scales == ScaleKind::f32 ? 4 : 1;
     check("w13_scales", weights.w13_scales, scale);
     check("w2_scales", weights.w2_scales, scale);
@@ -253,11 +253,11 @@ class CudaFused final : public FusedImpl {
                   const FusedMoeCall& o) const {
     check_arguments(parts, x, ids, out);
     gpu_.check_sms("FusedMoeCall", o.num_sms);
-    if (config.type == DType::fp8_e4m3 && o.num_sms == 1)
+    if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("FusedMoeCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
     gpu_.check_pointer("x", x, 16);
-    gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
-    gpu_.check_pointer("weights", weights, 4);
+    gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
+    gpu_.check_pointer("topk_weights", weights, 4);
     gpu_.check_pointer("out", out, 16);
     gpu_.check_pointer("FusedMoeCall::device_tokens", o.device_tokens, 4);
   }
@@ -299,7 +299,7 @@ class CudaFused final : public FusedImpl {
     const Product up{local_experts(), 2 * config.intermediate, config.hidden, true, weights.w13, m.x_rows, m.h, rows},
         down{local_experts(), config.hidden, config.intermediate, false, weights.w2, m.h, m.y, rows};
     WeightSet set;
-    if (config.type != DType::fp8_e4m3) {
+    if (config.dtype != DType::fp8_e4m3) {
       set.up = bf16_params(up, tables_);
       set.down = bf16_params(down, tables_);
       return set;
@@ -341,7 +341,7 @@ class CudaFused final : public FusedImpl {
   }
 
   PlanParams plan_params(const FusedParts& parts, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
-    last_tokens_ = ids.tokens;
+    last_tokens_ = ids.num_tokens;
     PlanParams p;
     p.control = layout_.control();
     p.state = state_.as<ObjectState>();
@@ -349,7 +349,7 @@ class CudaFused final : public FusedImpl {
     p.block_counts = p.totals + world() + config.num_experts;
     p.ids = ids.data;
     p.ids64 = ids.is_int64;
-    p.tokens = ids.tokens;
+    p.tokens = ids.num_tokens;
     p.device_tokens = o.device_tokens;
     p.weights = weights;
     p.topk = config.topk;

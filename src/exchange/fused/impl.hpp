@@ -18,7 +18,7 @@ void check_config(const FusedMoeConfig& config, int world);
 /// Throws unsupported. The configuration must have been checked.
 void check_type_on_cpu(const FusedMoeConfig& config);
 /// Maximum number of rows for a rank's experts.
-int64_t most_rows(const FusedMoeConfig& config, int world);
+int64_t max_rows(const FusedMoeConfig& config, int world);
 
 /// Kind of a call, equal on all ranks that make the same call.
 inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& call) {

@@ -260,9 +260,9 @@ __device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.mo
 /// Adds what a warp has moved. Call from one lane.
 __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
   MoveCounter& block = p.call.moved[blockIdx.x];
-#define SWITCHYARD_STATISTIC_MOVED(name) \
+#define SY_STATISTIC_MOVED(name) \
   if (moved.name != 0) (void)ptx::add_relaxed(&block.name, moved.name);
-#define SWITCHYARD_STATISTIC_TIME(name)
+#define SY_STATISTIC_TIME(name)
 #include "switchyard/statistics.def"
 }
 

@@ -51,7 +51,7 @@ struct FusedTypeSizes {
   int64_t element;
 };
 inline FusedTypeSizes fused_type_sizes(const FusedMoeConfig& c) {
-  return c.type == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
+  return c.dtype == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
 }
 /// fp8: elements that share a scale.
 inline constexpr int64_t kFusedScaled = 128;
@@ -69,7 +69,7 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
 /// Bytes of the spread scales of one weight set with `local_experts` experts: those of up, then those of down. A multiple of
 /// 128, like all parts of memory.
 inline size_t weight_scales_bytes(const FusedMoeConfig& c, int local_experts) {
-  if (c.type != DType::fp8_e4m3) return 0;
+  if (c.dtype != DType::fp8_e4m3) return 0;
   return static_cast<size_t>(round_up(local_experts * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
 }
 
@@ -86,7 +86,7 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   carver.take(m.x_rows, rows * c.hidden * type.element);
   carver.take(m.h, rows * c.intermediate * type.element);
   carver.take(m.y, rows * c.hidden * 2);
-  if (c.type != DType::fp8_e4m3) return carver.bytes();
+  if (c.dtype != DType::fp8_e4m3) return carver.bytes();
   m.scale_pitch = (rows + 3) / 4 * 4;
   carver.take(m.x_scales, c.hidden / kFusedScaled * m.scale_pitch);
   carver.take(m.h_scales, c.intermediate / kFusedScaled * m.scale_pitch);

@@ -311,7 +311,7 @@ void CudaRank::raise_invalid_ids(const char* context) {
     text += (text.empty() ? ": " : "; ") + std::string(object->object) + " (object " + std::to_string(object->number) +
             " of the group): " + std::to_string(fresh) + " ids were neither -1 nor an expert, and their routes went nowhere";
   }
-  if (!text.empty()) throw Error(ErrorCode::invalid_argument, std::string(context) + text, "ids");
+  if (!text.empty()) throw Error(ErrorCode::invalid_argument, std::string(context) + text, "topk_ids");
 }
 
 void CudaRank::start_trace(int blocks, int warps, size_t capacity) {

@@ -106,7 +106,7 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
 void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts) {
   if (found.count == 0) return;
   if (policy == InvalidIds::raise)
-    invalid("ids", "[" + std::to_string(found.first / topk) + "][" + std::to_string(found.first % topk) +
+    invalid("topk_ids", "[" + std::to_string(found.first / topk) + "][" + std::to_string(found.first % topk) +
                        "] = " + std::to_string(found.id) + " (token " + std::to_string(found.first / topk) +
                        ", k = " + std::to_string(found.first % topk) + "): must be an expert in [0, " +
                        std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
@@ -117,8 +117,8 @@ void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, i
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {
   CallStatistics sum;
   for (const MoveCounter& m : moved) {
-#define SWITCHYARD_STATISTIC_MOVED(name) sum.name += m.name;
-#define SWITCHYARD_STATISTIC_TIME(name)
+#define SY_STATISTIC_MOVED(name) sum.name += m.name;
+#define SY_STATISTIC_TIME(name)
 #include "switchyard/statistics.def"
   }
   return sum;

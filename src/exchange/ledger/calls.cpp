@@ -19,7 +19,7 @@ uint64_t next_id() {
 }  // namespace
 
 LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
-  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))};
+  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype))};
 }
 
 LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
@@ -35,7 +35,7 @@ void LedgerImpl::take_memory(Backend backend) {
 AgreedFields LedgerImpl::fields() const {
   return {agreed("LedgerConfig::hidden", config.hidden), agreed("LedgerConfig::num_experts", config.num_experts),
           agreed("LedgerConfig::topk", config.topk), agreed("LedgerConfig::max_tokens", config.max_tokens),
-          agreed("LedgerConfig::row_type", config.row_type)};
+          agreed("LedgerConfig::dtype", config.dtype)};
 }
 
 uint64_t LedgerImpl::hash() const { return hash_of(mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine)), fields()); }
@@ -68,7 +68,7 @@ void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
 void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const {
   p.layout = layout_;
   p.signature = ledger.signature;
-  p.type = config.row_type;
+  p.type = config.dtype;
   p.hidden = config.hidden;
   p.row_bytes = row_bytes();
   p.topk = config.topk;

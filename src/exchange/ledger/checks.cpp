@@ -43,11 +43,11 @@ struct LedgerChecker {
     check_scalar("world", t.world, world);
     check_scalar("num_experts", t.num_experts, config.num_experts);
     check_scalar("num_experts_padded", t.num_experts_padded, round_up(config.num_experts, 16));
-    check_scalar("experts_here", t.experts_here, map.count(rank));
+    check_scalar("num_local_experts", t.num_local_experts, map.count(rank));
     check_size("peer_token_per_expert", t.peer_token_per_expert, world * padded());
     check_size("cumsum_per_expert", t.cumsum_per_expert, world * padded());
-    check_size("dispatch_offset", t.dispatch_offset, t.experts_here);
-    check_size("prev_sum_before_rank", t.prev_sum_before_rank, int64_t{world} * t.experts_here);
+    check_size("dispatch_offset", t.dispatch_offset, t.num_local_experts);
+    check_size("prev_sum_before_rank", t.prev_sum_before_rank, int64_t{world} * t.num_local_experts);
     const auto routes = static_cast<int64_t>(t.expanded_row_idx.size());
     if (routes % config.topk != 0 || routes / config.topk > config.max_tokens)
       wrong("expanded_row_idx", ".size()", routes,
@@ -82,14 +82,14 @@ struct LedgerChecker {
   void check_expert_rows() const {
     const int64_t limit = config.max_rows > 0 ? config.max_rows : kMaxInt32;
     int64_t end = 0;  // of the previous experts
-    for (int el = 0; el < t.experts_here; ++el) {
+    for (int el = 0; el < t.num_local_experts; ++el) {
       const int64_t first = t.dispatch_offset[idx(el)];
       if (first < end)
         wrong("dispatch_offset", at(el), first,
               "must be at least " + std::to_string(end) + ", where the rows of the experts before end");
       int64_t before = 0;
       for (int s = 0; s < world; ++s) {
-        const int32_t given = t.prev_sum_before_rank[idx(int64_t{s} * t.experts_here + el)];
+        const int32_t given = t.prev_sum_before_rank[idx(int64_t{s} * t.num_local_experts + el)];
         if (given != before)
           wrong("prev_sum_before_rank", at(s) + at(el), given,
                 "must be " + std::to_string(before) + ", the rows of the ranks before in this expert");
@@ -130,16 +130,16 @@ void check_config(const LedgerConfig& c, int world) {
   check_range("LedgerConfig::max_tokens", c.max_tokens, 0, kMaxInt32 / c.topk);
   check_range("LedgerConfig::max_rows", c.max_rows, 0, kMaxInt32);
   check_range("LedgerConfig::max_ledgers", c.max_ledgers, 1, 1 << 16);
-  check_combining_type("LedgerConfig::row_type", c.row_type);
+  check_combining_type("LedgerConfig::dtype", c.dtype);
 }
 
 void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const {
   if (!ledger) invalid("ledger", " is empty");
   const LedgerData& data = ledger.data();
   if (data.object != id_) invalid("ledger was prepared by another LedgerCombine");
-  if (y.dtype != config.row_type)
+  if (y.dtype != config.dtype)
     invalid("expert_output.dtype",
-            std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::row_type, " + to_string(config.row_type));
+            std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::dtype, " + to_string(config.dtype));
   if (y.cols != config.hidden)
     invalid("expert_output.cols",
             " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " + std::to_string(config.hidden));

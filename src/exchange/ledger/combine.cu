@@ -78,7 +78,7 @@ const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
 
 /// Gives each warp room for a part of a chunk of the default size, or for a row. Longer parts are copied in pieces.
 CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
-  constexpr int64_t kDefaultPartBytes = (int64_t{kUsualChunkKib} << 10) / kChunkParts;
+  constexpr int64_t kDefaultPartBytes = (int64_t{kDefaultChunkKib} << 10) / kChunkParts;
   const auto available = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
   return fit_cuda_shape(warps, 1, static_cast<uint64_t>(row_bytes > kDefaultPartBytes ? row_bytes : kDefaultPartBytes), 0,
                         available);

@@ -11,7 +11,7 @@ template <class A>
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
-    construct("LedgerCombine", "LedgerCombine::heap_bytes_for", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes", [&] {
       take_memory(Backend::cpu);
       sends_done_.resize(static_cast<size_t>(world()), 0);
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine,
@@ -58,7 +58,7 @@ class CpuLedger final : public LedgerImpl {
   ConstRows returned() override {
     group_.check_usable("LedgerCombine::returned");
     return {group_.heap->view().local(layout_.buffer(epochs_.last())), filled_[epochs_.last() & 1], config.hidden,
-            config.row_type};
+            config.dtype};
   }
   CallStatistics last_call() override { return stats_; }
 

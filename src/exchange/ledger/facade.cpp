@@ -10,7 +10,7 @@ namespace switchyard {
 
 using namespace detail;
 
-int64_t PreparedLedger::tokens() const { return data_->tokens; }
+int64_t PreparedLedger::num_tokens() const { return data_->tokens; }
 int64_t PreparedLedger::rows() const { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
@@ -32,7 +32,7 @@ MemoryRequirement LedgerCombine::memory_required(const LedgerConfig& c, int worl
   return need;
 }
 
-size_t LedgerCombine::heap_bytes_for(const LedgerConfig& config, int world, Backend backend) {
+size_t LedgerCombine::heap_bytes(const LedgerConfig& config, int world, Backend backend) {
   return memory_required(config, world, backend).total() + kHeapHeaderBytes + 4096;
 }
 

@@ -35,11 +35,11 @@ LedgerTables empty_tables(const LedgerConfig& c, int world, int rank, int64_t to
   t.world = world;
   t.num_experts = c.num_experts;
   t.num_experts_padded = static_cast<int>(round_up(c.num_experts, kExpertPadding));
-  t.experts_here = ExpertMap{c.num_experts, world}.count(rank);
+  t.num_local_experts = ExpertMap{c.num_experts, world}.count(rank);
   t.peer_token_per_expert = t.cumsum_per_expert = zeros(int64_t{world} * t.num_experts_padded);
   t.expanded_row_idx = zeros(tokens * c.topk);
-  t.dispatch_offset = zeros(t.experts_here);
-  t.prev_sum_before_rank = zeros(int64_t{world} * t.experts_here);
+  t.dispatch_offset = zeros(t.num_local_experts);
+  t.prev_sum_before_rank = zeros(int64_t{world} * t.num_local_experts);
   return t;
 }
 
@@ -52,7 +52,7 @@ LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int bloc
   LedgerFormatBytes bytes;
   bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));
   bytes.route_meta = route_meta_layout(c, world, 0, c.max_tokens).bytes;  // no rank has more experts than rank 0
-  bytes.window = static_cast<size_t>(field(c.max_tokens * c.topk * c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))) +
+  bytes.window = static_cast<size_t>(field(c.max_tokens * c.topk * c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype))) +
                                      2 * field(4 * world));
   bytes.guard = kGuardBytes;
   return bytes;

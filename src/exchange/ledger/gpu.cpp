@@ -25,12 +25,12 @@ struct LedgerTablesOnDevice {
 };
 
 /// Carves room for any ledger of the config at `base`; null: only `bytes` counts.
-LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int experts_here,
+LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int num_local_experts,
                                   int64_t chunk_bytes) {
   LedgerTablesOnDevice t;
   Carver carver(base);
   carver.take(t.chunks,
-              max_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes, chunk_bytes));
+              max_ledger_chunks(layout.world * layout.rows, layout.world, num_local_experts, layout.row_bytes, chunk_bytes));
   carver.take(t.chunks_of, layout.world);
   carver.take(t.row_of, layout.rows);
   carver.take(t.senders_of, c.max_tokens);
@@ -76,7 +76,7 @@ struct CudaLedgerData final : LedgerData {
 class CudaLedger final : public LedgerImpl {
  public:
   CudaLedger(Group& group, CudaRank& gpu, const LedgerConfig& c) : LedgerImpl(group, c), gpu_(gpu) {
-    construct("LedgerCombine", "LedgerCombine::heap_bytes_for", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes", [&] {
       const DeviceGuard guard(gpu_.device());
       take_memory(Backend::cuda);
       initialize();
@@ -120,16 +120,16 @@ class CudaLedger final : public LedgerImpl {
     const DeviceGuard guard(gpu_.device());
     check_call(y, ledger, out);
     gpu_.check_sms("LedgerCombineOptions", o.num_sms);
-    gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.row_type));
+    gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.dtype));
     gpu_.check_pointer("probs", probs, sizeof(float));
-    gpu_.check_pointer("out", out, dtype_bytes(config.row_type));
+    gpu_.check_pointer("out", out, dtype_bytes(config.dtype));
     enqueue(y, probs, ledger, out, o);
   }
 
   ConstRows returned() override {
     group_.check_usable("LedgerCombine::returned");
     const auto [epoch, rows] = last_executed_call();
-    return {group_.heap->view().local(layout_.buffer(epoch)), rows, config.hidden, config.row_type};
+    return {group_.heap->view().local(layout_.buffer(epoch)), rows, config.hidden, config.dtype};
   }
 
   CallStatistics last_call() override {

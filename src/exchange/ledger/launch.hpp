@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-inline constexpr int kLedgerWarps = kMostLedgerWarps;  ///< per block, without a tuning
+inline constexpr int kLedgerWarps = kMaxLedgerWarps;  ///< per block, without a tuning
 
 struct CudaLedgerParams {
   LedgerParams l;  ///< all but the epoch

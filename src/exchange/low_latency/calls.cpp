@@ -29,8 +29,8 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
   l.payload_bytes = l.hidden * static_cast<int>(dtype_bytes(sent_type(c)));
   if (c.scales != ScaleKind::none)
     l.scale_bytes = static_cast<int>(num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales));
-  l.return_bytes = l.hidden * static_cast<int>(dtype_bytes(c.row_type));
-  const int64_t wanted = c.pieces > 0 ? c.pieces : usual_pieces(c, world);
+  l.return_bytes = l.hidden * static_cast<int>(dtype_bytes(c.dtype));
+  const int64_t wanted = c.pieces > 0 ? c.pieces : default_pieces(c, world);
   l.piece_columns = static_cast<int>(round_up((c.hidden + wanted - 1) / wanted, kColumnUnit));
   l.pieces = (l.hidden + l.piece_columns - 1) / l.piece_columns;
   l.place();
@@ -53,7 +53,7 @@ AgreedFields agreed_fields(const LowLatencyConfig& c) {
           agreed("LowLatencyConfig::num_experts", c.num_experts),
           agreed("LowLatencyConfig::topk", c.topk),
           agreed("LowLatencyConfig::max_tokens", c.max_tokens),
-          agreed("LowLatencyConfig::row_type", c.row_type),
+          agreed("LowLatencyConfig::dtype", c.dtype),
           agreed("LowLatencyConfig::scales", c.scales),
           agreed("LowLatencyConfig::scale_group", c.scale_group),
           agreed("LowLatencyConfig::scale_order", c.scale_order),
@@ -88,7 +88,7 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
 LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {}
 
 void LowLatencyImpl::construct(const std::function<void()>& build) {
-  ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes_for", [&] {
+  ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes", [&] {
     choose_shape();
     // Everything survives sleep: a call may have been sent and not received.
     layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());
@@ -125,7 +125,7 @@ LowLatencyImpl::Senders LowLatencyImpl::senders(int max, int warps) const {
 }
 
 int64_t LowLatencyImpl::scratch_bytes() const {
-  const auto widest = static_cast<int64_t>(dtype_bytes(config.row_type));
+  const auto widest = static_cast<int64_t>(dtype_bytes(config.dtype));
   const int64_t columns = std::max(layout_.piece_columns, dispatch_senders_.part_columns);
   const int64_t row = round_up(columns * widest, 128) + round_up(columns / config.scale_group * 4 + 16, 128);
   const int64_t places = round_up(layout_.topk * 8, 128);
@@ -159,7 +159,7 @@ LowLatencyOutput LowLatencyImpl::make_output(const Rows* given) {
 }
 
 LowLatencyRows LowLatencyImpl::make_rows(DType type) {
-  check_combined(type, "type");
+  check_combined(type, "dtype");
   LowLatencyRows r;
   r.rows = layout_.map.count(rank()) * layout_.rows_per_expert();
   r.cols = config.hidden;
@@ -174,7 +174,7 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.layout = layout_;
   p.x = static_cast<const std::byte*>(x.data);
   p.scales = static_cast<const std::byte*>(x.scales);
-  p.tokens = static_cast<int>(ids.tokens);
+  p.tokens = static_cast<int>(ids.num_tokens);
   p.src_row_bytes = layout_.hidden * static_cast<int>(dtype_bytes(x.dtype));
   p.src_scale_bytes = static_cast<int>(scales_.row_bytes);
   p.src_type = x.dtype;
@@ -194,7 +194,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   check_dispatch(x, ids, output, o);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
-  p.weights = o.weights;
+  p.weights = o.topk_weights;
   p.own_ids = t.own_ids;
   p.own_weights = t.own_weights;
   p.own = t.own;
@@ -206,7 +206,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   p.row_source = t.row_source;
   p.routes = t.routes;
   p.source_tokens = t.source_tokens;
-  output.block->tokens = ids.tokens;
+  output.block->tokens = ids.num_tokens;
   run(p, o, *output.block, split ? Halves::send : Halves::both);
   if (!split) return;
   keep_pending(Pending::dispatch, output, o.stream);
@@ -232,7 +232,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.source_tokens = t.source_tokens;
   p.own = t.own;
   p.own_ids = t.own_ids;
-  p.weights = o.weights ? o.weights : t.own_weights;
+  p.weights = o.topk_weights ? o.topk_weights : t.own_weights;
   p.out = static_cast<std::byte*>(out);
   run(p, o, *output.block, split ? Halves::send : Halves::both);
   if (!split) return;
@@ -251,7 +251,7 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
   p.c.type = x.dtype;
   p.c.row_bytes = p.d.src_row_bytes;
   p.c.expert_scale = o.expert_scale;
-  p.c.weights = o.weights;
+  p.c.weights = o.topk_weights;
   p.c.out = static_cast<std::byte*>(out);
   run(p, o);
 }

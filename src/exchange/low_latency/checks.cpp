@@ -32,7 +32,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
-  check_combining_type("LowLatencyConfig::row_type", c.row_type);
+  check_combining_type("LowLatencyConfig::dtype", c.dtype);
   check_enum("LowLatencyConfig::scales", c.scales);
   check_enum("LowLatencyConfig::scale_order", c.scale_order);
   check_enum("LowLatencyConfig::sending", c.sending);
@@ -47,9 +47,9 @@ void check_config(const LowLatencyConfig& c, int world) {
 
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
   check_combined_rows(name, type);
-  if (dtype_bytes(type) > dtype_bytes(config.row_type))
-    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::row_type, " +
-            to_string(config.row_type) + ", which sizes the memory");
+  if (dtype_bytes(type) > dtype_bytes(config.dtype))
+    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::dtype, " +
+            to_string(config.dtype) + ", which sizes the memory");
 }
 
 void LowLatencyImpl::check_idle(const char* operation) const {
@@ -90,20 +90,20 @@ void LowLatencyImpl::check_output_memory(const Rows& memory) const {
 
 void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk",
+    invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
-  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
-  if (x.rows != ids.tokens)
-    invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
+  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  if (!ids.data && ids.num_tokens > 0) invalid("topk_ids.data", " is null");
+  if (x.rows != ids.num_tokens)
+    invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.num_tokens));
   if (x.cols != config.hidden)
     invalid("x.cols",
             " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && x.rows > 0) invalid("x.data", " is null");
   const bool fp8 = dtype_has_scales(x.dtype) && config.scales != ScaleKind::none;
-  if (x.dtype != config.row_type && !fp8)
-    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " +
-                           to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+  if (x.dtype != config.dtype && !fp8)
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": must be LowLatencyConfig::dtype, " +
+                           to_string(config.dtype) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
   if (fp8 && x.scale_kind != config.scales)
     invalid("x.scale_kind", " = " + text_of(x.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
@@ -111,7 +111,7 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool
     invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
   check_pointer("x.data", x.data, row_alignment(x.dtype), known);
   check_pointer("x.scales", x.scales, 16, known);
-  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4, known);
+  check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4, known);
 }
 
 void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
@@ -120,7 +120,7 @@ void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, co
   check_output(output);
   check_tokens(x, ids, o.known_memory);
   check_sms("LowLatencyDispatchOptions", o.num_sms);
-  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4, o.known_memory);
+  check_pointer("LowLatencyDispatchOptions::topk_weights", o.topk_weights, 4, o.known_memory);
   check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4, o.known_memory);
 }
 
@@ -143,9 +143,9 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
                 "LowLatencyCombineOptions::order = per_host: in low latency all rows, or the sums of ranks, come back; use "
                 "per_route or "
                 "per_rank");
-  if (o.weights && o.order == CombineOrder::per_rank)
+  if (o.topk_weights && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
-                "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
+                "LowLatencyCombineOptions::topk_weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
                 "pass them to dispatch or use per_route");
   check_sms("LowLatencyCombineOptions", o.num_sms);
   if (o.expert_scale && o.order == CombineOrder::per_rank)
@@ -153,12 +153,12 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
                 "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
   check_pointer("y.data", y.data, row_alignment(y.dtype), o.known_memory);
   check_pointer("out", out, row_alignment(y.dtype), o.known_memory);
-  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4, o.known_memory);
+  check_pointer("LowLatencyCombineOptions::topk_weights", o.topk_weights, 4, o.known_memory);
   check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, o.known_memory);
   const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
   const OutOfCall sums{out, tokens * row};
   sums.check_no_overlap("y.data", y.data, y.rows * row);
-  sums.check_no_overlap("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
+  sums.check_no_overlap("LowLatencyCombineOptions::topk_weights", o.topk_weights, tokens * config.topk * 4);
   sums.check_no_overlap("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
 }
 
@@ -181,16 +181,16 @@ void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, 
   if (config.scales != ScaleKind::none)
     throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
   check_tokens(x, ids, false);
-  if (!out && ids.tokens > 0) invalid("out", " is null");
-  const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
+  if (!out && ids.num_tokens > 0) invalid("out", " is null");
+  const OutOfCall sums{out, ids.num_tokens * layout_.return_bytes};
   sums.check_no_overlap("x.data", x.data, sums.bytes);
-  sums.check_no_overlap("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
-  sums.check_no_overlap("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
+  sums.check_no_overlap("topk_ids.data", ids.data, ids.num_tokens * ids.topk * (ids.is_int64 ? 8 : 4));
+  sums.check_no_overlap("AllToAllOptions::topk_weights", o.topk_weights, ids.num_tokens * ids.topk * 4);
   sums.check_no_overlap("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
   sums.check_no_overlap("AllToAllOptions::device_tokens", o.device_tokens, 4);
   check_sms("AllToAllOptions", o.num_sms);
   check_pointer("out", out, row_alignment(x.dtype), false);
-  check_pointer("AllToAllOptions::weights", o.weights, 4, false);
+  check_pointer("AllToAllOptions::topk_weights", o.topk_weights, 4, false);
   check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4, false);
   check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4, false);
   check_row_function(o);

@@ -14,14 +14,14 @@ using namespace detail;
 
 // Gives each of a rank's warps about one piece to receive, unless a piece would become too short to be worth its flag or too
 // long for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
-int usual_pieces(const LowLatencyConfig& c, int world) {
+int default_pieces(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
   check_range("LowLatencyConfig::hidden", c.hidden, 1, kMaxHidden);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
   const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
   const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
-  const int64_t max = std::min(kMostUsualPieces, of(kFewestPieceColumns)), min = of(kMostPieceColumns);
+  const int64_t max = std::min(kMaxDefaultPieces, of(kMinPieceColumns)), min = of(kMaxPieceColumns);
   return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, std::max(min, std::min(max, kPiecesAtOnce / rows))));
 }
 
@@ -45,7 +45,7 @@ MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& co
   return need;
 }
 
-size_t LowLatencyExchange::heap_bytes_for(const LowLatencyConfig& config, int world) {
+size_t LowLatencyExchange::heap_bytes(const LowLatencyConfig& config, int world) {
   return memory_required(config, world).total() + kHeapHeaderBytes + 4096;
 }
 

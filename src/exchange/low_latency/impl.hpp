@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxHidden = int64_t{1} << 20;
 /// Throws invalid_argument, naming the field.
 void check_config(const LowLatencyConfig& config, int world);
 /// The type of rows as sent.
-inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
+inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.dtype : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
 /// Fields that all ranks must set alike.

@@ -28,12 +28,12 @@ NormalImpl::Extent NormalImpl::extent_of(const HandleData& h) const {
 
 std::shared_ptr<HandleData> NormalImpl::new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& o,
                                                    std::exception_ptr& error) {
-  std::shared_ptr<HandleData> h = make_handle(call, ids.tokens, error);
+  std::shared_ptr<HandleData> h = make_handle(call, ids.num_tokens, error);
   h->layout = config.layout;
   h->alignment = config.expert_alignment;
   h->rank = rank();
   h->topk = config.topk;
-  h->tokens = ids.tokens;
+  h->tokens = ids.num_tokens;
   h->max_tokens = config.max_tokens;
   h->hidden = config.hidden;
   h->reports_drops = o.overflow == Overflow::drop_and_report;
@@ -92,7 +92,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   check_ids(ids);
-  const RowFormat format = check_rows(x, o, ids.tokens);
+  const RowFormat format = check_rows(x, o, ids.num_tokens);
   const bool sized_by_counts = o.size == SizePolicy::exact, bounded = o.size == SizePolicy::capacity;
   check_out(o, format, sized_by_counts ? 0 : static_rows(o));
   const std::unique_ptr<Call> call = begin({Operation::dispatch,
@@ -101,11 +101,11 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             o.num_sms,
                                             o.known_memory,
                                             format.quantize ? ExtraWork::quantises : ExtraWork::moves,
-                                            ids.tokens,
+                                            ids.num_tokens,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
-                                             {"ids.data", ids.data, ids.is_int64 ? size_t{8} : 4},
-                                             {"weights", weights, 4},
+                                             {"topk_ids.data", ids.data, ids.is_int64 ? size_t{8} : 4},
+                                             {"topk_weights", weights, 4},
                                              {"DispatchOptions::out->data", o.out ? o.out->data : nullptr, 16},
                                              {"DispatchOptions::out->scales", o.out ? o.out->scales : nullptr, 16},
                                              {"DispatchOptions::device_tokens", o.device_tokens, 4}}});
@@ -227,14 +227,14 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
                                              {"out", out, 16},
-                                             {"CombineOptions::weights", o.weights, 4},
+                                             {"CombineOptions::topk_weights", o.topk_weights, 4},
                                              {"CombineOptions::bias[0]", o.bias[0], 16},
                                              {"CombineOptions::bias[1]", o.bias[1], 16},
                                              {"out_weights", out_weights, 4}}});
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
   // If only some ranks gave weights: where the host knows the counts they reveal it, because a rank without rows need not give
   // any. Elsewhere the signature reveals it.
-  const int64_t caller_weights = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
+  const int64_t caller_weights = counts_at_ == CountsAt::device && o.topk_weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,
       {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}, caller_weights}, h.get());
@@ -308,7 +308,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
 RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowStream& stream) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
-  check_combining_type("allocate_rows: type", type);
+  check_combining_type("allocate_rows: dtype", type);
   const int64_t rows = extent_of(handle.data()).rows;
   std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows * config.hidden) * dtype_bytes(type));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
@@ -367,7 +367,7 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
   s.hidden = config.hidden;
   s.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
   s.y = static_cast<const std::byte*>(y.data);
-  s.weights_in = h.layout == Layout::rank_major ? o.weights : nullptr;
+  s.weights_in = h.layout == Layout::rank_major ? o.topk_weights : nullptr;
   s.bias[0] = static_cast<const std::byte*>(o.bias[0]);
   s.bias[1] = static_cast<const std::byte*>(o.bias[1]);
   s.out = static_cast<std::byte*>(out);
@@ -378,8 +378,8 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
 NormalImpl::SumWeights NormalImpl::weights_of(const HandleData& h, const CombineOptions& o, const float* of_records,
                                               const float* of_routes) {
   const bool apply = h.layout == Layout::expert_major && o.apply_weights, by_route = o.order != CombineOrder::per_rank;
-  return {apply && !by_route ? of_records : nullptr, apply && by_route && !o.weights ? of_routes : nullptr,
-          apply && by_route ? o.weights : nullptr};
+  return {apply && !by_route ? of_records : nullptr, apply && by_route && !o.topk_weights ? of_routes : nullptr,
+          apply && by_route ? o.topk_weights : nullptr};
 }
 
 }  // namespace switchyard::detail

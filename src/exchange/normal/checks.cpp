@@ -16,11 +16,11 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::topk", c.topk, 1, kMaxTopk);
   check_range("NormalConfig::max_tokens", c.max_tokens, 0, int64_t{1} << 26);
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
-  check_enum("NormalConfig::row_type", c.row_type);
+  check_enum("NormalConfig::dtype", c.dtype);
   check_enum("NormalConfig::invalid_ids", c.invalid_ids);
   if (c.layout == Layout::expert_major)  // `rows` contains the number of arrived records of a source, one per token
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
-  checked_row_bytes("NormalConfig", c.hidden, c.row_type);
+  checked_row_bytes("NormalConfig", c.hidden, c.dtype);
   check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
               (int64_t{1} << 31) - (int64_t{1} << 28));
   if (c.staging != Staging::ring) return;
@@ -68,7 +68,7 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.row_bytes = checked_row_bytes(f.quantize ? "quantized rows" : "x", config.hidden, f.type);
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
-    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::dtype, which sizes the rings");
   return f;
 }
 
@@ -94,9 +94,9 @@ void NormalImpl::check_out(const DispatchOptions& o, const RowFormat& f, int64_t
 
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
-  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
+    invalid("topk_ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
+  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  if (!ids.data && ids.num_tokens > 0) invalid("topk_ids.data", " is null");
 }
 
 void NormalImpl::check_handle(const Handle& handle) const {
@@ -137,21 +137,21 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
   if (!out && h.tokens > 0) invalid("out", " is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
-    invalid("y.dtype", std::string(" = ") + to_string(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("y.dtype", std::string(" = ") + to_string(y.dtype) + ": wider than NormalConfig::dtype, which sizes the rings");
   check_enum("CombineOptions::order", o.order);
   if (o.order == CombineOrder::per_route && !expert_major)
     throw Error(ErrorCode::unsupported,
                 "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");
-  if (expert_major && o.weights && o.order != CombineOrder::per_route)
+  if (expert_major && o.topk_weights && o.order != CombineOrder::per_route)
     throw Error(ErrorCode::unsupported,
-                std::string("CombineOptions::weights with ") + to_string(o.order) +
+                std::string("CombineOptions::topk_weights with ") + to_string(o.order) +
                     ": expert ranks multiply by the weights that dispatch carried; pass them to dispatch or use per_route");
-  if (expert_major && o.weights && !o.apply_weights)
-    invalid("CombineOptions::weights", " is given, but apply_weights is false: rows would not be multiplied by them");
-  if (out_weights && (expert_major || (!o.weights && rows > 0)))
-    invalid("out_weights", ": only for rank-major combine with CombineOptions::weights");
-  if (!expert_major && o.weights && !out_weights && h.tokens > 0)
-    invalid("out_weights", " is null, but CombineOptions::weights is given");
+  if (expert_major && o.topk_weights && !o.apply_weights)
+    invalid("CombineOptions::topk_weights", " is given, but apply_weights is false: rows would not be multiplied by them");
+  if (out_weights && (expert_major || (!o.topk_weights && rows > 0)))
+    invalid("out_weights", ": only for rank-major combine with CombineOptions::topk_weights");
+  if (!expert_major && o.topk_weights && !out_weights && h.tokens > 0)
+    invalid("out_weights", " is null, but CombineOptions::topk_weights is given");
   if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1]", " without bias[0]");
 }
 

@@ -61,7 +61,7 @@ void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, HandleD
 template <class A>
 void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, const Placement*) {
   const auto& call = static_cast<const CpuCall&>(given);
-  const int64_t routes = routing.ids.tokens * routing.ids.topk;
+  const int64_t routes = routing.ids.num_tokens * routing.ids.topk;
   {
     const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
     local_.build(routing.ids, config.num_experts, world());

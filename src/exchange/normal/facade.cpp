@@ -36,7 +36,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   return carve_tables(nullptr, shape).bytes + (expert_major ? round_up(worst_case_rows(c, world) * 12, 128) + 128 : 0);
 }
 
-int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)); }
+int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype)); }
 
 /// Channels and slots as configured, or by default; as many slots as fit into max_bytes, which may be fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
@@ -50,7 +50,7 @@ RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   if (r.slots == 0) {  // at most the rows of a stream; at least two chunks, and the rows of a token
     const int64_t rows = (c.max_tokens + channels - 1) / channels * (c.layout == Layout::rank_major ? 1 : c.topk);
     const int64_t chunks = std::min<int64_t>(2 * int64_t{c.ring.send_chunk}, kMaxRingSlots);
-    r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, chunks), rows), c.topk);
+    r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kDefaultRingRows / channels, chunks), rows), c.topk);
   }
   if (c.ring.max_bytes > 0) {
     const int64_t fitting_slots = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
@@ -67,7 +67,7 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   if (channels > 0) return rings_of(c, world, channels);
   const int slots = c.ring.slots > 0 ? c.ring.slots : std::max(c.topk, 2 * c.ring.send_chunk);
   channels =
-      std::max(1, std::min({kUsualChannels, kMaxStreams / world, kUsualRingRows / slots, static_cast<int>(c.max_tokens / 4)}));
+      std::max(1, std::min({kDefaultChannels, kMaxStreams / world, kDefaultRingRows / slots, static_cast<int>(c.max_tokens / 4)}));
   while (channels > 1 && rings_of(c, world, channels).slots < std::max(c.topk, c.ring.slots)) channels /= 2;
   return rings_of(c, world, channels);
 }
@@ -79,7 +79,7 @@ AgreedFields agreed_fields(const NormalConfig& c) {
           agreed("NormalConfig::max_tokens", c.max_tokens),
           agreed("NormalConfig::layout", c.layout),
           agreed("NormalConfig::expert_alignment", c.expert_alignment),
-          agreed("NormalConfig::row_type", c.row_type),
+          agreed("NormalConfig::dtype", c.dtype),
           agreed("NormalConfig::staging", c.staging),
           agreed("RingSettings::num_channels", c.ring.num_channels),
           agreed("RingSettings::send_chunk", c.ring.send_chunk),
@@ -145,12 +145,12 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   return need;
 }
 
-int64_t most_rows(const NormalConfig& c, int world) {
+int64_t max_rows(const NormalConfig& c, int world) {
   check_config(c, world);
   return worst_case_rows(c, world);
 }
 
-RingSettings usual_ring(const NormalConfig& c, int world) {
+RingSettings default_ring(const NormalConfig& c, int world) {
   NormalConfig as_ring = c;
   as_ring.staging = Staging::ring;
   check_config(as_ring, world);
@@ -162,7 +162,7 @@ RingSettings usual_ring(const NormalConfig& c, int world) {
   return ring;
 }
 
-size_t NormalExchange::heap_bytes_for(const NormalConfig& config, int world, Backend backend) {
+size_t NormalExchange::heap_bytes(const NormalConfig& config, int world, Backend backend) {
   return memory_required(config, world, backend).total() + kHeapHeaderBytes + 4096;
 }
 
@@ -202,7 +202,7 @@ int64_t NormalExchange::invalid_ids() const {
   return as_error("NormalExchange::invalid_ids", [&] { return impl_->invalid_ids(); });
 }
 
-int64_t Handle::tokens() const { return host_data(data()).tokens; }
+int64_t Handle::num_tokens() const { return host_data(data()).tokens; }
 int64_t Handle::rows() const { return host_data(data()).rows; }
 int64_t Handle::invalid_ids() const { return host_data(data()).invalid_ids; }
 DispatchCounts Handle::counts() const {
@@ -235,24 +235,24 @@ namespace {
 
 void check_routing(const char* function, const ExpertIds& ids, int num_experts, int world, int max_experts) {
   if (num_experts >= 1 && num_experts <= max_experts && world >= 1 && world <= kMaxRanks && ids.topk >= 1 &&
-      ids.topk <= kMaxTopk && ids.tokens >= 0 && (ids.data || ids.tokens == 0))
+      ids.topk <= kMaxTopk && ids.num_tokens >= 0 && (ids.data || ids.num_tokens == 0))
     return;
   const bool bounded = max_experts < std::numeric_limits<int>::max();
   throw Error(ErrorCode::invalid_argument, std::string(function) + ": num_experts = " + std::to_string(num_experts) +
                                                ", world = " + std::to_string(world) + ", topk = " + std::to_string(ids.topk) +
-                                               ", tokens = " + std::to_string(ids.tokens) + ": need num_experts " +
+                                               ", tokens = " + std::to_string(ids.num_tokens) + ": need num_experts " +
                                                (bounded ? "in [1, " + std::to_string(max_experts) + "]" : ">= 1") +
                                                ", world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
 }
 
 }  // namespace
 
-void routing_layout_on(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream) {
-  check_routing("routing_layout_on", ids, num_experts, world, kMostCountedExperts);
+void enqueue_routing_layout(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream) {
+  check_routing("enqueue_routing_layout", ids, num_experts, world, kMaxCountedExperts);
   if constexpr (kHasGpuCode)
-    as_error("routing_layout_on", [&] { count_routing(ids, ExpertMap{num_experts, world}, out, stream); });
+    as_error("enqueue_routing_layout", [&] { count_routing(ids, ExpertMap{num_experts, world}, out, stream); });
   else
-    throw Error(ErrorCode::unsupported, "routing_layout_on: this build has no CUDA code; routing_layout counts on the host");
+    throw Error(ErrorCode::unsupported, "enqueue_routing_layout: this build has no CUDA code; routing_layout counts on the host");
 }
 
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
@@ -261,7 +261,7 @@ RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
     LocalPlan plan;
     plan.build(ids, num_experts, world);
     RoutingLayout out{plan.tokens_per_rank, plan.routes_per_expert,
-                      std::vector<uint8_t>(static_cast<size_t>(ids.tokens) * static_cast<size_t>(world), 0)};
+                      std::vector<uint8_t>(static_cast<size_t>(ids.num_tokens) * static_cast<size_t>(world), 0)};
     for (size_t f = 0; f < plan.ids.size(); ++f)
       if (plan.ids[f] >= 0)
         out.is_token_in_rank[f / static_cast<size_t>(ids.topk) * static_cast<size_t>(world) +

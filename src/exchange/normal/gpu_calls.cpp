@@ -81,7 +81,7 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
   p.block_counts = p.totals + world() + config.num_experts;
   p.ids = ids.data;
   p.ids64 = ids.is_int64;
-  p.tokens = ids.tokens;
+  p.tokens = ids.num_tokens;
   p.device_tokens = routing.options.device_tokens;
   p.weights = routing.weights;
   p.topk = config.topk;
@@ -105,7 +105,7 @@ void CudaNormal::plan(Call& given, const Routing& routing, HandleData& h, const 
   auto& call = static_cast<CudaCall&>(given);
   if (hosts_) return plan_over_hosts(call, routing, h);
   call.plan = plan_params(call, routing, tables_of(h).tables, offer);
-  launch_plan(call.plan, plan_blocks(routing.ids.tokens, gpu_.max_blocks()), call.stream());
+  launch_plan(call.plan, plan_blocks(routing.ids.num_tokens, gpu_.max_blocks()), call.stream());
 }
 
 bool CudaNormal::await_counts(Call& given, HandleData& h, std::exception_ptr& error) {

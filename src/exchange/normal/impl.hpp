@@ -30,7 +30,7 @@ struct RowFormat {
 void check_config(const NormalConfig& config, int world);
 /// Maximum number of rows that a rank can receive under any routing.
 int64_t worst_case_rows(const NormalConfig& config, int world);
-/// Rings of `config`, with the defaults of usual_ring(); none with direct staging.
+/// Rings of `config`, with the defaults of default_ring(); none with direct staging.
 RingLayout ring_layout(const NormalConfig& config, int world);
 /// Rows that are appended before they are announced to the consumer: as configured, but at most the number of slots.
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
@@ -39,7 +39,7 @@ inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
 /// Fields that all ranks must set alike.
 AgreedFields agreed_fields(const NormalConfig& config);
 
-/// Implements routing_layout_on() for arguments whose ranges were checked: plan/routing_layout.cu.
+/// Implements enqueue_routing_layout() for arguments whose ranges were checked: plan/routing_layout.cu.
 void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
 
 class NormalImpl : protected ExchangeBase {
@@ -212,7 +212,7 @@ class NormalImpl : protected ExchangeBase {
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
-    ExchangeBase::construct("NormalExchange", "NormalExchange::heap_bytes_for", [&] {
+    ExchangeBase::construct("NormalExchange", "NormalExchange::heap_bytes", [&] {
       check_config(config, world());
       build();
       return agreed_fields(config);

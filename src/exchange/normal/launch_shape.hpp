@@ -12,9 +12,9 @@
 namespace switchyard::detail {
 
 /// Warps per block of dispatch: as many as the rows of 14 KiB that fit into shared memory.
-inline constexpr int kMoveWarps = kMostDispatchWarps;
+inline constexpr int kMoveWarps = kMaxDispatchWarps;
 /// Warps per block of combine: as many loads in flight as registers allow.
-inline constexpr int kSumWarps = kMostCombineWarps;
+inline constexpr int kSumWarps = kMaxCombineWarps;
 
 /// The calls of normal mode that a tuning distinguishes. A quantizing dispatch converts rows to fp8 on the way; a copying
 /// combine first copies rows to where their owners can read them.

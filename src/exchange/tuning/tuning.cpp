@@ -45,15 +45,15 @@ constexpr ValueKey kValues[] = {
     {"combine_sms", &TuningValues::combine_sms, kMaxSms, kNormal | kLowLatency},
     {"quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, kMaxSms, kNormal},
     {"sms", &TuningValues::sms, kMaxSms, kWhole},
-    {"dispatch_warps", &TuningValues::dispatch_warps, kMostDispatchWarps, kNormal},
-    {"dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, kLowLatency},
-    {"dispatch_stages", &TuningValues::dispatch_stages, kMostDispatchStages, kNormal},
-    {"combine_warps", &TuningValues::combine_warps, kMostCombineWarps, kNormal},
-    {"combine_warps", &TuningValues::combine_warps, kMostLowLatencyWarps, kLowLatency},
-    {"warps", &TuningValues::warps, kMostLowLatencyWarps, bit(TuningMode::flat)},
-    {"warps", &TuningValues::warps, kMostLedgerWarps, bit(TuningMode::ledger)},
+    {"dispatch_warps", &TuningValues::dispatch_warps, kMaxDispatchWarps, kNormal},
+    {"dispatch_warps", &TuningValues::dispatch_warps, kMaxLowLatencyWarps, kLowLatency},
+    {"dispatch_stages", &TuningValues::dispatch_stages, kMaxDispatchStages, kNormal},
+    {"combine_warps", &TuningValues::combine_warps, kMaxCombineWarps, kNormal},
+    {"combine_warps", &TuningValues::combine_warps, kMaxLowLatencyWarps, kLowLatency},
+    {"warps", &TuningValues::warps, kMaxLowLatencyWarps, bit(TuningMode::flat)},
+    {"warps", &TuningValues::warps, kMaxLedgerWarps, bit(TuningMode::ledger)},
     {"pieces", &TuningValues::pieces, 16, kLowLatency},
-    {"chunk_kib", &TuningValues::chunk_kib, kMostChunkKib, bit(TuningMode::ledger)},
+    {"chunk_kib", &TuningValues::chunk_kib, kMaxChunkKib, bit(TuningMode::ledger)},
 };
 
 struct Pair {
@@ -132,7 +132,7 @@ bool take_key(const Line& line, const Pair& pair, TuningKey& key) {
   } else if (pair.key == "hidden") {
     key.hidden = line.integer(pair, int64_t{1} << 24);
   } else if (pair.key == "tokens") {
-    key.tokens = line.integer(pair, int64_t{1} << 26);
+    key.max_tokens = line.integer(pair, int64_t{1} << 26);
   } else {
     return false;
   }
@@ -167,7 +167,7 @@ double distance(const TuningKey& a, const TuningKey& b) {
   const auto octaves = [](int64_t x, int64_t y) {
     return std::abs(std::log2(static_cast<double>(std::max<int64_t>(x, 1)) / static_cast<double>(std::max<int64_t>(y, 1))));
   };
-  return octaves(a.tokens, b.tokens) + octaves(a.hidden, b.hidden) + 2 * octaves(a.ranks, b.ranks);
+  return octaves(a.max_tokens, b.max_tokens) + octaves(a.hidden, b.hidden) + 2 * octaves(a.ranks, b.ranks);
 }
 
 }  // namespace
@@ -176,7 +176,7 @@ const char* to_string(TuningMode mode) noexcept { return to_string<TuningMode>(m
 
 std::string TuningEntry::text() const {
   std::string out = "device=\"" + key.device + "\" mode=" + to_string(key.mode) + " ranks=" + std::to_string(key.ranks) +
-                    " hidden=" + std::to_string(key.hidden) + " tokens=" + std::to_string(key.tokens);
+                    " hidden=" + std::to_string(key.hidden) + " tokens=" + std::to_string(key.max_tokens);
   for (const ValueKey& v : kValues)
     if (values.*v.target > 0 && (v.modes & bit(key.mode)) != 0)
       out += std::string(" ") + v.name + "=" + std::to_string(values.*v.target);

@@ -112,7 +112,7 @@ int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64
   Route* routes = scratch_.routes.as<Route>();
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
   int64_t count = 0, row = begin;
-  for (; row < ids.tokens; ++row) {
+  for (; row < ids.num_tokens; ++row) {
     int64_t end = count;
     for (int k = 0; k < ids.topk && end <= capacity_; ++k) {
       const int64_t index = row * ids.topk + k, id = expert_id(ids, index);
@@ -195,7 +195,7 @@ void CpuExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows&
 }
 
 void CpuExperts::forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) {
-  for (int64_t row = 0; row < ids.tokens;) {
+  for (int64_t row = 0; row < ids.num_tokens;) {
     int64_t num_routes = 0;
     const int64_t end = plan_block(ids, weights, row, &num_routes);
     run_block(x);

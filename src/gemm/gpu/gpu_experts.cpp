@@ -25,7 +25,7 @@ class GpuExperts final : public ExpertMlp::Impl {
     up.num_experts = shape.num_local_experts;
     up.n = 2 * shape.intermediate;
     up.k = shape.hidden;
-    up.type = type;
+    up.dtype = type;
     up.epilogue = Epilogue::swiglu;
     up.weight_scales = options.weight_scales;
     GroupedGemmConfig down = up;

@@ -14,7 +14,7 @@
 namespace switchyard::detail::gemm {
 namespace {
 
-static_assert(kMaxExperts == kMostGemmExperts);
+static_assert(kMaxExperts == kMaxGemmExperts);
 
 constexpr const char* kClass = "GroupedGemm";
 
@@ -27,15 +27,15 @@ Finish finish_of(const GroupedGemmConfig& c) {
 
 GroupedKernel kernel_for(const GroupedGemmConfig& c) {
   const Finish finish = finish_of(c);
-  if (c.type == DType::fp8_e4m3) return kernel_fp8(finish);
-  if (c.type == DType::f16) return c.order == WeightOrder::nk ? kernel_f16_nk(finish) : kernel_f16_kn(finish);
+  if (c.dtype == DType::fp8_e4m3) return kernel_fp8(finish);
+  if (c.dtype == DType::f16) return c.order == WeightOrder::nk ? kernel_f16_nk(finish) : kernel_f16_kn(finish);
   return c.order == WeightOrder::nk ? kernel_bf16_nk(finish) : kernel_bf16_kn(finish);
 }
 
 class GpuGemm final : public GroupedGemm::Impl {
  public:
   GpuGemm(const GroupedGemmConfig& c, const void* weights, const void* weight_scales)
-      : traits_(usable_gpu(kClass, &device_)), kernel_(kernel_for(c)), fp8_(c.type == DType::fp8_e4m3) {
+      : traits_(usable_gpu(kClass, &device_)), kernel_(kernel_for(c)), fp8_(c.dtype == DType::fp8_e4m3) {
     config = c;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;
@@ -62,7 +62,7 @@ class GpuGemm final : public GroupedGemm::Impl {
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
     const int blocks = blocks_of_call(kClass, device_, traits_, options);
-    const int64_t end = std::min(x.rows, out.rows), max_tiles = (end / most_rows() + config.num_experts) * params_.column_tiles;
+    const int64_t end = std::min(x.rows, out.rows), max_tiles = (end / max_rows() + config.num_experts) * params_.column_tiles;
     if (max_tiles > kMaxTiles) {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + std::to_string(end) + " rows of " +
                                                    std::to_string(config.columns()) + " columns: more than " +
@@ -88,10 +88,10 @@ class GpuGemm final : public GroupedGemm::Impl {
     const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t min, int64_t max, int rows_of_tile) {
       params_.min = min;
       params_.max = max;
-      params_.most_rows = rows_of_tile;
+      params_.max_rows = rows_of_tile;
       check(kernel.launch(grid, stream, params_), "launch");
     };
-    part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX, most_rows());
+    part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX, max_rows());
     if (many)
       part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMaxManyRows);
   }
@@ -99,14 +99,14 @@ class GpuGemm final : public GroupedGemm::Impl {
   static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
   /// Maximum rows of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
-  int most_rows() const { return fp8_ ? kMaxFp8Rows : kMaxRows; }
+  int max_rows() const { return fp8_ ? kMaxFp8Rows : kMaxRows; }
   /// Elements of the sum per stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 
   ProductMaps maps() const {
     return {kClass,
-            config.type,
-            config.out_type(),
+            config.dtype,
+            config.out_dtype(),
             config.num_experts,
             config.n,
             config.k,
@@ -115,7 +115,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are made
-    maps().set_rows(params_, x.data, x.rows, most_rows());
+    maps().set_rows(params_, x.data, x.rows, max_rows());
     x_ = x;
   }
   void map_outputs(const Rows& out) {

@@ -79,7 +79,7 @@ struct GroupedParams {
   int num_experts = 0;
   int columns = 0;           ///< of an output row
   int column_tiles = 0;      ///< of the product
-  int most_rows = kMaxRows;  ///< of a tile
+  int max_rows = kMaxRows;  ///< of a tile
   int inner_blocks = 0;      ///< at least 3, except in fp8; blocks past the end of the sum are 0
   int gate_rows = 0;         ///< gated: weights of the gate, which precede those of the up half
   uint32_t shared_bytes = 0;

@@ -126,8 +126,8 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   __syncthreads();
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += static_cast<int>(blockDim.x)) {
     const int64_t rows = rows_of(p, e);
-    const int width = widest_row_tile(rows, p.most_rows);
-    first_tickets[e] = count_row_tiles(rows, p.most_rows) * p.column_tiles;
+    const int width = widest_row_tile(rows, p.max_rows);
+    first_tickets[e] = count_row_tiles(rows, p.max_rows) * p.column_tiles;
     mine = width > mine ? width : mine;
   }
   atomicMax(widest, mine);
@@ -151,12 +151,12 @@ __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first
   }
   const int64_t rows = rows_of(p, low);
   const TilePlace place =
-      tile_place(static_cast<int64_t>(ticket) - first_tickets[low], count_row_tiles(rows, p.most_rows), p.column_tiles);
+      tile_place(static_cast<int64_t>(ticket) - first_tickets[low], count_row_tiles(rows, p.max_rows), p.column_tiles);
   RowTile t;
   if constexpr (kUnit > 0)
-    t = unit_tile(rows, place.row_tile, kUnit, p.most_rows / kUnit);
+    t = unit_tile(rows, place.row_tile, kUnit, p.max_rows / kUnit);
   else
-    t = row_tile(rows, place.row_tile, p.most_rows);
+    t = row_tile(rows, place.row_tile, p.max_rows);
   return {low, place.column_tile, static_cast<int>(first_row_of(p.ranges, low) + t.first),
           static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16};
 }

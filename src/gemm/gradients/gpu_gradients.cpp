@@ -16,8 +16,8 @@ class GpuWeightGradient final : public WeightGradient::Impl {
  public:
   explicit GpuWeightGradient(const WeightGradientConfig& c)
       : traits_(usable_gpu(kWhere, &device_)),
-        kernel_(c.type == DType::f16 ? weight_gradient_f16(c.output == DType::f32, c.add)
-                                     : weight_gradient_bf16(c.output == DType::f32, c.add)) {
+        kernel_(c.dtype == DType::f16 ? weight_gradient_f16(c.out_dtype == DType::f32, c.add)
+                                     : weight_gradient_bf16(c.out_dtype == DType::f32, c.add)) {
     config = c;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;
@@ -58,7 +58,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     if (rows.rows == 0 || (rows.data == mapped->data && rows.rows == mapped->rows)) return;
     *mapped = {};
     const auto columns = static_cast<uint64_t>(rows.cols), count = static_cast<uint64_t>(rows.rows);
-    const gpu::ElementType type = config.type == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
+    const gpu::ElementType type = config.dtype == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
     if (!gpu::make_tensor_map(map, rows.data, type, {{columns, 0, kChunkColumns}, {count, columns * 2, kStageRows}},
                               gpu::Swizzle::bytes_128)) {
       throw Error(ErrorCode::system, std::string(kWhere) + ": the driver makes no tensor map of " + name);
@@ -67,9 +67,9 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   }
   void map_gradients(void* dw) {
     dw_ = nullptr;  // until a map is made
-    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), element = dtype_bytes(config.output);
-    const gpu::ElementType type = config.output == DType::f32    ? gpu::ElementType::f32
-                                  : config.output == DType::bf16 ? gpu::ElementType::bf16
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), element = dtype_bytes(config.out_dtype);
+    const gpu::ElementType type = config.out_dtype == DType::f32    ? gpu::ElementType::f32
+                                  : config.out_dtype == DType::bf16 ? gpu::ElementType::bf16
                                                                  : gpu::ElementType::f16;
     const gpu::Dimension columns{k, 0, static_cast<uint32_t>(kBoxRowBytes / element)}, rows{n, k * element, kBoxRows},
         experts{static_cast<uint64_t>(config.num_experts), n * k * element, 1};
@@ -110,7 +110,7 @@ class OnRows {
 class GpuSwigluGradient final : public SwigluGradient::Impl {
  public:
   explicit GpuSwigluGradient(const SwigluGradientConfig& c)
-      : kernel_(kSwigluGradientObject, swiglu_gradient_kernel(c.type == DType::f16)) {
+      : kernel_(kSwigluGradientObject, swiglu_gradient_kernel(c.dtype == DType::f16)) {
     config = c;
   }
 
@@ -136,7 +136,7 @@ class GpuSwigluGradient final : public SwigluGradient::Impl {
 class GpuRoutingGradient final : public RoutingGradient::Impl {
  public:
   explicit GpuRoutingGradient(const RoutingGradientConfig& c)
-      : kernel_(kRoutingGradientObject, routing_gradient_kernel(c.type == DType::f16)) {
+      : kernel_(kRoutingGradientObject, routing_gradient_kernel(c.dtype == DType::f16)) {
     config = c;
   }
 

@@ -15,29 +15,29 @@ constexpr const char* kRouting = detail::kRoutingGradientObject;
 
 void check_type(const char* where, DType type) {
   detail::require(type == DType::bf16 || type == DType::f16, where,
-                  std::string("type = ") + to_string(type) + ": must be bf16 or f16");
+                  std::string("dtype = ") + to_string(type) + ": must be bf16 or f16");
 }
 
 void check_config(const WeightGradientConfig& c) {
   detail::check_experts(kWeight, c.num_experts);
   detail::check_columns(kWeight, "n", c.n, 8);
   detail::check_columns(kWeight, "k", c.k, 8);
-  check_type(kWeight, c.type);
-  detail::require(c.output == DType::f32 || c.output == c.type, kWeight,
-                  std::string("output = ") + to_string(c.output) + ": must be f32 or " + to_string(c.type) + ", as type");
+  check_type(kWeight, c.dtype);
+  detail::require(c.out_dtype == DType::f32 || c.out_dtype == c.dtype, kWeight,
+                  std::string("out_dtype = ") + to_string(c.out_dtype) + ": must be f32 or " + to_string(c.dtype) + ", as dtype");
 }
 void check_config(const SwigluGradientConfig& c) {
   detail::check_experts(kSwiglu, c.num_experts);
   detail::check_columns(kSwiglu, "columns", c.columns, 8);
-  detail::require(2 * c.columns <= kMostGemmColumns, kSwiglu,
-                  "columns = " + std::to_string(c.columns) + ": must be at most " + std::to_string(kMostGemmColumns / 2));
-  check_type(kSwiglu, c.type);
+  detail::require(2 * c.columns <= kMaxGemmColumns, kSwiglu,
+                  "columns = " + std::to_string(c.columns) + ": must be at most " + std::to_string(kMaxGemmColumns / 2));
+  check_type(kSwiglu, c.dtype);
   detail::require(c.swiglu.limit > 0, kSwiglu, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
 }
 void check_config(const RoutingGradientConfig& c) {
   detail::check_experts(kRouting, c.num_experts);
   detail::check_columns(kRouting, "columns", c.columns, 8);
-  check_type(kRouting, c.type);
+  check_type(kRouting, c.dtype);
 }
 
 /// Checks rows, including the alignment that kernels need.
@@ -60,8 +60,8 @@ const WeightGradientConfig& WeightGradient::config() const { return impl_->confi
 void WeightGradient::run(const ConstRows& dy, const ConstRows& x, const ExpertRows& rows, void* dw,
                          const GroupedGemmOptions& options) {
   const WeightGradientConfig& c = impl_->config;
-  check_rows(kWeight, "dy", dy, c.type, c.n);
-  check_rows(kWeight, "x", x, c.type, c.k);
+  check_rows(kWeight, "dy", dy, c.dtype, c.n);
+  check_rows(kWeight, "x", x, c.dtype, c.k);
   detail::check_ranges(kWeight, rows);
   detail::check_aligned(kWeight, "dw", dw);
   impl_->run(dy, x, rows, dw, options);
@@ -79,10 +79,10 @@ const SwigluGradientConfig& SwigluGradient::config() const { return impl_->confi
 void SwigluGradient::run(const ConstRows& h, const ConstRows& da, const ExpertRows& rows, const Rows& dh, const Rows& a,
                          const GroupedGemmOptions& options) {
   const SwigluGradientConfig& c = impl_->config;
-  check_rows(kSwiglu, "h", h, c.type, 2 * c.columns);
-  check_rows(kSwiglu, "da", da, c.type, c.columns);
-  check_rows(kSwiglu, "dh", dh, c.type, 2 * c.columns);
-  if (a.data != nullptr) check_rows(kSwiglu, "a", a, c.type, c.columns);
+  check_rows(kSwiglu, "h", h, c.dtype, 2 * c.columns);
+  check_rows(kSwiglu, "da", da, c.dtype, c.columns);
+  check_rows(kSwiglu, "dh", dh, c.dtype, 2 * c.columns);
+  if (a.data != nullptr) check_rows(kSwiglu, "a", a, c.dtype, c.columns);
   detail::check_ranges(kSwiglu, rows);
   impl_->run(h, da, rows, dh, a, options);
 }
@@ -99,8 +99,8 @@ const RoutingGradientConfig& RoutingGradient::config() const { return impl_->con
 void RoutingGradient::run(const ConstRows& dy, const ConstRows& y, const ExpertRows& rows, float* dweight,
                           const GroupedGemmOptions& options) {
   const RoutingGradientConfig& c = impl_->config;
-  check_rows(kRouting, "dy", dy, c.type, c.columns);
-  check_rows(kRouting, "y", y, c.type, c.columns);
+  check_rows(kRouting, "dy", dy, c.dtype, c.columns);
+  check_rows(kRouting, "y", y, c.dtype, c.columns);
   detail::check_ranges(kRouting, rows);
   const bool any = dy.rows > 0 && y.rows > 0;
   detail::require(!any || dweight != nullptr, kRouting, "dweight is null");

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Add
 class GpuRowAdder final : public RowAdder {
  public:
   explicit GpuRowAdder(const LayerSetup& setup)
-      : is_f16_(setup.config.row_type() == DType::f16),
+      : is_f16_(setup.config.token_dtype() == DType::f16),
         vectors_(static_cast<int64_t>(setup.row_bytes() / sizeof(uint4))),
         sums_(kClass, setup.sum_bytes()) {
     int device = 0;

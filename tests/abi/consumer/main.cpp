@@ -44,6 +44,6 @@ int main() {
     std::puts("consumer: FAIL");
     return 1;
   }
-  std::puts("consumer: PASS with Switchyard " SWITCHYARD_VERSION_STRING);
+  std::puts("consumer: PASS with Switchyard " SY_VERSION_STRING);
   return 0;
 }

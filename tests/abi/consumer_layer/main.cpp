@@ -16,7 +16,7 @@ bool routing_works() {
   spec.topk = 2;
   spec.pattern = switchyard::Pattern::round_robin;
   const switchyard::Routing routing = switchyard::generate(spec, 0, 3);
-  return routing.ids == std::vector<int32_t>{0, 1, 2, 3, 0, 1};
+  return routing.topk_ids == std::vector<int32_t>{0, 1, 2, 3, 0, 1};
 }
 
 /// One expert of 1 x 1 matrices of ones: y = silu(1) * 1, within bf16.

@@ -75,13 +75,13 @@ NormalConfig exchange_config(const BackwardCase& c) {
 NormalConfig routing_config(const BackwardCase& c) {
   NormalConfig config = exchange_config(c);
   config.hidden = (c.topk + 3) / 4 * 4;
-  config.row_type = DType::f32;
+  config.dtype = DType::f32;
   config.pool_bytes = 0;
   return config;
 }
 size_t heap_bytes(const BackwardCase& c) {
-  return NormalExchange::heap_bytes_for(exchange_config(c), c.world(), Backend::cuda) +
-         NormalExchange::heap_bytes_for(routing_config(c), c.world(), Backend::cuda);
+  return NormalExchange::heap_bytes(exchange_config(c), c.world(), Backend::cuda) +
+         NormalExchange::heap_bytes(routing_config(c), c.world(), Backend::cuda);
 }
 
 GroupedGemmConfig product(int experts, int64_t n, int64_t k, WeightOrder order, Epilogue epilogue) {
@@ -131,7 +131,7 @@ class TrainedLayer {
     out = me.allocate(input.x.size() * 2 + 16);
     dx = me.allocate(input.x.size() * 2 + 16);
     dweights = reinterpret_cast<float*>(me.allocate(size_of(tokens_ * columns()) * 4 + 16));
-    const int64_t rows = switchyard::most_rows(exchange_config(c), c.world());
+    const int64_t rows = switchyard::max_rows(exchange_config(c), c.world());
     h_ = {me.allocate(size_of(rows * 4 * c.intermediate)), rows, 2 * c.intermediate, DType::bf16};
     a_ = {me.allocate(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};
     da_ = {me.allocate(size_of(rows * 2 * c.intermediate)), rows, c.intermediate, DType::bf16};

@@ -145,7 +145,7 @@ TEST(FusedWithManyRows, OffsetsBeyond32Bits) {
   config.storage = switchyard::WeightStorage::view;
   MoeLayerConfig fused = config;
   fused.form = MoeForm::fused;
-  const size_t heap = MoeLayer::heap_bytes_for(config, 1, Backend::cuda) + MoeLayer::heap_bytes_for(fused, 1, Backend::cuda);
+  const size_t heap = MoeLayer::heap_bytes(config, 1, Backend::cuda) + MoeLayer::heap_bytes(fused, 1, Backend::cuda);
   const auto body = [&](Station& me) {
     BigMemory memory;
     auto* const x = memory.take<uint16_t>(kTokens * kHidden);

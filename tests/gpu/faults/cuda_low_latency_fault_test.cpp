@@ -30,7 +30,7 @@ StreamedCase small_case(int world, ScaleKind scales = ScaleKind::none) {
   return c;
 }
 
-size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes_for(c.config(), c.form.world); }
+size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes(c.config(), c.form.world); }
 
 /// A group on the same GPUs in the same process works.
 void calls_of_new_group(int world) {

@@ -82,7 +82,7 @@ std::vector<GpuMisuse> other_misuses() {
   return {
       of_dispatch("too_many_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = 100000; }),
       of_dispatch("negative_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = -1; }),
-      of_dispatch("too_many_tokens", "ids.tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.tokens = c.in.x.rows = 13; }),
+      of_dispatch("too_many_tokens", "topk_ids.num_tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.num_tokens = c.in.x.rows = 13; }),
       of_dispatch("wrong_hidden", "x.cols = 72", [](Call& c, DispatchOptions&) { c.in.x.cols = 72; }),
       of_combine("combine_sms", "num_sms", [](Call&, CombineArguments& a) { a.options.num_sms = 1 << 20; }),
       {"misaligned_in_known_memory", "x.data: address must be a multiple of 16",
@@ -156,14 +156,14 @@ std::vector<Tensor> tensors_of_combine() {
                    a.options.bias[0] = c.spare;
                    a.options.bias[1] = given(at, c.spare + 2048);
                  }),
-      in_combine("CombineOptions::weights", 4,
+      in_combine("CombineOptions::topk_weights", 4,
                  [](Call& c, CombineArguments& a, std::byte* at) {
-                   a.options.weights = floats(given(at, c.spare));
+                   a.options.topk_weights = floats(given(at, c.spare));
                    a.out_weights = floats(c.spare + 2048);
                  }),
       in_combine("out_weights", 4,
                  [](Call& c, CombineArguments& a, std::byte* at) {
-                   a.options.weights = floats(c.spare);
+                   a.options.topk_weights = floats(c.spare);
                    a.out_weights = floats(given(at, c.spare + 2048));
                  }),
   };
@@ -182,12 +182,12 @@ std::vector<Tensor> tensors_of_dispatch() {
          make_fp8(c.in.x, given(at, c.spare));
          (void)c.dispatch();
        }},
-      {"ids.data", 4,
+      {"topk_ids.data", 4,
        [](Call& c, std::byte* at) {
          if (at) c.in.ids.data = at;
          (void)c.dispatch();
        }},
-      {"weights", 4,
+      {"topk_weights", 4,
        [](Call& c, std::byte* at) {
          if (at) c.in.weights = floats(at);
          (void)c.dispatch();
@@ -333,7 +333,7 @@ TEST(GpuDeviceTokens, AreClamped) {
         const Shot shot = me.shoot(d, me.stream());
         exchange.combine(d.x, d.handle, out, me.combine_options(*cases[step], me.stream()));
         me.meet();
-        me.f.equal(cases[step]->scenario.tokens[static_cast<size_t>(me.rank())], d.handle.tokens(), "tokens");
+        me.f.equal(cases[step]->scenario.tokens[static_cast<size_t>(me.rank())], d.handle.num_tokens(), "tokens");
         me.check(*cases[step], data, shot, d.handle);
         me.check_combined(data, in, out);
         me.meet();

@@ -311,7 +311,7 @@ struct LowLatencyBuffers {
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();
-    on_gpus(1, switchyard::LowLatencyExchange::heap_bytes_for(config, 1), [&](Station& me) {
+    on_gpus(1, switchyard::LowLatencyExchange::heap_bytes(config, 1), [&](Station& me) {
       switchyard::LowLatencyExchange exchange(me.group, config);
       auto output = exchange.make_output();
       const LowLatencyBuffers b(me);
@@ -338,7 +338,7 @@ TEST(GpuHalves, AreNotTornApartByACapture) {
 /// Outputs and rows of a captured low-latency call belong to its graph.
 TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
   const auto config = LowLatencyBuffers::config();
-  on_gpus(2, switchyard::LowLatencyExchange::heap_bytes_for(config, 2), [&](Station& me) {
+  on_gpus(2, switchyard::LowLatencyExchange::heap_bytes(config, 2), [&](Station& me) {
     switchyard::LowLatencyExchange exchange(me.group, config);
     const LowLatencyBuffers b(me);
     cudaGraph_t graph = nullptr;
@@ -413,7 +413,7 @@ TEST(GpuBudget, HoldsInEveryMode) {
     const auto c = make_case(gpu_scenario("budget", 1, Layout::rank_major, 20));
     const NormalConfig config = config_with_large_pool(*c, 3);
     const auto low = LowLatencyBuffers::config();
-    const size_t heap = heap_for(config, 1) + switchyard::LowLatencyExchange::heap_bytes_for(low, 1);
+    const size_t heap = heap_for(config, 1) + switchyard::LowLatencyExchange::heap_bytes(low, 1);
     on_gpus(1, heap, [&](Station& me) {
       me.f.equal(6, me.group.options().num_sms, "GroupOptions::num_sms");
       Calls calls(me, c, config);

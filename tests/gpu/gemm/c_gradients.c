@@ -5,7 +5,7 @@
 
 #include "gpu/gemm/c_layer_rows.h"
 
-enum { kWrong = SWITCHYARD_INVALID_ARGUMENT };
+enum { kWrong = SY_INVALID_ARGUMENT };
 enum { kDySeed = 11, kXSeed = 12, kGateSeed = 13, kUpSeed = 14 };
 
 // Rows with gaps between them, rows in places of 16, and the number of multiprocessors of calls.
@@ -17,10 +17,10 @@ typedef struct Places {
 
 static Places make_places(cudaStream_t stream) {
   Places p = {{on_gpu(kFirstRow, sizeof kFirstRow), on_gpu(kNumRows, sizeof kNumRows), on_gpu(kMasked, sizeof kMasked)},
-              SWITCHYARD_EXPERT_ROWS_INIT,
-              SWITCHYARD_EXPERT_ROWS_INIT,
-              SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT,
-              SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT};
+              SY_EXPERT_ROWS_INIT,
+              SY_EXPERT_ROWS_INIT,
+              SY_GROUPED_GEMM_OPTIONS_INIT,
+              SY_GROUPED_GEMM_OPTIONS_INIT};
   p.ranges.first_row = p.memory[0];
   p.ranges.num_rows = p.memory[1];
   p.masked.num_rows_32 = p.memory[2];
@@ -52,7 +52,7 @@ static void check_weight_gradients(const void* device, sy_dtype output, const in
                                    int times) {
   static float wide[kGradients];
   static uint16_t narrow[kGradients];
-  if (output == SWITCHYARD_DTYPE_F32)
+  if (output == SY_DTYPE_F32)
     read_back(wide, device, sizeof wide);
   else
     read_back(narrow, device, sizeof narrow);
@@ -61,7 +61,7 @@ static void check_weight_gradients(const void* device, sy_dtype output, const in
     for (int n = 0; n < kN; ++n)
       for (int k = 0; k < kK; ++k) {
         const int at = (e * kN + n) * kK + k;
-        const float made = output == SWITCHYARD_DTYPE_F32 ? wide[at] : float_of(narrow[at]);
+        const float made = output == SY_DTYPE_F32 ? wide[at] : float_of(narrow[at]);
         wrong += !(made == weight_gradient(e, n, k, first, counts, times));
       }
   CHECK(wrong == 0);
@@ -76,12 +76,12 @@ static void* f16_on_gpu(int seed, int64_t elements) {
 }
 
 static sy_weight_gradient* make_weight_gradient(sy_dtype type, sy_dtype output, int add) {
-  sy_weight_gradient_config config = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
+  sy_weight_gradient_config config = SY_WEIGHT_GRADIENT_CONFIG_INIT;
   config.num_experts = kExperts;
   config.n = kN;
   config.k = kK;
-  config.type = type;
-  config.output = output;
+  config.dtype = type;
+  config.out_dtype = output;
   config.add = add;
   sy_weight_gradient* gradient = NULL;
   CHECK_OK(sy_weight_gradient_create(&config, &gradient));
@@ -90,7 +90,7 @@ static sy_weight_gradient* make_weight_gradient(sy_dtype type, sy_dtype output, 
 
 // Gradients overwrite memory of NaNs; then the same is added twice, after which other rows overwrite them.
 static void weight_gradients(const Places* p, sy_dtype type, sy_dtype output) {
-  const int f16 = type == SWITCHYARD_DTYPE_F16;
+  const int f16 = type == SY_DTYPE_F16;
   void* const memory[] = {f16 ? f16_on_gpu(kDySeed, kRows * kN) : bf16_on_gpu(kDySeed, kRows * kN),
                           f16 ? f16_on_gpu(kXSeed, kRows * kK) : bf16_on_gpu(kXSeed, kRows * kK),
                           filled_on_gpu(0xff, kGradients * sizeof(float))};
@@ -118,11 +118,11 @@ static void misused_weight_gradient(const Places* p) {
                           filled_on_gpu(0, kGradients * sizeof(float))};
   const sy_const_row_view dy = bf16_rows(memory[0], kRows, kN), x = bf16_rows(memory[1], kRows, kK);
   const sy_const_row_view narrow = bf16_rows(memory[1], kRows, kK - 8), odd = bf16_rows((const char*)memory[0] + 2, kRows, kN);
-  const sy_const_row_view f16 = read_rows(SWITCHYARD_DTYPE_F16, memory[1], kK);
-  sy_expert_rows neither = SWITCHYARD_EXPERT_ROWS_INIT;
+  const sy_const_row_view f16 = read_rows(SY_DTYPE_F16, memory[1], kK);
+  sy_expert_rows neither = SY_EXPERT_ROWS_INIT;
   sy_grouped_gemm_options options = p->options;
   void* const dw = memory[2];
-  sy_weight_gradient* gradient = make_weight_gradient(SWITCHYARD_DTYPE_BF16, SWITCHYARD_DTYPE_F32, 0);
+  sy_weight_gradient* gradient = make_weight_gradient(SY_DTYPE_BF16, SY_DTYPE_F32, 0);
   CHECK_FAILS(sy_weight_gradient_run(gradient, NULL, &x, &p->ranges, dw, NULL), kWrong, "dy is NULL");
   CHECK_FAILS(sy_weight_gradient_run(gradient, &dy, NULL, &p->ranges, dw, NULL), kWrong, "x is NULL");
   CHECK_FAILS(sy_weight_gradient_run(gradient, &dy, &x, NULL, dw, NULL), kWrong, "rows is NULL");
@@ -227,7 +227,7 @@ static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* c
 // some of them cut by the limit. With the default alpha the bound is a rounding to bf16, at most 2^-8 of the value, and 2^-16
 // for the preceding float32 values.
 static void all_swiglu_gradients(const Places* p) {
-  sy_swiglu_gradient_config config = SWITCHYARD_SWIGLU_GRADIENT_CONFIG_INIT;
+  sy_swiglu_gradient_config config = SY_SWIGLU_GRADIENT_CONFIG_INIT;
   config.num_experts = kExperts;
   config.columns = kWidth;
   swiglu_gradients(p, &config, 0x1.01p-8);
@@ -259,7 +259,7 @@ static void routing_gradients(const Places* p) {
   void* const memory[] = {bf16_on_gpu(kDySeed, kRows * kColumns), bf16_on_gpu(kXSeed, kRows * kColumns),
                           filled_on_gpu(0xab, kRows * sizeof(float)), filled_on_gpu(0xab, kRows * sizeof(float))};
   const sy_const_row_view dy = bf16_rows(memory[0], kRows, kColumns), y = bf16_rows(memory[1], kRows, kColumns);
-  sy_routing_gradient_config config = SWITCHYARD_ROUTING_GRADIENT_CONFIG_INIT;
+  sy_routing_gradient_config config = SY_ROUTING_GRADIENT_CONFIG_INIT;
   config.num_experts = kExperts;
   config.columns = kColumns;
   sy_routing_gradient* gradient = NULL;
@@ -284,9 +284,9 @@ static void routing_gradients(const Places* p) {
 
 void run_gradient_tests(cudaStream_t stream) {
   const Places p = make_places(stream);
-  weight_gradients(&p, SWITCHYARD_DTYPE_BF16, SWITCHYARD_DTYPE_F32);
-  weight_gradients(&p, SWITCHYARD_DTYPE_BF16, SWITCHYARD_DTYPE_BF16);
-  weight_gradients(&p, SWITCHYARD_DTYPE_F16, SWITCHYARD_DTYPE_F32);
+  weight_gradients(&p, SY_DTYPE_BF16, SY_DTYPE_F32);
+  weight_gradients(&p, SY_DTYPE_BF16, SY_DTYPE_BF16);
+  weight_gradients(&p, SY_DTYPE_F16, SY_DTYPE_F32);
   misused_weight_gradient(&p);
   all_swiglu_gradients(&p);
   routing_gradients(&p);

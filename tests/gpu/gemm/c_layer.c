@@ -37,7 +37,7 @@ const int64_t kMaskedFirst[kExperts] = {0, 16, 32}, kMaskedRows[kExperts] = {5, 
 static float product(sy_weight_order order, int e, int64_t row, int column) {
   int sum = 0;
   for (int j = 0; j < kK; ++j) {
-    const int64_t at = order == SWITCHYARD_WEIGHTS_NK ? column * kK + j : j * kN + column;
+    const int64_t at = order == SY_WEIGHTS_NK ? column * kK + j : j * kN + column;
     sum += number(1, (int64_t)e * kN * kK + at) * number(2, row * kK + j);
   }
   return (float)sum;
@@ -60,7 +60,7 @@ static void check_products(const void* device, sy_weight_order order, int relu, 
 }
 
 static void grouped_gemm(cudaStream_t stream, sy_weight_order order, sy_epilogue epilogue) {
-  sy_grouped_gemm_config config = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
+  sy_grouped_gemm_config config = SY_GROUPED_GEMM_CONFIG_INIT;
   config.num_experts = kExperts;
   config.n = kN;
   config.k = kK;
@@ -74,27 +74,27 @@ static void grouped_gemm(cudaStream_t stream, sy_weight_order order, sy_epilogue
   CHECK_OK(sy_grouped_gemm_create(&config, memory[0], NULL, &gemm));
   const sy_const_row_view x = bf16_rows(memory[1], kRows, kK);
   const sy_row_view out = bf16_results(memory[2], kRows, kN), again = bf16_results(memory[3], kRows, kN);
-  sy_expert_rows ranges = SWITCHYARD_EXPERT_ROWS_INIT, masked = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows ranges = SY_EXPERT_ROWS_INIT, masked = SY_EXPERT_ROWS_INIT;
   ranges.first_row = memory[4];
   ranges.num_rows = memory[5];
   masked.num_rows_32 = memory[6];
   masked.rows_per_expert = 16;
-  sy_grouped_gemm_options options = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
+  sy_grouped_gemm_options options = SY_GROUPED_GEMM_OPTIONS_INIT;
   options.stream = stream;
   CHECK_OK(sy_grouped_gemm_run(gemm, &x, &ranges, &out, &options));
   options.num_sms = 2;
   CHECK_OK(sy_grouped_gemm_run(gemm, &x, &masked, &again, &options));
   CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-  const int relu = epilogue == SWITCHYARD_EPILOGUE_RELU;
+  const int relu = epilogue == SY_EPILOGUE_RELU;
   check_products(memory[2], order, relu, kFirstRow, kNumRows);
   check_products(memory[3], order, relu, kMaskedFirst, kMaskedRows);
 
   options.num_sms = 100000;
-  CHECK_FAILS(sy_grouped_gemm_run(gemm, &x, &ranges, &out, &options), SWITCHYARD_INVALID_ARGUMENT, "num_sms = 100000");
+  CHECK_FAILS(sy_grouped_gemm_run(gemm, &x, &ranges, &out, &options), SY_INVALID_ARGUMENT, "num_sms = 100000");
   const sy_const_row_view odd = bf16_rows((const char*)memory[1] + 2, kRows, kK);
-  CHECK_FAILS(sy_grouped_gemm_run(gemm, &odd, &ranges, &out, NULL), SWITCHYARD_INVALID_ARGUMENT, "x must begin at");
+  CHECK_FAILS(sy_grouped_gemm_run(gemm, &odd, &ranges, &out, NULL), SY_INVALID_ARGUMENT, "x must begin at");
   const sy_row_view narrow = bf16_results(memory[2], kRows, kN - 8);
-  CHECK_FAILS(sy_grouped_gemm_run(gemm, &x, &ranges, &narrow, NULL), SWITCHYARD_INVALID_ARGUMENT, "out has 64 columns");
+  CHECK_FAILS(sy_grouped_gemm_run(gemm, &x, &ranges, &narrow, NULL), SY_INVALID_ARGUMENT, "out has 64 columns");
   CHECK_OK(sy_grouped_gemm_destroy(gemm));
   free_all(memory, sizeof memory / sizeof *memory);
 }
@@ -131,22 +131,22 @@ static void fp8_gemm(cudaStream_t stream) {
                           filled_on_gpu(0xab, kRows * kFp8N * 2),
                           on_gpu(kFirstRow, sizeof kFirstRow),
                           on_gpu(kNumRows, sizeof kNumRows)};
-  sy_grouped_gemm_config config = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
+  sy_grouped_gemm_config config = SY_GROUPED_GEMM_CONFIG_INIT;
   config.num_experts = kExperts;
   config.n = kFp8N;
   config.k = kFp8K;
-  config.type = SWITCHYARD_DTYPE_FP8_E4M3;
+  config.dtype = SY_DTYPE_FP8_E4M3;
   sy_grouped_gemm* gemm = NULL;
   CHECK_OK(sy_grouped_gemm_create(&config, memory[0], memory[2], &gemm));
   sy_const_row_view x = bf16_rows(memory[1], kRows, kFp8K);
-  x.dtype = SWITCHYARD_DTYPE_FP8_E4M3;
-  x.scale_kind = SWITCHYARD_SCALE_F32;
+  x.dtype = SY_DTYPE_FP8_E4M3;
+  x.scale_kind = SY_SCALE_F32;
   x.scales = memory[3];
   const sy_row_view out = bf16_results(memory[4], kRows, kFp8N);
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   rows.first_row = memory[5];
   rows.num_rows = memory[6];
-  sy_grouped_gemm_options options = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
+  sy_grouped_gemm_options options = SY_GROUPED_GEMM_OPTIONS_INIT;
   options.stream = stream;
   CHECK_OK(sy_grouped_gemm_run(gemm, &x, &rows, &out, &options));
   CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
@@ -167,7 +167,7 @@ static void fp8_gemm(cudaStream_t stream) {
 enum { kHidden = 64, kWidth = 48 };
 
 static sy_grouped_gemm* half_of_experts(int64_t n, int64_t k, sy_epilogue epilogue, const void* weights) {
-  sy_grouped_gemm_config config = SWITCHYARD_GROUPED_GEMM_CONFIG_INIT;
+  sy_grouped_gemm_config config = SY_GROUPED_GEMM_CONFIG_INIT;
   config.num_experts = kExperts;
   config.n = n;
   config.k = k;
@@ -179,14 +179,14 @@ static sy_grouped_gemm* half_of_experts(int64_t n, int64_t k, sy_epilogue epilog
 
 static sy_expert_mlp* gpu_experts(const void* w13, const void* w2) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
-  sy_expert_options options = SWITCHYARD_EXPERT_OPTIONS_INIT;
-  options.backend = SWITCHYARD_BACKEND_CUDA;
+  sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
+  options.backend = SY_BACKEND_CUDA;
   sy_expert_mlp* mlp = NULL;
-  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), SWITCHYARD_INVALID_ARGUMENT, "storage is packed");
-  options.storage = SWITCHYARD_WEIGHTS_VIEW;
+  CHECK_FAILS(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp), SY_INVALID_ARGUMENT, "storage is packed");
+  options.storage = SY_WEIGHTS_VIEW;
   options.max_rows = kRows;
   CHECK_OK(sy_expert_mlp_create(&shape, w13, w2, &options, &mlp));
-  sy_expert_memory memory = SWITCHYARD_EXPERT_MEMORY_INIT;
+  sy_expert_memory memory = SY_EXPERT_MEMORY_INIT;
   const char* text = "";
   CHECK_OK(sy_expert_mlp_memory(mlp, &memory));
   CHECK(memory.scratch_bytes == kRows * kWidth * 2 && memory.weight_bytes == 0);
@@ -206,16 +206,16 @@ static void experts(cudaStream_t stream) {
                           on_gpu(kFirstRow, sizeof kFirstRow),
                           on_gpu(kNumRows, sizeof kNumRows)};
   sy_expert_mlp* mlp = gpu_experts(memory[0], memory[1]);
-  sy_grouped_gemm* up = half_of_experts(2 * kWidth, kHidden, SWITCHYARD_EPILOGUE_SWIGLU, memory[0]);
-  sy_grouped_gemm* down = half_of_experts(kHidden, kWidth, SWITCHYARD_EPILOGUE_NONE, memory[1]);
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_grouped_gemm* up = half_of_experts(2 * kWidth, kHidden, SY_EPILOGUE_SWIGLU, memory[0]);
+  sy_grouped_gemm* down = half_of_experts(kHidden, kWidth, SY_EPILOGUE_NONE, memory[1]);
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   rows.first_row = memory[6];
   rows.num_rows = memory[7];
   const sy_const_row_view x = bf16_rows(memory[2], kRows, kHidden), between = bf16_rows(memory[3], kRows, kWidth);
   const sy_row_view act = bf16_results(memory[3], kRows, kWidth), y = bf16_results(memory[4], kRows, kHidden),
                     expected = bf16_results(memory[5], kRows, kHidden);
-  sy_grouped_gemm_options options = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
-  sy_expert_call call = SWITCHYARD_EXPERT_CALL_INIT;
+  sy_grouped_gemm_options options = SY_GROUPED_GEMM_OPTIONS_INIT;
+  sy_expert_call call = SY_EXPERT_CALL_INIT;
   options.stream = call.stream = stream;
   call.num_sms = 3;
   CHECK_OK(sy_grouped_gemm_run(up, &x, &rows, &act, &options));
@@ -229,7 +229,7 @@ static void experts(cudaStream_t stream) {
   for (int i = 0; i < kHidden; ++i) different += made[0][20 * kHidden + i] != 0xabab;
   CHECK(different > 0 && made[0][0] == 0xabab && made[0][40 * kHidden] == 0xabab);
   const sy_expert_ids none = view_of_ids(NULL, 0, 1);
-  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, NULL, &none, NULL, NULL), SWITCHYARD_UNSUPPORTED, "on the CPU only");
+  CHECK_FAILS(sy_expert_mlp_forward_rank_major(mlp, NULL, &none, NULL, NULL), SY_UNSUPPORTED, "on the CPU only");
   CHECK_OK(sy_grouped_gemm_destroy(up));
   CHECK_OK(sy_grouped_gemm_destroy(down));
   CHECK_OK(sy_expert_mlp_destroy(mlp));
@@ -271,33 +271,33 @@ static void check_sums(const Layer* l) {
 }
 
 static void run_gemm(const Layer* l, void* from, int64_t num_rows, const sy_expert_rows* rows, const sy_row_view* y) {
-  sy_grouped_gemm_options options = SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT;
+  sy_grouped_gemm_options options = SY_GROUPED_GEMM_OPTIONS_INIT;
   options.stream = l->stream;
   const sy_const_row_view delivered = bf16_rows(from, num_rows, kHidden);
   CHECK_OK(sy_grouped_gemm_run(l->gemm, &delivered, rows, y, &options));
 }
 
 static void normal_layer(const Layer* l) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.layout = SWITCHYARD_LAYOUT_EXPERT_MAJOR;
+  config.layout = SY_LAYOUT_EXPERT_MAJOR;
   sy_exchange* exchange = NULL;
   sy_dispatched* dispatched = NULL;
   sy_rows* made = NULL;
   CHECK_OK(sy_exchange_create(l->group, &config, &exchange));
-  sy_dispatch_options to = SWITCHYARD_DISPATCH_OPTIONS_INIT;
-  sy_combine_options back = SWITCHYARD_COMBINE_OPTIONS_INIT;
+  sy_dispatch_options to = SY_DISPATCH_OPTIONS_INIT;
+  sy_combine_options back = SY_COMBINE_OPTIONS_INIT;
   to.stream = back.stream = l->stream;
-  back.order = SWITCHYARD_ORDER_PER_ROUTE;
+  back.order = SY_ORDER_PER_ROUTE;
   CHECK_OK(sy_exchange_dispatch(exchange, &l->x, &l->ids, NULL, &to, &dispatched));
-  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
-  sy_row_view y = SWITCHYARD_ROW_VIEW_INIT;
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  sy_dispatched_view view = SY_DISPATCHED_VIEW_INIT;
+  sy_row_view y = SY_ROW_VIEW_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   CHECK_OK(sy_dispatched_get(dispatched, &view));
-  CHECK_OK(sy_exchange_allocate_rows_on(exchange, view.handle, SWITCHYARD_DTYPE_BF16, l->stream, &made));
+  CHECK_OK(sy_exchange_allocate_rows(exchange, view.handle, SY_DTYPE_BF16, l->stream, &made));
   CHECK_OK(sy_rows_get(made, &y));
   CHECK_OK(sy_expert_rows_of_dispatched(&view, &rows));
   run_gemm(l, view.x, view.x_rows, &rows, &y);
@@ -310,26 +310,26 @@ static void normal_layer(const Layer* l) {
 }
 
 static void low_latency_layer(const Layer* l) {
-  sy_low_latency_config config = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  sy_low_latency_config config = SY_LOW_LATENCY_CONFIG_INIT;
   config.hidden = kHidden;
   config.max_tokens = kTokens;
   config.num_experts = kExperts;
   config.topk = kTopk;
-  config.scales = SWITCHYARD_SCALE_NONE;
+  config.scales = SY_SCALE_NONE;
   sy_low_latency* exchange = NULL;
   sy_low_latency_output* output = NULL;
   sy_low_latency_rows* made = NULL;
   CHECK_OK(sy_low_latency_create(l->group, &config, &exchange));
   CHECK_OK(sy_low_latency_make_output(exchange, &output));
-  CHECK_OK(sy_low_latency_make_rows(exchange, SWITCHYARD_DTYPE_BF16, &made));
-  sy_low_latency_view view = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
-  sy_row_view y = SWITCHYARD_ROW_VIEW_INIT;
-  sy_expert_rows rows = SWITCHYARD_EXPERT_ROWS_INIT;
+  CHECK_OK(sy_low_latency_make_rows(exchange, SY_DTYPE_BF16, &made));
+  sy_low_latency_view view = SY_LOW_LATENCY_VIEW_INIT;
+  sy_row_view y = SY_ROW_VIEW_INIT;
+  sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   CHECK_OK(sy_low_latency_output_get(output, &view));
   CHECK_OK(sy_low_latency_rows_get(made, &y));
   CHECK_OK(sy_expert_rows_of_low_latency(&view, &rows));
-  sy_low_latency_dispatch_options to = SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-  sy_low_latency_combine_options back = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  sy_low_latency_dispatch_options to = SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  sy_low_latency_combine_options back = SY_LOW_LATENCY_COMBINE_OPTIONS_INIT;
   to.stream = back.stream = l->stream;
   const sy_const_row_view answers = bf16_rows(y.data, y.rows, kHidden);
   CHECK_OK(sy_low_latency_dispatch(exchange, &l->x, &l->ids, output, &to));
@@ -346,10 +346,10 @@ static void layers(cudaStream_t stream) {
                           on_gpu(kIds, sizeof kIds), filled_on_gpu(0xff, kTokens * kHidden * 2)};
   Layer l = {.stream = stream, .out = memory[3]};
   sy_group_options options = patient_options((size_t)64 << 20);
-  options.backend = SWITCHYARD_BACKEND_CUDA;
+  options.backend = SY_BACKEND_CUDA;
   options.device = 0;
   CHECK_OK(sy_group_in_process(1, &options, &l.group));
-  l.gemm = half_of_experts(kHidden, kHidden, SWITCHYARD_EPILOGUE_NONE, memory[0]);
+  l.gemm = half_of_experts(kHidden, kHidden, SY_EPILOGUE_NONE, memory[0]);
   l.x = bf16_rows(memory[1], kTokens, kHidden);
   l.ids = view_of_ids(memory[2], kTokens, kTopk);
   normal_layer(&l);
@@ -365,10 +365,10 @@ int main(void) {
   cudaStream_t stream = NULL;
   CHECK(cudaSetDevice(0) == cudaSuccess);
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-  const sy_weight_order orders[] = {SWITCHYARD_WEIGHTS_NK, SWITCHYARD_WEIGHTS_KN};
+  const sy_weight_order orders[] = {SY_WEIGHTS_NK, SY_WEIGHTS_KN};
   for (int i = 0; i < 2; ++i) {
-    grouped_gemm(stream, orders[i], SWITCHYARD_EPILOGUE_NONE);
-    grouped_gemm(stream, orders[i], SWITCHYARD_EPILOGUE_RELU);
+    grouped_gemm(stream, orders[i], SY_EPILOGUE_NONE);
+    grouped_gemm(stream, orders[i], SY_EPILOGUE_RELU);
   }
   fp8_gemm(stream);
   experts(stream);

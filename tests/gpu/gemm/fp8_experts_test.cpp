@@ -82,7 +82,7 @@ std::vector<uint16_t> outputs_of(Call&& call) {
 std::vector<uint16_t> by_the_object(const Layer& l) {
   switchyard::ExpertOptions o;
   o.backend = switchyard::Backend::cuda;
-  o.type = DType::fp8_e4m3;
+  o.dtype = DType::fp8_e4m3;
   o.storage = switchyard::WeightStorage::view;
   o.max_rows = kRows + 7;
   o.w13_scales = l.s13.as();
@@ -98,7 +98,7 @@ std::vector<uint16_t> by_two_products(const Layer& l) {
   c.num_experts = kExperts;
   c.n = 2 * kIntermediate;
   c.k = kHidden;
-  c.type = DType::fp8_e4m3;
+  c.dtype = DType::fp8_e4m3;
   c.epilogue = switchyard::Epilogue::swiglu;
   c.weight_scales = l.kind;
   c.quantize = ScaleKind::f32;

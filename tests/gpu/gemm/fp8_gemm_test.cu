@@ -133,7 +133,7 @@ switchyard::GroupedGemmConfig config_of(const Shape& s) {
   c.num_experts = s.experts();
   c.n = s.n;
   c.k = s.k;
-  c.type = DType::fp8_e4m3;
+  c.dtype = DType::fp8_e4m3;
   c.epilogue = s.epilogue;
   c.weight_scales = s.w_scales;
   c.quantize = s.quantize;
@@ -178,7 +178,7 @@ class Fp8Rig {
     rows.rows_per_expert = s_.capacity();
     rows.scale_rows = s_.by_columns ? place_.columns_apart : 0;
     gemm_->run({x_.as(), s_.total(), s_.k, DType::fp8_e4m3, x_scales_.as(), s_.x_scales}, rows,
-               {out_.as(), s_.total(), s_.columns(), gemm_->config().out_type(),
+               {out_.as(), s_.total(), s_.columns(), gemm_->config().out_dtype(),
                 s_.quantize == ScaleKind::none ? nullptr : out_scales_.as(), s_.quantize},
                options);
   }
@@ -344,7 +344,7 @@ TEST(Fp8Gemm, ErrorsNameTheMember) {
       "weight_scales is null", [](auto&) {}, false);
   says("quantize = f32", [](auto& c) { c.quantize = ScaleKind::f32; });
   says("n = 272", [](auto& c) { c.quantize = ScaleKind::f32, c.epilogue = Epilogue::swiglu, c.n = 272; });
-  says("weight_scales is given", [](auto& c) { c.type = DType::bf16; });
+  says("weight_scales is given", [](auto& c) { c.dtype = DType::bf16; });
   rig.run();
   EXPECT_EQ(rig.difference().unequal, 0) << "after errors";
 }

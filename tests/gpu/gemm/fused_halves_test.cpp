@@ -29,7 +29,7 @@ FusedMoeConfig config_of(const MoeCase& m) {
   c.max_tokens = m.c.max_tokens();
   c.capacity = m.capacity;
   c.overflow = m.overflow;
-  c.type = m.type();
+  c.dtype = m.type();
   c.row_scales = m.row_scales;
   return c;
 }
@@ -51,7 +51,7 @@ class HalvesRank {
     rig_.write(x_, input.x.data(), input.x.size());
     rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
     rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
-    const auto base = switchyard::testing::normal_rows(m_.c.type, tokens() * m_.c.hidden, 1, 31000 + call);
+    const auto base = switchyard::testing::normal_rows(m_.c.dtype, tokens() * m_.c.hidden, 1, 31000 + call);
     for (void* to : {whole_, halves_}) rig_.write(to, base.data(), base.size());
     rig_.write(tokens_, &t, 4);
   }
@@ -115,7 +115,7 @@ class GpuFusedHalves : public testing::TestWithParam<MoeCase> {};
 
 TEST_P(GpuFusedHalves, GiveTheBitsOfForward) {
   const MoeCase& m = GetParam();
-  on_gpus(m.c.world(), FusedMoe::heap_bytes_for(config_of(m), m.c.world()), [&](Station& me) {
+  on_gpus(m.c.world(), FusedMoe::heap_bytes(config_of(m), m.c.world()), [&](Station& me) {
     HalvesRank rank(me, m);
     for (uint32_t call = 0; call < 4; ++call) {
       const bool add = call % 2 == 1;
@@ -141,7 +141,7 @@ TEST_P(GpuFusedHalves, GiveTheBitsOfForward) {
 // A graph of each half, replayed in turn with other tokens, routing and T; and both in one.
 TEST_P(GpuFusedHalves, InGraphs) {
   const MoeCase& m = GetParam();
-  on_gpus(m.c.world(), FusedMoe::heap_bytes_for(config_of(m), m.c.world()), [&](Station& me) {
+  on_gpus(m.c.world(), FusedMoe::heap_bytes(config_of(m), m.c.world()), [&](Station& me) {
     HalvesRank rank(me, m);
     rank.write(0, 1000);
     me.meet();

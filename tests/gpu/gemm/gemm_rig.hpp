@@ -44,7 +44,7 @@ inline switchyard::GroupedGemmConfig config_of(const Problem& p) {
   c.num_experts = p.num_experts;
   c.n = p.n;
   c.k = p.k;
-  c.type = p.f16 ? switchyard::DType::f16 : switchyard::DType::bf16;
+  c.dtype = p.f16 ? switchyard::DType::f16 : switchyard::DType::bf16;
   c.order = p.outputs_outside ? switchyard::WeightOrder::nk : switchyard::WeightOrder::kn;
   c.epilogue = static_cast<switchyard::Epilogue>(p.epilogue);
   if (p.limit > 0) c.swiglu.limit = p.limit;

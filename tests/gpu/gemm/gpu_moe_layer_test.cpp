@@ -277,7 +277,7 @@ TEST(GpuMoeLayer, FitsIntoItsMemory) {
     MoeCase m{.c = {.name = masked ? "masked" : "normal", .masked = masked, .tokens = {60, 60}}};
     MoeLayerConfig config = m.moe();
     config.captured = masked;
-    on_gpus(2, MoeLayer::heap_bytes_for(config, 2, Backend::cuda), [&](Station& me) {
+    on_gpus(2, MoeLayer::heap_bytes(config, 2, Backend::cuda), [&](Station& me) {
       GpuRig rig(me);
       const int first = switchyard::first_expert(m.c.experts, 2, me.rank());
       const auto w = make_weights(rig, m, first, switchyard::first_expert(m.c.experts, 2, me.rank() + 1));

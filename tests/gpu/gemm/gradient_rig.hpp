@@ -76,8 +76,8 @@ class GradientRig {
     c.num_experts = static_cast<int>(counts_.size());
     c.n = case_.n;
     c.k = case_.k;
-    c.type = case_.type();
-    c.output = case_.wide ? switchyard::DType::f32 : case_.type();
+    c.dtype = case_.type();
+    c.out_dtype = case_.wide ? switchyard::DType::f32 : case_.type();
     c.add = case_.add;
     return c;
   }

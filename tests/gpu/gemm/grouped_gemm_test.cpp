@@ -185,7 +185,7 @@ TEST(GroupedGemmRows, OneExpertWithEverything) {
 }
 
 TEST(GroupedGemmRows, AsManyExpertsAsThereMayBe) {
-  Problem p = problem(switchyard::kMostGemmExperts, 64, 64, 0);
+  Problem p = problem(switchyard::kMaxGemmExperts, 64, 64, 0);
   std::vector<int64_t> rows(static_cast<size_t>(p.num_experts));
   for (size_t e = 0; e < rows.size(); ++e) rows[e] = static_cast<int64_t>(e % 3);
   rows[7] = 200;
@@ -275,7 +275,7 @@ TEST(GroupedGemmErrors, NameTheMember) {
   expect_error(ErrorCode::invalid_argument, "n = 104",
                with([](auto& c) { c.n = 104, c.epilogue = switchyard::Epilogue::swiglu; }));
   expect_error(ErrorCode::invalid_argument, "k = 12", with([](auto& c) { c.k = 12; }));
-  expect_error(ErrorCode::invalid_argument, "type = f32", with([](auto& c) { c.type = switchyard::DType::f32; }));
+  expect_error(ErrorCode::invalid_argument, "dtype = f32", with([](auto& c) { c.dtype = switchyard::DType::f32; }));
   expect_error(ErrorCode::invalid_argument, "swiglu.limit", with([](auto& c) { c.swiglu.limit = 0; }));
   expect_error(ErrorCode::invalid_argument, "weights is null", [&] { GroupedGemm(config_of(p), nullptr); });
   switchyard::ConstRows x = rig.x();

@@ -128,7 +128,7 @@ class GpuMlp {
     c.num_experts = experts();
     c.n = n;
     c.k = k;
-    c.type = type();
+    c.dtype = type();
     c.order = order;
     c.epilogue = epilogue;
     c.swiglu.alpha = static_cast<float>(mlp_.swiglu.alpha);

@@ -77,7 +77,7 @@ switchyard::SwigluGradientConfig config_of(const SwigluCase& c, DType type) {
   switchyard::SwigluGradientConfig config;
   config.num_experts = static_cast<int>(few_counts().size());
   config.columns = c.columns;
-  config.type = type;
+  config.dtype = type;
   config.swiglu.limit = static_cast<float>(c.numbers.limit);
   config.swiglu.alpha = static_cast<float>(c.numbers.alpha);
   config.swiglu.up_shift = static_cast<float>(c.numbers.shift);
@@ -210,7 +210,7 @@ TEST(RowGradientErrors, NameTheMember) {
   expect_error(kInvalid, "SwigluGradient: num_experts = 0", [] { const SwigluGradient made({0, 8, DType::bf16, {}}); });
   expect_error(kInvalid, "columns = 12", [] { const SwigluGradient made({1, 12, DType::bf16, {}}); });
   expect_error(kInvalid, "swiglu.limit", [] { const SwigluGradient made({1, 8, DType::bf16, {0.F, 1.F, 0.F}}); });
-  expect_error(kInvalid, "RoutingGradient: type = f32", [] { const RoutingGradient made({1, 8, DType::f32}); });
+  expect_error(kInvalid, "RoutingGradient: dtype = f32", [] { const RoutingGradient made({1, 8, DType::f32}); });
   const Ranges ranges({2}, 0);
   const Memory h(2, 16, false, 1, 1.F), da(2, 8, false, 2, 1.F);
   SwigluGradient swiglu({1, 8, DType::bf16, {}});

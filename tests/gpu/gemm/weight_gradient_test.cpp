@@ -185,7 +185,7 @@ TEST_P(GradientVariants, GraphsWithOtherCounts) {
 
 TEST(WeightGradientCalls, AsManyExpertsAsThereMayBe) {
   for (const int variant : {0, 4}) {
-    std::vector<int64_t> rows(static_cast<size_t>(switchyard::kMostGemmExperts));
+    std::vector<int64_t> rows(static_cast<size_t>(switchyard::kMaxGemmExperts));
     for (size_t e = 0; e < rows.size(); ++e) rows[e] = static_cast<int64_t>(e % 3);
     rows[7] = 200;
     GradientRig rig(case_of(64, 64, variant), rows, Fill::integers);
@@ -223,8 +223,8 @@ TEST(WeightGradientErrors, NameTheMember) {
   expect_error(kInvalid, "num_experts = 2049", with([](auto& c) { c.num_experts = 2049; }));
   expect_error(kInvalid, "n = 100", with([](auto& c) { c.n = 100; }));
   expect_error(kInvalid, "k = 12", with([](auto& c) { c.k = 12; }));
-  expect_error(kInvalid, "type = f32", with([](auto& c) { c.type = switchyard::DType::f32; }));
-  expect_error(kInvalid, "output = f16", with([](auto& c) { c.output = switchyard::DType::f16; }));
+  expect_error(kInvalid, "dtype = f32", with([](auto& c) { c.dtype = switchyard::DType::f32; }));
+  expect_error(kInvalid, "out_dtype = f16", with([](auto& c) { c.out_dtype = switchyard::DType::f16; }));
   switchyard::ConstRows x = rig.x();
   x.cols = 64;
   expect_error(kInvalid, "x has 64 columns", [&] { rig.gradient().run(rig.dy(), x, rig.ranges(), rig.dw()); });

@@ -25,7 +25,7 @@ inline std::shared_ptr<const LedgerCase> gpu_case(int world, uint64_t seed = 3, 
   return make_ledger_case(s);
 }
 inline size_t heap_of(const LedgerCase& c, int objects = 1) {
-  return static_cast<size_t>(objects) * switchyard::LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend);
+  return static_cast<size_t>(objects) * switchyard::LedgerCombine::heap_bytes(make_config(c), c.problem.world, kBackend);
 }
 
 /// One rank's object, inputs of one repetition in device memory, and the results.

@@ -135,7 +135,7 @@ Inputs Station::upload(const Case& c, RankData& data) {
   Inputs in;
   in.x = data.x();
   in.ids = data.ids();
-  const int64_t tokens = in.ids.tokens, topk = in.ids.topk;
+  const int64_t tokens = in.ids.num_tokens, topk = in.ids.topk;
   in.x_bytes = idx(tokens * in.x.cols) * switchyard::dtype_bytes(in.x.dtype);
   in.ids_bytes = idx(tokens * topk) * (in.ids.is_int64 ? 8 : 4);
   in.out_bytes = idx(tokens * in.x.cols) * switchyard::dtype_bytes(c.scenario.y_type);
@@ -305,7 +305,7 @@ int half_of_a_rank(int world) {
 }
 
 size_t heap_for(const NormalConfig& config, int world, int objects) {
-  return idx(objects) * NormalExchange::heap_bytes_for(config, world, kBackend);
+  return idx(objects) * NormalExchange::heap_bytes(config, world, kBackend);
 }
 
 namespace {

@@ -108,7 +108,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
           StreamedCase c = function_case(world);
           c.plan = {.lanes = 2, .num_sms = sms};
           const size_t expected = world <= devices && sms == 0 ? 2 : 0;
-          on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+          on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
             me.f.set_context(std::to_string(sms) + " multiprocessors");
             LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
@@ -186,7 +186,7 @@ TEST_P(RefusedOnGpus, NamesTheReason) {
   constexpr int kWorld = 2, kBad = 1;
   const RefusedFunction& refused = GetParam();
   const StreamedCase c = function_case(kWorld);
-  on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), 20s, [&](Station& me) {
+  on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), 20s, [&](Station& me) {
     LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);

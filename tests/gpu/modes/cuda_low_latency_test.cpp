@@ -16,7 +16,7 @@ using switchyard::LowLatencyExchange;
 /// Runs each case on its own object, with `calls` calls.
 void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_t calls, std::chrono::milliseconds limit) {
   size_t heap = 0;
-  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));
+  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes(c.config(), world));
   isolated(
       [&] {
         for (size_t i = 0; i < cases.size(); ++i) {
@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   const int world = GetParam();
   StreamedCase c = decode_case(world, ScaleKind::none);
-  const size_t heap = 2 * LowLatencyExchange::heap_bytes_for(c.config(), world);
+  const size_t heap = 2 * LowLatencyExchange::heap_bytes(c.config(), world);
   on_gpus(world, heap, [&](Station& me) {
     StreamedCase first = c, second = c;
     first.plan.num_sms = second.plan.num_sms = half_of_a_rank(world);
@@ -127,7 +127,7 @@ class CallsOfThreads : public testing::TestWithParam<int> {};
 TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
   StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan.lanes = 2;
-  on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
+  on_gpus(GetParam(), LowLatencyExchange::heap_bytes(c.config(), GetParam()), [&](Station& me) {
     LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
@@ -176,7 +176,7 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   cases[0].form.hidden = cases[1].form.hidden = 1024;
   for (StreamedCase& c : cases) c.plan = {};
   size_t heap = 0;
-  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));
+  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes(c.config(), world));
   isolated(
       [&] {
         for (size_t i = 0; i < cases.size() * 6; ++i) {
@@ -223,7 +223,7 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
           StreamedCase c = decode_case(world, ScaleKind::none);
           c.plan = {.num_sms = sms};
           const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // after the inputs, after the dispatch
-          on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+          on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
             me.f.set_context(std::to_string(sms) + " multiprocessors");
             LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
@@ -258,7 +258,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
             if (small) c.form.max_tokens = 2, c.form.hidden = 256;
             c.plan = {.lanes = kCalls, .num_sms = sms};
             const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after the inputs, after each other
-            on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+            on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
               me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
               LowLatencyExchange exchange = c.make(me.group);
               StationRig rig(me);
@@ -289,7 +289,7 @@ TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
   StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan = {};
   c.first_epoch = (uint64_t{1} << 40) - 4;
-  on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
+  on_gpus(GetParam(), LowLatencyExchange::heap_bytes(c.config(), GetParam()), [&](Station& me) {
     LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);

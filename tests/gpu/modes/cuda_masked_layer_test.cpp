@@ -73,7 +73,7 @@ TEST_P(MaskedLayers, TakeWhatWasDeliveredAndAreCombinedInPlace) {
       [&] {
         int number = 0;
         for (const LayerCase& c : layer_cases(world)) {
-          on_gpus(world, LowLatencyExchange::heap_bytes_for(c.what.config(), world), [&](Station& me) {
+          on_gpus(world, LowLatencyExchange::heap_bytes(c.what.config(), world), [&](Station& me) {
             me.f.set_context("layer " + std::to_string(number));
             replay_layer(me, c);
           });

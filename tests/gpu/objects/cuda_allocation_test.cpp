@@ -228,7 +228,7 @@ TEST_P(GpuAllocations, NoneAfterConstructionInOtherModes) {
   const auto cases = low_latency_kinds(world);
   const auto c = gpu_case(world);
   size_t heap = 2 * heap_of(*c);
-  for (const StreamedCase& each : cases) heap += 2 * switchyard::LowLatencyExchange::heap_bytes_for(each.config(), world);
+  for (const StreamedCase& each : cases) heap += 2 * switchyard::LowLatencyExchange::heap_bytes(each.config(), world);
   on_gpus(world, heap, [&](Station& me) {
     OtherModes first(me, cases, c);
     me.meet();

@@ -115,10 +115,10 @@ void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results&
   const bool rank_major = c.problem.layout == Layout::rank_major;
   const size_t given = (rank_major ? static_cast<size_t>(d.handle.rows()) : tokens) * topk;
   float* out_weights = nullptr;
-  if (sum.weights) {  // as many as the rows that are allocated
+  if (sum.topk_weights) {  // as many as the rows that are allocated
     std::vector<float> all(std::max(given, rows * topk) + 1);
-    std::copy(sum.weights, sum.weights + given, all.begin());
-    sum.weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));
+    std::copy(sum.topk_weights, sum.topk_weights + given, all.begin());
+    sum.topk_weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));
     if (rank_major) out_weights = reinterpret_cast<float*>(me.allocate(tokens * topk * 4 + 4));
   }
   me.meet();
@@ -167,7 +167,7 @@ TEST_P(SameOnCpuAndGpus, EveryOutput) {
         std::vector<Results> cpu(static_cast<size_t>(world)), gpu(static_cast<size_t>(world));
         Fleet fleet;
         fleet.world = world;
-        fleet.options.heap_bytes = NormalExchange::heap_bytes_for(config, world);
+        fleet.options.heap_bytes = NormalExchange::heap_bytes(config, world);
         const auto failed = run_threads(
             fleet, [&](Group& group, Failures&) { run_on_cpu(group, config, *c, cpu[static_cast<size_t>(group.rank())]); });
         if (!failed.empty()) throw std::runtime_error(joined(failed));

@@ -121,7 +121,7 @@ class ChosenGraph {
     list.add(ids_, in.ids.data, in.ids_bytes);
     list.add(weights_, in.weights, in.weights_bytes);
     launch_copies(list, me_.stream());
-    launch_set(tokens_, static_cast<int32_t>(in.ids.tokens), me_.stream());
+    launch_set(tokens_, static_cast<int32_t>(in.ids.num_tokens), me_.stream());
     must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch");
     Replayed r{v, {}, {}};
     for (size_t n = 0; n < 2; ++n) {

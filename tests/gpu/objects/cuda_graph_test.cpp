@@ -21,7 +21,7 @@ struct Shape {
 };
 class Graphs : public testing::TestWithParam<Shape> {};
 
-int64_t most_rows(const Case& c) { return switchyard::most_rows(make_config(c), c.problem.world); }
+int64_t max_rows(const Case& c) { return switchyard::max_rows(make_config(c), c.problem.world); }
 
 /// Another routing with another T per rank, from none to the maximum.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
@@ -46,7 +46,7 @@ struct Buffers {
   Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
     const auto rows = static_cast<size_t>(kMaxTokens) * row_bytes_of(*variants[0]),
                routes = static_cast<size_t>(kMaxTokens) * 3 * 4;
-    delivered = me.allocate(static_cast<size_t>(most_rows(*variants[0])) * row_bytes_of(*variants[0]));
+    delivered = me.allocate(static_cast<size_t>(max_rows(*variants[0])) * row_bytes_of(*variants[0]));
     x = me.allocate(rows), x2 = me.allocate(rows), ids = me.allocate(routes), weights = me.allocate(routes),
     out = me.allocate(rows);
     tokens = reinterpret_cast<int32_t*>(me.allocate(4));
@@ -116,7 +116,7 @@ Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Cas
     Handle handle = eager;
     if (g.has_first()) {
       o.device_tokens = b.tokens;
-      const switchyard::Rows rows{b.delivered, most_rows(c), c.scenario.hidden, DType::bf16};
+      const switchyard::Rows rows{b.delivered, max_rows(c), c.scenario.hidden, DType::bf16};
       if (kind == Captured::dispatch_to_caller) o.out = &rows;
       d = exchange.dispatch(b.rows(b.x), b.expert_ids(), reinterpret_cast<const float*>(b.weights), o);
       g.first = addresses_of(d);

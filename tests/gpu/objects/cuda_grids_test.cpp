@@ -51,7 +51,7 @@ TEST_P(Grids, OfLowLatencyAndFlatCalls) {
         if (sms > m.share) continue;
         StreamedCase c = small_case(world, scales);
         c.plan.num_sms = sms;
-        on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+        on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
           me.f.set_context(std::to_string(sms) + " multiprocessors");
           LowLatencyExchange exchange = c.make(me.group);
           StationRig rig(me);
@@ -106,7 +106,7 @@ TEST_P(Grids, OfMoreThanARankHasAreRefused) {
     const Multiprocessors m = multiprocessors(world);
     const StreamedCase c = small_case(world, ScaleKind::none);
     const auto of_ledger = gpu_case(world);
-    const size_t heap = LowLatencyExchange::heap_bytes_for(c.config(), world) + heap_of(*of_ledger);
+    const size_t heap = LowLatencyExchange::heap_bytes(c.config(), world) + heap_of(*of_ledger);
     for (const int sms : {m.share + 1, 2 * m.all}) {
       for (int kind = 0; kind < 4; ++kind) {
         on_gpus(world, heap, [&](Station& me) {

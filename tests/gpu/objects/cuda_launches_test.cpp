@@ -40,7 +40,7 @@ TEST_P(Halves, OfSendingWaitForNobodyAndHoldNothing) {
   const auto [world, scales, num_sms] = GetParam();
   StreamedCase c = small_case(world, scales);
   c.plan.num_sms = num_sms;
-  on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), 30s, [&](Station& me) {
+  on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), 30s, [&](Station& me) {
     LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
@@ -101,7 +101,7 @@ void check_dispatch_launches(Station& me, LowLatencyExchange& exchange, const Un
     expect_one_launch(me, what, [&] { exchange.dispatch(u.x, u.ids, output, o); });
   };
   dispatch("dispatch");
-  o.weights = u.floats;
+  o.topk_weights = u.floats;
   dispatch("dispatch with weights");
   o.device_tokens = u.tokens;
   dispatch("dispatch of T in memory");
@@ -122,7 +122,7 @@ void check_combine_launches(Station& me, LowLatencyExchange& exchange, const Unu
     expect_launches(2, me, name + ", both halves", [&] { exchange.combine_send(y, output, u.out, o)(); });
   }
   o.order = CombineOrder::per_route;
-  o.weights = u.floats;
+  o.topk_weights = u.floats;
   expect_one_launch(me, "combine with weights", [&] { exchange.combine(y, output, u.out, o); });
   o.expert_scale = u.floats;
   expect_one_launch(me, "combine with factors", [&] { exchange.combine(y, output, u.out, o); });
@@ -136,7 +136,7 @@ void check_all_to_all_launches(Station& me, LowLatencyExchange& exchange, const 
     expect_one_launch(me, "moe_all_to_all" + what, [&] { exchange.moe_all_to_all(u.x, u.ids, u.out, o); });
   };
   all_to_all("");
-  o.weights = u.floats;
+  o.topk_weights = u.floats;
   o.expert_scale = u.floats;
   all_to_all(" with weights and factors");
   o.device_tokens = u.tokens;
@@ -153,7 +153,7 @@ TEST(LaunchesOfLowLatency, AreOneForEachCall) {
     for (const auto sending : {switchyard::Sending::per_rank, switchyard::Sending::per_route}) {
       StreamedCase c = small_case(kWorld, scales);
       c.sending = sending;
-      on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+      on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
         me.f.set_context("scales " + std::to_string(static_cast<int>(scales)));
         LowLatencyExchange exchange = c.make(me.group);
         switchyard::LowLatencyOutput output = exchange.make_output();

@@ -72,7 +72,7 @@ void compare_routes(Station& me, const switchyard::detail::Tables& t, const Hand
     me.f.equal(dropped[f] != 0, ids[f] < -1, "dropped as ids say");
     if (ids[f] < -1) ids[f] = -1;
   }
-  me.f.equal_range(h.ids, ids, "ids");
+  me.f.equal_range(h.ids, ids, "topk_ids");
   me.f.equal_range(h.reports_drops ? h.dropped : std::vector<uint8_t>(ids.size(), 0), dropped, "dropped");
   if (h.layout == Layout::expert_major) me.f.equal_range(h.route_row, fetch(me, t.route_row, routes), "route_row");
   std::vector<int32_t> expected, found;
@@ -168,7 +168,7 @@ void compare_layouts(Station& me, int experts, int world, int topk, int64_t toke
                                           filled(uint8_t{255}, tokens * world)};
   const auto* const given = static_cast<const Id*>(me.upload(ids.data(), ids.size() * sizeof(Id)));
   me.synchronize();
-  switchyard::routing_layout_on(ExpertIds::of(given, tokens, topk), experts, world, out, me.stream());
+  switchyard::enqueue_routing_layout(ExpertIds::of(given, tokens, topk), experts, world, out, me.stream());
   me.synchronize();
   const auto same = [&](auto want, auto value, const auto* from, const char* what) {
     want.insert(want.end(), 4, value);
@@ -194,12 +194,12 @@ TEST(RoutingLayoutOnGpu, RefusesWhatItCannotRead) {
     auto* const there = reinterpret_cast<int32_t*>(me.allocate(1024));
     int32_t here[4] = {};
     const auto refused = [&](const char* text, const ExpertIds& ids, const switchyard::RoutingLayoutView& out) {
-      const Outcome outcome = outcome_of([&] { switchyard::routing_layout_on(ids, 4, 1, out, me.stream()); });
+      const Outcome outcome = outcome_of([&] { switchyard::enqueue_routing_layout(ids, 4, 1, out, me.stream()); });
       me.f.check(outcome.code == ErrorCode::invalid_argument, text);
       me.f.check(outcome.text.find(text) != std::string::npos, outcome.text.c_str());
     };
     auto* const where = reinterpret_cast<uint8_t*>(there + 64);
-    refused("ids.data is host memory", ExpertIds::of(here, 2, 2), {there, there + 16, where});
+    refused("topk_ids.data is host memory", ExpertIds::of(here, 2, 2), {there, there + 16, where});
     refused("num_tokens_per_rank is host memory", ExpertIds::of(there + 32, 2, 2), {here, there + 16, where});
     refused("num_tokens_per_expert is null", ExpertIds::of(there + 32, 2, 2), {there, nullptr, where});
     refused("is_token_in_rank: address must be a multiple of 4", ExpertIds::of(there + 32, 2, 2),

@@ -30,7 +30,7 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, large_trace_options());
-    on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+    on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
@@ -126,7 +126,7 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, large_trace_options());
-    on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+    on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
@@ -202,7 +202,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, large_trace_options());
     std::atomic<uint64_t> reported{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
-    on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+    on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);

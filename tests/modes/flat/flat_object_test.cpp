@@ -107,7 +107,7 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
   auto options = options_with(60s);
   options.num_blocks = blocks;
   options.num_warps = 3;
-  options.heap_bytes = LowLatencyExchange::heap_bytes_for(config, kSplitWorld);
+  options.heap_bytes = LowLatencyExchange::heap_bytes(config, kSplitWorld);
   std::vector<std::vector<uint64_t>> rows(kSplitWorld);
   const auto all = outcomes(kSplitWorld, options, [&](Group& group) {
     LowLatencyExchange exchange(group, config);
@@ -202,7 +202,7 @@ TEST(FlatMisuse, NotOfWhatLiesBesideOut) {
     FlatRig::Arguments a = rig.arguments();
     a.ids.data = begin;
     a.out = begin + ids_bytes;
-    a.options.weights = reinterpret_cast<const float*>(begin + ids_bytes + out_bytes);
+    a.options.topk_weights = reinterpret_cast<const float*>(begin + ids_bytes + out_bytes);
     rig.call(a);
     rig.round();
     EXPECT_EQ(std::memcmp(a.out, rig.out.data(), out_bytes), 0);
@@ -248,7 +248,7 @@ TEST(FlatFunctions, MayDifferByRank) {
     FlatRig rig(group);
     FlatRig::Arguments a = rig.arguments();
     a.options.expert_scale = nullptr;
-    a.options.weights = nullptr;
+    a.options.topk_weights = nullptr;
     const auto plus = switchyard::RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x + 1; });
     const auto times = switchyard::RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x * 3; });
     if (group.rank() == 0) a.options.row_function = &plus;

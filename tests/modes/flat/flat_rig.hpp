@@ -41,7 +41,7 @@ struct FlatRig : SmallArguments {
       : SmallArguments(group.rank()), exchange(group, c), output(exchange.make_output()), scale(kExperts, 2.0f) {}
   Arguments arguments() {
     Arguments a{x(), expert_ids(), out.data(), {}};
-    a.options.weights = weights.data();
+    a.options.topk_weights = weights.data();
     a.options.expert_scale = scale.data();
     return a;
   }

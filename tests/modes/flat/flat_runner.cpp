@@ -95,7 +95,7 @@ class Rank : LowLatencyRank {
     const int64_t tokens = e.problem.tokens(group_.rank());
     const std::vector<int64_t>& ids = e.problem.ids[rank_];
     Prepared p;
-    p.rows = switchyard::ConstRows{give(e.x[rank_]), tokens, config.hidden, config.row_type};
+    p.rows = switchyard::ConstRows{give(e.x[rank_]), tokens, config.hidden, config.dtype};
     const void* given_ids =
         call.int64_ids ? give(ids) : static_cast<const void*>(give(std::vector<int32_t>(ids.begin(), ids.end())));
     p.ids = {given_ids, tokens, config.topk, call.int64_ids};
@@ -116,7 +116,7 @@ class Rank : LowLatencyRank {
     const int sms = c_.script.num_sms;
     if (!call.two_calls) {
       auto o = on_stream(switchyard::AllToAllOptions(), sms);
-      o.weights = p.weights;
+      o.topk_weights = p.weights;
       if (call.function)
         o.row_function = &function_;
       else
@@ -125,7 +125,7 @@ class Rank : LowLatencyRank {
       return;
     }
     auto d = on_stream(switchyard::LowLatencyDispatchOptions(), sms);
-    d.weights = p.weights;
+    d.topk_weights = p.weights;
     exchange_.dispatch(p.rows, p.ids, p.output, d);
     auto o = on_stream(switchyard::LowLatencyCombineOptions(), sms);
     o.expert_scale = p.scale;
@@ -141,7 +141,7 @@ class Rank : LowLatencyRank {
       if (p.step > 0)
         f_.set_context(c_.script.name + ", call " + std::to_string(i) + ", repetition " + std::to_string(at / p.step));
       const std::span<const std::byte> out(p.host_out.data() + at, size);
-      check_combined(c_.script.config.row_type, e.out[rank_], out);
+      check_combined(c_.script.config.dtype, e.out[rank_], out);
       check_closed_form(e, out);
       if (p.step == 0) break;
     }
@@ -161,7 +161,7 @@ class Rank : LowLatencyRank {
   void check_closed_form(const FlatExpectation& e, std::span<const std::byte> out) {
     for (size_t n = 0; n < e.closed[rank_].size(); ++n) {
       const double closed = e.closed[rank_][n];
-      const double got = oracle::load(c_.script.config.row_type, out.data(), static_cast<int64_t>(n));
+      const double got = oracle::load(c_.script.config.dtype, out.data(), static_cast<int64_t>(n));
       if (!(std::fabs(got - closed) <= 5e-3 + 1e-2 * std::fabs(closed)))
         return f_.add("element " + std::to_string(n) + " is " + std::to_string(got) +
                       ", not within the contest's tolerance of " + std::to_string(closed));

@@ -45,7 +45,7 @@ oracle::Problem make_problem(const FlatScript& s, size_t i) {
 class Expecting {
  public:
   Expecting(const FlatCase& c, size_t call, FlatExpectation& e)
-      : c_(c), call_(call), given_(c.script.calls[call]), type_(c.script.config.row_type), e_(e) {}
+      : c_(c), call_(call), given_(c.script.calls[call]), type_(c.script.config.dtype), e_(e) {}
 
   void rank(int r) {
     const int64_t tokens = e_.problem.tokens(r), hidden = c_.script.config.hidden, bytes = c_.row_bytes();

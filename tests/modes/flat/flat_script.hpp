@@ -52,7 +52,7 @@ struct FlatCase {
   std::vector<float> scale;  ///< by expert
   std::vector<FlatExpectation> calls;
 
-  int64_t row_bytes() const { return script.row_bytes(script.config.row_type); }
+  int64_t row_bytes() const { return script.row_bytes(script.config.dtype); }
 };
 std::shared_ptr<const FlatCase> make_flat_case(const FlatScript& script);
 

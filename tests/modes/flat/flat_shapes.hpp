@@ -40,7 +40,7 @@ inline FlatScript contest_script(const ContestShape& shape, int world, int64_t c
   s.config.num_experts = shape.experts;
   s.config.topk = shape.topk;
   s.config.max_tokens = shape.max_tokens;
-  s.config.row_type = DType::f16;
+  s.config.dtype = DType::f16;
   s.config.scales = ScaleKind::none;
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r)

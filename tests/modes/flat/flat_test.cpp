@@ -28,7 +28,7 @@ class Flat : public testing::TestWithParam<FlatWhere> {
     s.config.num_experts = experts;
     s.config.topk = topk;
     s.config.max_tokens = max_tokens;
-    s.config.row_type = DType::f16;
+    s.config.dtype = DType::f16;
     s.config.scales = ScaleKind::none;
     s.num_sms = GetParam().num_sms;
     s.seed = oracle::mix(std::hash<std::string>{}(name), static_cast<uint64_t>(world()));
@@ -87,7 +87,7 @@ TEST_P(Flat, E16_OddShapes) {
   std::vector<FlatScript> scripts;
   for (const Shape& shape : shapes) {
     auto s = script("E16 H " + std::to_string(shape.hidden), shape.experts, shape.topk, max, shape.hidden);
-    s.config.row_type = kTypes[(scripts.size() + static_cast<size_t>(world())) % 3];
+    s.config.dtype = kTypes[(scripts.size() + static_cast<size_t>(world())) % 3];
     s.config.pieces = shape.pieces;
     s.call(tokens(max, 3));
     s.call(all(max), Routing::zipf).two_calls = true;
@@ -113,7 +113,7 @@ TEST_P(Flat, TypesAndOptions) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     auto s = script("types " + std::to_string(static_cast<int>(type)), 2 * world() + 1, 4, 6, 200);
-    s.config.row_type = type;
+    s.config.dtype = type;
     for (int i = 0; i < 4; ++i) {
       FlatCall& call = s.call(tokens(6, static_cast<uint64_t>(i)));
       call.weights = (i & 1) == 0;
@@ -154,7 +154,7 @@ TEST_P(Flat, RowFunctions) {
     for (const int64_t hidden : {int64_t{272}, int64_t{131}}) {
       auto s = script("function " + std::to_string(static_cast<int>(type)) + " H " + std::to_string(hidden), 2 * world() + 1, 3,
                       6, hidden);
-      s.config.row_type = type;
+      s.config.dtype = type;
       s.config.pieces = type == DType::f32 ? 1 : 2;
       for (const auto routing : {Routing::uniform, Routing::duplicates, Routing::one_expert}) {
         FlatCall& call = s.call(tokens(6, static_cast<uint64_t>(hidden)), routing);
@@ -217,7 +217,7 @@ TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
       s.config.num_experts = 256;
       s.config.topk = 8;
       s.config.max_tokens = 8192;
-      s.config.row_type = type;
+      s.config.dtype = type;
       s.config.scales = ScaleKind::none;
       s.config.sending = sending;
       s.num_sms = 0;
@@ -246,7 +246,7 @@ TEST(FlatRanks, Many) {
     s.config.num_experts = 2 * world + 3;
     s.config.topk = 5;
     s.config.max_tokens = 3;
-    s.config.row_type = DType::f16;
+    s.config.dtype = DType::f16;
     s.config.scales = ScaleKind::none;
     s.config.sending = sending;
     for (int i = 0; i < 4; ++i) {

@@ -187,7 +187,7 @@ class Caller {
       f.equal(kept, between.num_rows[e - first], "rows of expert " + std::to_string(e));
       row += kept;
     }
-    f.check(row <= between.most_rows, "more rows than most_rows");
+    f.check(row <= between.max_rows, "more rows than max_rows");
     auto* const h = static_cast<std::byte*>(between.data);
     for (int64_t i = 0; s_.doubled && i < row * s_.config.intermediate; ++i)
       oracle::store(DType::bf16, h, i, 2 * oracle::load(DType::bf16, h, i));
@@ -199,7 +199,7 @@ class Caller {
 };
 
 void expect_exact(const Scenario& s, const Workers& workers, int calls = 3) {
-  const Fleet fleet = fleet_of(s.world(), workers, FusedMoe::heap_bytes_for(s.config, s.world()));
+  const Fleet fleet = fleet_of(s.world(), workers, FusedMoe::heap_bytes(s.config, s.world()));
   const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
     switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 2);  // epochs wrap
     Caller caller(group, s);
@@ -284,7 +284,7 @@ TEST(FusedMoeWorkers, OneSuffices) {
 /// For processes; threads of one group have equal numbers of workers.
 TEST(FusedMoeWorkers, MayDifferByRank) {
   const Scenario s = scenario(3);
-  Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes_for(s.config, 3));
+  Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes(s.config, 3));
   if (ranks_of_suite() == Ranks::processes) {
     fleet.per_rank.assign(3, fleet.options);
     fleet.per_rank[1].num_blocks = fleet.per_rank[1].num_warps = 1;
@@ -300,7 +300,7 @@ TEST(FusedMoeWorkers, MayDifferByRank) {
 /// The heap releases its memory, except for flags; two layers of a group do not interfere.
 TEST(FusedMoeObject, GoesOnAfterSleep) {
   const Scenario s = scenario(3);
-  const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes_for(s.config, 3));
+  const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes(s.config, 3));
   const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
     Caller first(group, s), second(group, s);
     for (int call = 0; call < 3; ++call) {
@@ -322,7 +322,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   Scenario s = scenario(3);
   s.config.capacity = 20;
   s.one_expert = true;
-  const Fleet fleet = fleet_of(3, {1, 2, false}, FusedMoe::heap_bytes_for(s.config, 3));
+  const Fleet fleet = fleet_of(3, {1, 2, false}, FusedMoe::heap_bytes(s.config, 3));
   const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
     Caller caller(group, s);
     std::vector<uint16_t> x(idx(s.config.max_tokens * s.config.hidden)), out(x.size(), 7), untouched = out;

@@ -73,7 +73,7 @@ void expect_equal(const LedgerTables& a, const LedgerTables& b) {
   EXPECT_EQ(a.world, b.world);
   EXPECT_EQ(a.num_experts, b.num_experts);
   EXPECT_EQ(a.num_experts_padded, b.num_experts_padded);
-  EXPECT_EQ(a.experts_here, b.experts_here);
+  EXPECT_EQ(a.num_local_experts, b.num_local_experts);
   EXPECT_EQ(a.peer_token_per_expert, b.peer_token_per_expert);
   EXPECT_EQ(a.expanded_row_idx, b.expanded_row_idx);
   EXPECT_EQ(a.cumsum_per_expert, b.cumsum_per_expert);
@@ -117,7 +117,7 @@ TEST(LedgerFormat, ThereAndBack) {
 /// Runs `body` as every rank of a group with memory for an operator of this case.
 std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<void(switchyard::Group&)>& body) {
   const int world = c.problem.world;
-  const size_t heap = switchyard::LedgerCombine::heap_bytes_for(make_config(c), world);
+  const size_t heap = switchyard::LedgerCombine::heap_bytes(make_config(c), world);
   return outcomes(world, options_with(std::chrono::seconds(60), heap), body);
 }
 

@@ -49,7 +49,7 @@ switchyard::LedgerConfig make_config(const LedgerCase& c) {
   config.num_experts = c.problem.experts;
   config.topk = c.problem.topk;
   config.max_tokens = c.problem.max_tokens;
-  config.row_type = c.scenario.type;
+  config.dtype = c.scenario.type;
   return config;
 }
 
@@ -59,7 +59,7 @@ LedgerTables golden_tables(const LedgerCase& c, int rank) {
   t.world = c.problem.world;
   t.num_experts = c.problem.experts;
   t.num_experts_padded = l.padded;
-  t.experts_here = static_cast<int>(l.dispatch_offset.size());
+  t.num_local_experts = static_cast<int>(l.dispatch_offset.size());
   t.peer_token_per_expert = std::move(l.peer_token_per_expert);
   t.expanded_row_idx = std::move(l.expanded_row_idx);
   t.cumsum_per_expert = std::move(l.cumsum_per_expert);
@@ -176,7 +176,7 @@ class LedgerCaller : RankSteps {
       LedgerRankData data(c_, group_.rank(), i);
       meet();
       const switchyard::PreparedLedger prepared = ledger_.prepare(data.tables());
-      f_.equal(c_.problem.tokens(group_.rank()), prepared.tokens(), "prepared.tokens()");
+      f_.equal(c_.problem.tokens(group_.rank()), prepared.num_tokens(), "prepared.num_tokens()");
       call(data, prepared);
       check_traffic(ledger_.last_call(), data.traffic(), static_cast<uint64_t>(data.row_bytes()));
       data.check_out(f_);
@@ -216,7 +216,7 @@ void run_object(switchyard::Group& group, const LedgerCase& c, Failures& f) {
 
 CaseInfo info_of(const LedgerCase& c) {
   return {c.scenario.name, c.problem.world, c.scenario.first_epoch,
-          LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend)};
+          LedgerCombine::heap_bytes(make_config(c), c.problem.world, kBackend)};
 }
 
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases) {

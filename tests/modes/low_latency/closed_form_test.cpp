@@ -46,7 +46,7 @@ class HostRig {
 std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   Fleet fleet;
   fleet.world = c.form.world;
-  fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
+  fleet.options.heap_bytes = LowLatencyExchange::heap_bytes(c.config(), c.form.world);
   fleet.options.num_warps = 2;
   return joined(run_threads(fleet, [&](Group& group, Failures& f) {
     LowLatencyExchange exchange = c.make(group);
@@ -106,7 +106,7 @@ TEST(ClosedForm, WholeExchangesInARow) {
     c.plan = {.lanes = 3};
     Fleet fleet;
     fleet.world = c.form.world;
-    fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
+    fleet.options.heap_bytes = LowLatencyExchange::heap_bytes(c.config(), c.form.world);
     const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
       LowLatencyExchange exchange = c.make(group);
       HostRig rig(group.rank());
@@ -140,7 +140,7 @@ TEST(ClosedForm, LayersOfMaskedProducts) {
     for (const LayerCase& c : layer_cases(world)) {
       Fleet fleet;
       fleet.world = world;
-      fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.what.config(), world);
+      fleet.options.heap_bytes = LowLatencyExchange::heap_bytes(c.what.config(), world);
       const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
         LowLatencyExchange exchange = c.what.make(group);
         HostRig rig(group.rank());
@@ -168,7 +168,7 @@ class Spoiled : public testing::Test {
     c.form.experts = 3, c.form.topk = 2, c.form.max_tokens = 5, c.form.hidden = 256, c.form.scales = ScaleKind::f32;
     form_ = c.form;
     switchyard::GroupOptions options;
-    options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), 1);
+    options.heap_bytes = LowLatencyExchange::heap_bytes(c.config(), 1);
     group_ = std::make_unique<Group>(std::move(Group::in_process(1, options)[0]));
     exchange_ = std::make_unique<LowLatencyExchange>(c.make(*group_));
     calls_ = std::make_unique<Calls>(rig_, *exchange_, c);

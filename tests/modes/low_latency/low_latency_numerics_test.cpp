@@ -80,14 +80,14 @@ Sums combine(Group& group, const Shape& s, DType type, const Terms& terms) {
   config.hidden = kColumns;
   config.num_experts = config.topk = s.topk();
   config.max_tokens = 1;
-  config.row_type = type;
+  config.dtype = type;
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();
   std::vector<int32_t> ids;
   for (int k = 0; k < s.topk(); ++k) ids.push_back(k);
   const int64_t tokens = group.rank() == 0 ? 1 : 0;
   switchyard::LowLatencyDispatchOptions options;
-  options.weights = terms.weights.data();
+  options.topk_weights = terms.weights.data();
   exchange.dispatch({terms.rows[0].data(), tokens, kColumns, type}, switchyard::ExpertIds::of(ids.data(), tokens, s.topk()),
                     output, options);
   const switchyard::LowLatencyRows y = exchange.make_rows(type);
@@ -272,7 +272,7 @@ TEST_P(LowLatencyRows, LoseAtMostASixteenthOrAFractionOfTheScale) {
          config.hidden = kHidden;
          config.num_experts = config.topk = 1;
          config.max_tokens = kTokens;
-         config.row_type = r.type;
+         config.dtype = r.type;
          config.scales = r.kind;
          config.scale_group = r.group;
          LowLatencyExchange exchange(group, config);

@@ -201,7 +201,7 @@ size_t bytes_by_formula(const LowLatencyConfig& c, size_t world) {
   const auto tokens = static_cast<size_t>(c.max_tokens), group = static_cast<size_t>(c.scale_group);
   const size_t groups = (hidden + group - 1) / group;
   const bool fp8 = c.scales != ScaleKind::none;
-  const size_t row = hidden * switchyard::dtype_bytes(c.row_type), payload = fp8 ? hidden : row;
+  const size_t row = hidden * switchyard::dtype_bytes(c.dtype), payload = fp8 ? hidden : row;
   const size_t scales = !fp8 ? 0 : c.scales == ScaleKind::f32 ? 4 * groups : groups;
   const size_t entries = c.sending == Sending::per_rank ? topk : 1, units = tokens * topk / entries;
   const size_t message = round_up_to(payload, 128) + round_up_to(scales, 128) + round_up_to(16 * entries, 128);
@@ -230,7 +230,7 @@ TEST(Memory, FormulaAndBar) {
   c.pieces = 16;
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 5).total(), bytes_by_formula(c, 5));
   c.scales = ScaleKind::none;
-  c.row_type = DType::f32;
+  c.dtype = DType::f32;
   c.num_experts = 3;
   c.pieces = 3;
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
@@ -239,7 +239,7 @@ TEST(Memory, FormulaAndBar) {
 /// A heap of exactly the computed size suffices, and is free again when the object is destroyed.
 TEST(Memory, IsTakenOnceAndGivenBack) {
   auto config = LowLatencyRig::config();
-  expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes_for(config, 3)), [&](Group& group) {
+  expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes(config, 3)), [&](Group& group) {
     const size_t before = group.heap_used();
     for (int i = 0; i < 3; ++i) {
       LowLatencyRig rig(group, config);
@@ -261,7 +261,7 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
     EXPECT_EQ(y.dtype, DType::bf16);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(y.data) % 256, 0u);
     EXPECT_EQ(shared.data, y.data);
-    for (const auto& [type, text] : {std::pair{DType::f32, "type = f32: wider"}, {DType::fp8_e4m3, "type = fp8_e4m3"}}) {
+    for (const auto& [type, text] : {std::pair{DType::f32, "dtype = f32: wider"}, {DType::fp8_e4m3, "dtype = fp8_e4m3"}}) {
       const Outcome refused = outcome_of([&, which = type] { (void)rig.exchange.make_rows(which); });
       EXPECT_NE(refused.text.find(text), std::string::npos) << refused.text;
     }

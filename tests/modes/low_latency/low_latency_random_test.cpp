@@ -31,7 +31,7 @@ LowLatencyConfig draw_config(Draw& draw) {
   c.num_experts = static_cast<int>(draw.one_in(4) ? draw.between(1, 4) : draw.between(1, 48));
   c.topk = static_cast<int>(draw.one_in(6) ? draw.between(9, 32) : draw.between(1, 8));
   c.max_tokens = draw.one_in(3) ? draw.between(1, 3) : draw.one_in(5) ? 60 : draw.between(4, 20);
-  c.row_type = draw.one_of(kTypes);
+  c.dtype = draw.one_of(kTypes);
   c.scales = draw.one_of({ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0});
   c.scale_group = draw.one_of({32, 64, 128});
   c.scale_order = draw.one_in(2) ? ScaleOrder::row_major : ScaleOrder::column_major;
@@ -60,10 +60,10 @@ void draw_dispatch(Draw& draw, LowLatencyScript& s) {
 void draw_combine(Draw& draw, LowLatencyScript& s, int output) {
   auto& step = s.combine(draw.one_in(2) ? CombineOrder::per_rank : CombineOrder::per_route, output);
   step.y_type = draw.one_of(kTypes);
-  if (switchyard::dtype_bytes(step.y_type) > switchyard::dtype_bytes(s.config.row_type)) step.y_type = s.config.row_type;
+  if (switchyard::dtype_bytes(step.y_type) > switchyard::dtype_bytes(s.config.dtype)) step.y_type = s.config.dtype;
   step.y_pattern = draw.one_in(3) ? Pattern::wild_values : Pattern::random_values;
   step.replace_weights = step.order == CombineOrder::per_route && draw.one_in(3);
-  step.identity = s.config.scales == ScaleKind::none && step.y_type == s.config.row_type && draw.one_in(4);
+  step.identity = s.config.scales == ScaleKind::none && step.y_type == s.config.dtype && draw.one_in(4);
   step.split = draw.one_in(3);
 }
 

@@ -21,7 +21,7 @@ struct LowLatencyRig : SmallArguments {
   switchyard::ConstRows y() const { return {y_memory.data(), output.x.rows, kHidden, switchyard::DType::bf16}; }
   switchyard::LowLatencyDispatchOptions options() const {
     switchyard::LowLatencyDispatchOptions o;
-    o.weights = weights.data();
+    o.topk_weights = weights.data();
     return o;
   }
   void dispatch() { exchange.dispatch(x(), expert_ids(), output, options()); }

@@ -23,7 +23,7 @@ class Rank : LowLatencyRank {
       : LowLatencyRank(group, exchange, c.script, f), c_(c), interlude_(interlude) {
     for (int i = 0; i < c.script.outputs; ++i)
       outputs_.push_back(c.script.own_memory ? in_own_memory() : exchange.make_output());
-    answers_ = exchange.make_rows(c.script.config.row_type);
+    answers_ = exchange.make_rows(c.script.config.dtype);
   }
 
   void run() {
@@ -46,11 +46,11 @@ class Rank : LowLatencyRank {
   /// Expert output rows have room for rows as sent, and further such rows hold their scales.
   LowLatencyOutput in_own_memory() {
     const auto& script = c_.script;
-    own_.push_back(exchange_.make_rows(script.config.row_type));
+    own_.push_back(exchange_.make_rows(script.config.dtype));
     switchyard::Rows memory{own_.back().data,   own_.back().rows, script.config.hidden,
                             script.sent_type(), nullptr,          script.config.scales};
     if (script.config.scales != ScaleKind::none) {
-      own_.push_back(exchange_.make_rows(script.config.row_type));
+      own_.push_back(exchange_.make_rows(script.config.dtype));
       memory.scales = own_.back().data;
     }
     LowLatencyOutput output = exchange_.make_output(memory);
@@ -78,7 +78,7 @@ class Rank : LowLatencyRank {
     const LowLatencyExpectation& e = c_.steps[i];
     const int64_t counted = e.problem.tokens(group_.rank()), max = c_.script.config.max_tokens;
     const int64_t tokens = step.tokens_in_memory ? max : counted;
-    const DType type = step.quantised ? DType::fp8_e4m3 : c_.script.config.row_type;
+    const DType type = step.quantised ? DType::fp8_e4m3 : c_.script.config.dtype;
     std::vector<std::byte> rows = e.x[rank_], scales = e.x_scales[rank_];
     std::vector<int64_t> ids = e.problem.ids[rank_];
     std::vector<float> weights = e.problem.weights[rank_];
@@ -97,7 +97,7 @@ class Rank : LowLatencyRank {
         step.int64_ids ? give(ids) : static_cast<const void*>(give(std::vector<int32_t>(ids.begin(), ids.end())));
     const switchyard::ExpertIds given{given_ids, tokens, e.problem.topk, step.int64_ids};
     auto options = on_stream(switchyard::LowLatencyDispatchOptions(), c_.script.num_sms);
-    if (step.weights) options.weights = give(weights);
+    if (step.weights) options.topk_weights = give(weights);
     const int32_t stated = stated_tokens(i, counted);
     if (step.tokens_in_memory) options.device_tokens = give(&stated, 1);
     LowLatencyOutput& output = outputs_[idx(step.output)];
@@ -153,7 +153,7 @@ class Rank : LowLatencyRank {
     void* const to = memory_.lend(out.data(), out.size());
     auto options = on_stream(switchyard::LowLatencyCombineOptions(), c_.script.num_sms);
     options.order = step.order;
-    if (!e.replaced_weights.empty()) options.weights = give(weights);
+    if (!e.replaced_weights.empty()) options.topk_weights = give(weights);
     const switchyard::ConstRows rows = in_made_rows
                                            ? switchyard::ConstRows(answers_)
                                            : switchyard::ConstRows{y, output.x.rows, c_.script.config.hidden, step.y_type};

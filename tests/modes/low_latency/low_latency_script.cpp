@@ -25,7 +25,7 @@ void fill_inputs(const LowLatencyCase& c, size_t i, int rank, LowLatencyExpectat
   const LowLatencyConfig& config = c.script.config;
   const LowLatencyStep& step = c.script.steps[i];
   const int64_t tokens = e.problem.tokens(rank), hidden = config.hidden;
-  const DType type = step.quantised ? DType::fp8_e4m3 : config.row_type;
+  const DType type = step.quantised ? DType::fp8_e4m3 : config.dtype;
   const int64_t bytes = c.script.row_bytes(type);
   const int64_t scale_bytes = c.script.given_scale_bytes();
   const bool scaled = config.scales != ScaleKind::none, quantise = scaled && !step.quantised;
@@ -146,7 +146,7 @@ int first_choice(const oracle::Problem& p, int rank, int64_t token, int k) {
 }
 
 CaseInfo info_of(const LowLatencySettings& s) {
-  return {s.name, s.world, s.first_epoch, switchyard::LowLatencyExchange::heap_bytes_for(s.config, s.world)};
+  return {s.name, s.world, s.first_epoch, switchyard::LowLatencyExchange::heap_bytes(s.config, s.world)};
 }
 
 LowLatencyStep& LowLatencyScript::dispatch(std::vector<int64_t> tokens, Routing routing) {
@@ -161,7 +161,7 @@ LowLatencyStep& LowLatencyScript::combine(CombineOrder order, int output) {
   step.kind = Kind::combine;
   step.order = order;
   step.output = output;
-  step.y_type = config.row_type;
+  step.y_type = config.dtype;
   return step;
 }
 

@@ -35,7 +35,7 @@ struct LowLatencyStep {
   CombineOrder order = CombineOrder::per_route;
   DType y_type = DType::bf16;
   Pattern y_pattern = Pattern::random_values;
-  bool replace_weights = false;  ///< LowLatencyCombineOptions::weights
+  bool replace_weights = false;  ///< LowLatencyCombineOptions::topk_weights
   bool identity = false;         ///< the experts return their rows: y is the output's x itself, which is not quantized
 };
 

@@ -40,7 +40,7 @@ struct LowLatencySettings {
   oracle::Problem problem() const;
   int64_t row_bytes(DType type) const { return config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
   /// Type of rows as sent, and bytes of the scales of one.
-  DType sent_type() const { return config.scales == ScaleKind::none ? config.row_type : DType::fp8_e4m3; }
+  DType sent_type() const { return config.scales == ScaleKind::none ? config.dtype : DType::fp8_e4m3; }
   int64_t sent_scale_bytes() const;
   /// Bytes of the scales of a row as given.
   int64_t given_scale_bytes() const;

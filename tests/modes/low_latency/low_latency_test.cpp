@@ -79,7 +79,7 @@ TEST_P(LowLatency, C02_QuantisedRows) {
         s.config.scales = kind;
         s.config.scale_group = group;
         s.config.scale_order = order;
-        s.config.row_type = kTypes[n % 3];
+        s.config.dtype = kTypes[n % 3];
         s.config.pieces = n % 4 == 0 ? 0 : n % 17;
         ++n;
         s.dispatch(tokens(6, 3)).x_pattern = Pattern::quantise_cases;
@@ -213,7 +213,7 @@ TEST_P(LowLatency, C09_RowsInPlace) {
   std::vector<LowLatencyScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     auto s = script("C9 " + std::to_string(static_cast<int>(type)), 7, 3, 5, 200);
-    s.config.row_type = type;
+    s.config.dtype = type;
     s.config.scales = ScaleKind::none;
     for (const CombineOrder order : {kPerRoute, kPerRank}) {
       s.dispatch(all(5)).x_pattern = Pattern::wild_values;
@@ -228,7 +228,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
   std::vector<LowLatencyScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     auto plain = script("C10 plain " + std::to_string(static_cast<int>(type)), 9, 3, 5, 136);
-    plain.config.row_type = type;
+    plain.config.dtype = type;
     plain.config.scales = ScaleKind::none;
     plain.dispatch(all(5)).weights = false;  // raw bits
     plain.combine(kPerRoute).y_pattern = Pattern::wild_values;
@@ -238,7 +238,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
   }
   for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, if they are sent unchanged
     auto odd = script("C10 odd rows " + std::to_string(hidden), 9, 3, 5, hidden);
-    odd.config.row_type = hidden == 7 ? DType::f32 : DType::bf16;
+    odd.config.dtype = hidden == 7 ? DType::f32 : DType::bf16;
     odd.config.scales = ScaleKind::none;
     odd.config.pieces = 2;
     odd.dispatch(all(5)).x_pattern = Pattern::random_values;
@@ -252,7 +252,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
       s.config.scales = kind;
       s.config.scale_group = group;
       s.config.scale_order = group == 32 ? ScaleOrder::column_major : ScaleOrder::row_major;
-      s.config.row_type = DType::f32;
+      s.config.dtype = DType::f32;
       s.dispatch(tokens(5, 3)).quantised = true;
       s.combine(kPerRoute).y_type = kind == ScaleKind::f32 ? DType::bf16 : DType::f16;
       s.dispatch(tokens(5, 4)).x_pattern = Pattern::random_values;  // the same object also quantizes
@@ -296,11 +296,11 @@ TEST_P(Large, ManyTokensAndPieces) {
   s.dispatch(all(512), Routing::zipf).x_pattern = Pattern::random_values;
   s.combine(kPerRoute);
   auto wide = script("wide rows", 4, 2, 2, 40064);
-  wide.config.row_type = DType::f32;
+  wide.config.dtype = DType::f32;
   wide.config.pieces = 1;  // does not fit the initial scratch of CPU workers
   wide.dispatch(all(2)).x_pattern = Pattern::random_values;
   wide.combine(kPerRank);
-  auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kFewestPieceColumns + 16);
+  auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kMinPieceColumns + 16);
   pieces.config.pieces = 16;
   pieces.dispatch(all(2)).x_pattern = Pattern::random_values;
   pieces.combine(kPerRank);

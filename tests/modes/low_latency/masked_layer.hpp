@@ -210,7 +210,7 @@ class MaskedLayer {
                          rows.rows * rows.cols * static_cast<int64_t>(switchyard::dtype_bytes(rows.dtype)) / 4},
                    stream);
     switchyard::LowLatencyDispatchOptions send;
-    send.weights = a_.weights;
+    send.topk_weights = a_.weights;
     send.stream = stream;
     send.device_tokens = a_.tokens;
     exchange_.dispatch({a_.x, f_.max_tokens, f_.hidden, f_.type}, {a_.ids, f_.max_tokens, f_.topk, false}, output_, send);

@@ -52,7 +52,7 @@ struct StreamedCase {
     c.num_experts = form.experts;
     c.topk = form.topk;
     c.max_tokens = form.max_tokens;
-    c.row_type = form.type;
+    c.dtype = form.type;
     c.scales = form.scales;
     c.scale_group = form.group;
     c.scale_order = form.column_major ? switchyard::ScaleOrder::column_major : switchyard::ScaleOrder::row_major;
@@ -189,7 +189,7 @@ class StreamedCalls {
     switchyard::LowLatencyDispatchOptions o;
     o.stream = lane.stream;
     o.num_sms = plan_.num_sms;
-    o.weights = choices.weighted ? lane.a.weights : nullptr;
+    o.topk_weights = choices.weighted ? lane.a.weights : nullptr;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
     Output& to = lane.outputs[output];
     const bool given = choices.given && lane.a.codes != nullptr;
@@ -224,7 +224,7 @@ class StreamedCalls {
     Weights weights = filled.weighted ? Weights::of_dispatch : Weights::none;
     if (!choices.per_rank && !choices.weighted) {
       rig_.enqueue(MakeWeights{f_, number, rig_.rank(), lane.replaced}, lane.stream);
-      o.weights = lane.replaced;
+      o.topk_weights = lane.replaced;
       weights = Weights::of_combine;
     }
     const switchyard::ConstRows y{the_rows ? from.x.data : lane.y, from.x.rows, f_.hidden, f_.type};
@@ -247,7 +247,7 @@ class StreamedCalls {
     switchyard::LowLatencyCombineOptions c;
     o.stream = c.stream = lane.stream;
     o.num_sms = c.num_sms = plan_.num_sms;
-    o.weights = choices.weighted ? lane.a.weights : nullptr;
+    o.topk_weights = choices.weighted ? lane.a.weights : nullptr;
     if (choices.per_rank) c.order = switchyard::CombineOrder::per_rank;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
     Output& to = lane.outputs[output];
@@ -280,7 +280,7 @@ class StreamedCalls {
     switchyard::AllToAllOptions o;
     o.stream = stream;
     o.num_sms = plan_.num_sms;
-    o.weights = choices.weighted ? lane.a.weights : nullptr;
+    o.topk_weights = choices.weighted ? lane.a.weights : nullptr;
     o.expert_scale = choices.the_rows || function != nullptr ? nullptr : lane.a.factors;
     if (!choices.the_rows) o.row_function = function;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);

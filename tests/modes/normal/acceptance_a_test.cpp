@@ -328,7 +328,7 @@ TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {
   for (const int64_t last : last_row) ASSERT_GT(last * s.hidden, int64_t{1} << 31);
   auto config = make_config(*c);
   config.pool_bytes = (size_t{6} << 16) * 7168 * 2 + (size_t{64} << 20);
-  expect_clean(NormalExchange::heap_bytes_for(config, world(), kBackend), [&](switchyard::Group& group, Failures& f) {
+  expect_clean(NormalExchange::heap_bytes(config, world(), kBackend), [&](switchyard::Group& group, Failures& f) {
     NormalExchange exchange(group, config);
     RankData data(*c, group.rank(), 0);
     ScenarioCalls calls(group, exchange, *c, f);

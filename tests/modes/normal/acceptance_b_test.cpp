@@ -284,7 +284,7 @@ TEST_P(B, B12_PeersCriterion) {
     void* const out = memory.lend(data.out(), tokens * static_cast<size_t>(s.hidden) * 2);
     auto* const out_weights = static_cast<float*>(memory.lend(data.out_weights(), tokens * 4 * sizeof(float)));
     switchyard::CombineOptions options;
-    options.weights = d.topk_weights.data();
+    options.topk_weights = d.topk_weights.data();
     options.stream = memory.stream();
     options.num_sms = make_dispatch_options(*c, group.rank()).num_sms;
     exchange.combine(d.x, d.handle, out, options, out_weights);

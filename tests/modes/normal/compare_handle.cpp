@@ -130,7 +130,7 @@ void compare_ledger(const oracle::Problem& p, int rank, const switchyard::Ledger
   f.equal(p.world, l.world, "ledger.world");
   f.equal(p.experts, l.num_experts, "ledger.num_experts");
   f.equal(expected.padded, l.num_experts_padded, "ledger.num_experts_padded");
-  f.equal(p.first_expert(rank + 1) - p.first_expert(rank), l.experts_here, "ledger.experts_here");
+  f.equal(p.first_expert(rank + 1) - p.first_expert(rank), l.num_local_experts, "ledger.num_local_experts");
   f.equal_range(expected.peer_token_per_expert, l.peer_token_per_expert, "peer_token_per_expert");
   f.equal_range(expected.expanded_row_idx, l.expanded_row_idx, "expanded_row_idx");
   f.equal_range(expected.cumsum_per_expert, l.cumsum_per_expert, "cumsum_per_expert");

@@ -111,7 +111,7 @@ void on_two(const std::function<void(Group&, Failures&)>& body) {
   if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory";
   Fleet fleet;
   fleet.world = 2;
-  fleet.options.heap_bytes = NormalExchange::heap_bytes_for(NormalRig::config(), 2) + (1 << 20);
+  fleet.options.heap_bytes = NormalExchange::heap_bytes(NormalRig::config(), 2) + (1 << 20);
   EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet, body)), "");
 }
 
@@ -119,7 +119,7 @@ void on_two(const std::function<void(Group&, Failures&)>& body) {
 struct RowStorage {
   RowStorage(const NormalExchange& exchange, int64_t rows)
       : data(static_cast<size_t>(rows * exchange.config().hidden) * 4 + 1),
-        view{data.data(), rows, exchange.config().hidden, exchange.config().row_type} {}
+        view{data.data(), rows, exchange.config().hidden, exchange.config().dtype} {}
   std::vector<std::byte> data;
   Rows view;
 };
@@ -177,7 +177,7 @@ TEST(DeliveryRules, ThePoolHasItsRoomBack) {
     std::vector<std::unique_ptr<RowStorage>> buffers;
     std::vector<Dispatched> kept;
     for (int layer = 0; layer < 50; ++layer) {
-      buffers.push_back(std::make_unique<RowStorage>(rig.exchange, switchyard::most_rows(rig.exchange.config(), 2)));
+      buffers.push_back(std::make_unique<RowStorage>(rig.exchange, switchyard::max_rows(rig.exchange.config(), 2)));
       DispatchOptions o;
       o.out = &buffers.back()->view;
       o.size = layer % 2 ? SizePolicy::exact : SizePolicy::worst_case;

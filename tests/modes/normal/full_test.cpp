@@ -55,7 +55,7 @@ TEST(Full, B01_B02_ReferenceShape) {
     int64_t rows = 0;
     for (const auto& view : c->expected.ranks) rows = std::max(rows, view.rows);
     config.pool_bytes = staging == Staging::ring ? 0 : static_cast<size_t>(rows) * (7168 * 2 + 256) * 2 + (size_t{8} << 20);
-    const Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8, kBackend));
+    const Fleet fleet = fleet_of(8, NormalExchange::heap_bytes(config, 8, kBackend));
     EXPECT_EQ(joined(run_threads(fleet,
                                  [&](switchyard::Group& group, Failures& f) {
                                    NormalExchange exchange(group, config);
@@ -108,7 +108,7 @@ TEST(Full, A09_RowsBeyond32Bits) {
     // The rows that rank 1 receives, and on either rank the returned rows, one for each route.
     const size_t rows = static_cast<size_t>(c->expected.ranks[1].rows) + size_t{18800} * 8;
     config.pool_bytes = staging == Staging::ring ? 0 : rows * 7168 * 2 + (size_t{256} << 20);
-    const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes_for(config, 2));
+    const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes(config, 2));
     EXPECT_EQ(joined(run_threads(fleet,
                                  [&](switchyard::Group& group, Failures& f) {
                                    NormalExchange exchange(group, config);
@@ -136,7 +136,7 @@ TEST_P(ManyCalls, A12) {
   }
   auto config = make_config(*cases[0]);
   config.pool_bytes *= 2;
-  Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8));
+  Fleet fleet = fleet_of(8, NormalExchange::heap_bytes(config, 8));
   fleet.options.num_warps = 2;
   const auto body = [&](switchyard::Group& group, Failures& f) {
     switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 1500);

@@ -306,7 +306,7 @@ TEST(Sleep, CallsMeanwhileAreErrorsAndChangeNothing) {
                     f.set_context("sleep twice");
                     expect_code(ErrorCode::invalid_argument, "sleeps already", outcome_of([&] { group.sleep(); }), f);
                     f.set_context("what needs no heap");
-                    f.equal(NormalRig::kTokens, d.handle.tokens(), "tokens of the handle");
+                    f.equal(NormalRig::kTokens, d.handle.num_tokens(), "tokens of the handle");
                     group.check();
                     group.barrier();
                     (void)rig.exchange.last_call();

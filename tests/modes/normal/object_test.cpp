@@ -92,7 +92,7 @@ TEST(Ring, UsualSettings) {
     config.topk = 8;
     config.max_tokens = row.tokens;
     config.layout = row.layout;
-    const switchyard::RingSettings defaults = usual_ring(config, row.world);
+    const switchyard::RingSettings defaults = default_ring(config, row.world);
     EXPECT_EQ(defaults.num_channels, row.channels) << row.world << " ranks, " << row.tokens << " tokens";
     EXPECT_EQ(defaults.slots, row.slots) << row.world << " ranks, " << row.tokens << " tokens";
     config.staging = Staging::ring;
@@ -101,16 +101,16 @@ TEST(Ring, UsualSettings) {
     EXPECT_EQ(NormalExchange::memory_required(config, row.world).ring_bytes, all);
     config.ring = {};
     config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of a channel or two
-    EXPECT_LE(usual_ring(config, row.world).num_channels, 2);
+    EXPECT_LE(default_ring(config, row.world).num_channels, 2);
     EXPECT_LE(NormalExchange::memory_required(config, row.world).ring_bytes, config.ring.max_bytes);
     config.ring.max_bytes = 0;
     config.ring.slots = 256;  // together as many rows as by default
-    EXPECT_EQ(usual_ring(config, row.world).num_channels, std::min(row.channels, 10));
+    EXPECT_EQ(default_ring(config, row.world).num_channels, std::min(row.channels, 10));
     config.ring.slots = 0;
     config.ring.send_chunk = 1 << 20;
-    EXPECT_EQ(usual_ring(config, row.world).num_channels, 1);
+    EXPECT_EQ(default_ring(config, row.world).num_channels, 1);
     config.ring.send_chunk = 0;
-    EXPECT_EQ(outcome_of([&] { (void)usual_ring(config, row.world); }).code, ErrorCode::invalid_argument);
+    EXPECT_EQ(outcome_of([&] { (void)default_ring(config, row.world); }).code, ErrorCode::invalid_argument);
   }
 }
 
@@ -156,7 +156,7 @@ TEST(Ring, MemoryOnGpusIsNamed) {
     EXPECT_EQ(cpu.private_bytes, 0u);
     EXPECT_EQ(gpu.pool_bytes, 0u);
     EXPECT_EQ(gpu.total(), cpu.total());
-    EXPECT_EQ(NormalExchange::heap_bytes_for(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes_for(config, 4));
+    EXPECT_EQ(NormalExchange::heap_bytes(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes(config, 4));
     const size_t rows = layout == Layout::rank_major ? 64 : 64 * 3, row = 1024 * 2;
     EXPECT_GT(gpu.private_bytes, 2 * rows * row);
     // No copies of ordinary rows' weights and no partial sums; both are rounded to pages.
@@ -341,7 +341,7 @@ TEST(StaticSizes, CapacityBeyondTheWorstCase) {
     config.max_tokens = 4;
     config.layout = layout;
     switchyard::GroupOptions options;
-    options.heap_bytes = NormalExchange::heap_bytes_for(config, 1);
+    options.heap_bytes = NormalExchange::heap_bytes(config, 1);
     auto groups = Group::in_process(1, options);
     NormalExchange exchange(groups[0], config);
     const std::vector<uint16_t> x(4 * 8, 0x3F80);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices of usual_ring() if memory is bounded, and settings that it refuses.
+// Choices of default_ring() if memory is bounded, and settings that it refuses.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,7 +25,7 @@ NormalConfig default_config() {
   return config;
 }
 
-/// Disallowed settings are never returned: the result of usual_ring() means the same if it is passed in, or usual_ring() throws
+/// Disallowed settings are never returned: the result of default_ring() means the same if it is passed in, or default_ring() throws
 /// and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = default_config();
@@ -33,7 +33,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // of one channel
   for (const size_t ring_budget : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
     config.ring.max_bytes = ring_budget;
-    const Outcome o = outcome_of([&] { (void)usual_ring(config, kWorld); });
+    const Outcome o = outcome_of([&] { (void)default_ring(config, kWorld); });
     EXPECT_EQ(o.code, ErrorCode::invalid_argument) << ring_budget;
     EXPECT_EQ(o.text, "RingSettings::max_bytes = " + std::to_string(ring_budget) + ": must be 0 or at least " +
                           std::to_string(flags + 8 * kWorld * slot) +
@@ -44,23 +44,23 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
     EXPECT_EQ(outcome_of([&] { (void)NormalExchange::memory_required(config, kWorld); }).text, "") << "has no rings";
   }
   config.ring.num_channels = 3;
-  const std::string three = outcome_of([&] { (void)usual_ring(config, kWorld); }).text;
+  const std::string three = outcome_of([&] { (void)default_ring(config, kWorld); }).text;
   EXPECT_NE(three.find(std::to_string(3 * (flags + 8 * kWorld * slot)) + ", for topk = 8 slots of 3 channels"),
             std::string::npos)
       << three;
   EXPECT_NE(three.find("; fewer channels need less"), std::string::npos) << three;
   config.ring.num_channels = 0;
   config.ring.max_bytes = flags + 8 * kWorld * slot;
-  EXPECT_EQ(usual_ring(config, kWorld).num_channels, 1);
-  EXPECT_EQ(usual_ring(config, kWorld).slots, 8);
+  EXPECT_EQ(default_ring(config, kWorld).num_channels, 1);
+  EXPECT_EQ(default_ring(config, kWorld).slots, 8);
 
   config.max_tokens = 3 << 20;  // there may be many chunks longer than slots
   config.topk = 2;
   config.ring = {0, 1 << 20, 0, 0};
-  const switchyard::RingSettings defaults = usual_ring(config, kWorld);
+  const switchyard::RingSettings defaults = default_ring(config, kWorld);
   EXPECT_EQ(defaults.slots, 1 << 20);
   config.ring = defaults;
-  const switchyard::RingSettings again = usual_ring(config, kWorld);
+  const switchyard::RingSettings again = default_ring(config, kWorld);
   EXPECT_EQ(again.num_channels, defaults.num_channels);
   EXPECT_EQ(again.slots, defaults.slots);
   EXPECT_EQ(again.send_chunk, defaults.send_chunk);
@@ -74,11 +74,11 @@ TEST(Ring, NamedSlotsAreLoweredLast) {
   const auto bytes = [](int channels, int slots) {  // of a rank
     return static_cast<size_t>(channels) * kWorld * (2 * 64 + static_cast<size_t>(slots) * (14336 + 256 + 128));
   };
-  const int channels = usual_ring(config, kWorld).num_channels;
+  const int channels = default_ring(config, kWorld).num_channels;
   ASSERT_EQ(channels, 40);
   const auto expect = [&](size_t ring_budget, int expected_channels, int expected_slots) {
     config.ring.max_bytes = ring_budget;
-    const switchyard::RingSettings defaults = usual_ring(config, kWorld);
+    const switchyard::RingSettings defaults = default_ring(config, kWorld);
     EXPECT_EQ(defaults.num_channels, expected_channels) << ring_budget;
     EXPECT_EQ(defaults.slots, expected_slots) << ring_budget;
   };

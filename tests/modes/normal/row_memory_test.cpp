@@ -78,7 +78,7 @@ TEST(RowMemory, RowsArriveAndAreReadThere) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(base(layout));
     const auto config = make_config(*c);
-    const int64_t rows = switchyard::most_rows(config, kWorld);
+    const int64_t rows = switchyard::max_rows(config, kWorld);
     const size_t bytes = static_cast<size_t>(rows * config.hidden) * 2;
     EXPECT_EQ(run(c, 2 * bytes + 1024,
                   [&](Group& group, Failures& f) {

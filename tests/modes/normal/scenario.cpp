@@ -88,7 +88,7 @@ NormalConfig make_config(const Case& c) {
   config.max_tokens = c.problem.max_tokens;
   config.layout = c.problem.layout;
   config.expert_alignment = c.problem.alignment;
-  config.row_type = switchyard::dtype_bytes(sent_type(s)) > switchyard::dtype_bytes(s.y_type) ? sent_type(s) : s.y_type;
+  config.dtype = switchyard::dtype_bytes(sent_type(s)) > switchyard::dtype_bytes(s.y_type) ? sent_type(s) : s.y_type;
   config.staging = s.staging;
   config.ring = s.ring;
   config.invalid_ids = switchyard::InvalidIds::count;
@@ -230,9 +230,9 @@ switchyard::CombineOptions RankData::combine_options() {
   switchyard::CombineOptions options;
   options.order = s_.order;
   options.apply_weights = s_.apply_weights;
-  if (!rank_major_weights_.empty()) options.weights = rank_major_weights_.data();
+  if (!rank_major_weights_.empty()) options.topk_weights = rank_major_weights_.data();
   // Weights that combine would not apply are refused.
-  if (!replaced_weights_.empty() && s_.apply_weights) options.weights = replaced_weights_.data();
+  if (!replaced_weights_.empty() && s_.apply_weights) options.topk_weights = replaced_weights_.data();
   for (int b = 0; b < s_.num_bias; ++b) options.bias[b] = bias_[b].data();
   return options;
 }
@@ -318,7 +318,7 @@ void RankData::check_dispatched(const Dispatched& d, Failures& f) const {
   const auto& view = c_.expected.ranks[idx(rank_)];
   f.equal(view.rows, d.rows, "rows");
   f.equal(view.rows, d.handle.rows(), "handle.rows()");
-  f.equal(tokens_, d.handle.tokens(), "handle.tokens()");
+  f.equal(tokens_, d.handle.num_tokens(), "handle.tokens()");
   int64_t largest = 0;  // equal on all ranks
   for (int r = 0; r < c_.problem.world; ++r) largest = std::max(largest, oracle::worst_case_rows(c_.problem, r));
   switch (c_.problem.size) {

@@ -75,7 +75,7 @@ struct Scenario {
   CombineOrder order = CombineOrder::per_rank;
   int num_bias = 0;
   bool apply_weights = true;
-  bool replace_weights = false;  ///< expert-major per_route: CombineOptions::weights; rank-major: return weight sums
+  bool replace_weights = false;  ///< expert-major per_route: CombineOptions::topk_weights; rank-major: return weight sums
 
   int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with different rows each time
   bool cached = true;

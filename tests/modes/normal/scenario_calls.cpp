@@ -110,7 +110,7 @@ switchyard::ConstRows ScenarioCalls::rows_of(RankData& data) {
 
 switchyard::ExpertIds ScenarioCalls::ids_of(const RankData& data) {
   switchyard::ExpertIds ids = data.ids();
-  ids.data = memory_.give(ids.data, idx(ids.tokens * ids.topk) * (ids.is_int64 ? 8 : 4));
+  ids.data = memory_.give(ids.data, idx(ids.num_tokens * ids.topk) * (ids.is_int64 ? 8 : 4));
   return ids;
 }
 
@@ -127,7 +127,7 @@ const DispatchOptions& ScenarioCalls::deliver_to(const switchyard::Handle* handl
   options_.out = nullptr;
   buffer_ = {};
   if (s.delivery == Delivery::pool || (s.delivery == Delivery::by_rank && group_.rank() % 2 != 0)) return options_;
-  const int64_t rows = switchyard::most_rows(exchange_.config(), group_.size()) + 3;
+  const int64_t rows = switchyard::max_rows(exchange_.config(), group_.size()) + 3;
   const int64_t bytes = row_bytes(s, sent_type(s)), scales = switchyard::scale_row_bytes(s.hidden, sent_scales(s));
   in_buffer_ = handle && s.delivery == Delivery::row_buffer && scales == 0;
   if (in_buffer_) {
@@ -296,7 +296,7 @@ void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Hand
   switchyard::CombineOptions o = data.combine_options();
   o.num_sms = options_.num_sms;
   o.stream = options_.stream;
-  o.weights = give_weights(o.weights, rows, handle.rows());
+  o.topk_weights = give_weights(o.topk_weights, rows, handle.rows());
   for (const void*& bias : o.bias)
     if (bias) bias = memory_.give(bias, idx(tokens * bytes));
   if (tokens > 0) std::memset(data.out(), 0xA5, idx(tokens * bytes));  // results of an earlier combine do not count
@@ -329,7 +329,7 @@ void run_object(switchyard::Group& group, const Case& c, Failures& failures) {
 
 CaseInfo info_of(const Case& c) {
   return {c.scenario.name, c.problem.world, c.scenario.first_epoch,
-          NormalExchange::heap_bytes_for(make_config(c), c.problem.world, kBackend)};
+          NormalExchange::heap_bytes(make_config(c), c.problem.world, kBackend)};
 }
 
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases) { return heap_of_largest(cases); }

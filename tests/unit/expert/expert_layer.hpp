@@ -46,7 +46,7 @@ struct LayerCase {
     config.max_tokens = max_tokens();
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
-    config.row_type = type;
+    config.dtype = type;
     // A graph keeps the allocations of its calls, in addition to earlier ones.
     config.pool_bytes = 2 * NormalExchange::memory_required(config, world(), Backend::cuda).pool_bytes;
     return config;
@@ -57,13 +57,13 @@ struct LayerCase {
     config.num_experts = experts;
     config.topk = topk;
     config.max_tokens = max_tokens();
-    config.row_type = type;
+    config.dtype = type;
     config.scales = ScaleKind::none;
     return config;
   }
   size_t heap_bytes(Backend backend) const {
-    return masked ? LowLatencyExchange::heap_bytes_for(low_latency(), world())
-                  : NormalExchange::heap_bytes_for(normal(), world(), backend);
+    return masked ? LowLatencyExchange::heap_bytes(low_latency(), world())
+                  : NormalExchange::heap_bytes(normal(), world(), backend);
   }
 };
 
@@ -195,7 +195,7 @@ class ExpertLayer {
     const ExpertIds ids = ExpertIds::of(ids_, tokens, c_.topk);
     const ExpertCall experts{.stream = rig_.stream()};
     if (c_.masked) {
-      low_latency_->dispatch(x, ids, received_, {.weights = weights_, .stream = rig_.stream()});
+      low_latency_->dispatch(x, ids, received_, {.topk_weights = weights_, .stream = rig_.stream()});
       experts_->forward(received_.x, ExpertRows::of(received_), made_, experts);
       low_latency_->combine(made_, received_, out_, {.stream = rig_.stream()});
       return;
@@ -233,9 +233,9 @@ class ExpertLayer {
     const ExpertShape shape{c_.hidden, c_.intermediate, end - first};
     ExpertOptions options;
     options.backend = Rig::kBackend;
-    options.type = c_.type;
+    options.dtype = c_.type;
     options.storage = WeightStorage::view;
-    options.max_rows = c_.masked ? received_.x.rows : most_rows(c_.normal(), c_.world());
+    options.max_rows = c_.masked ? received_.x.rows : max_rows(c_.normal(), c_.world());
     const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate), bytes = elements * dtype_bytes(c_.type);
     const auto here = static_cast<size_t>(end - first);
     auto* const w13 = static_cast<std::byte*>(rig_.allocate(2 * here * bytes));

@@ -142,18 +142,18 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   options.max_rows = -1;
   refused(invalid, "options.max_rows is -1", {16, 8, 1}, options);
   options = gpu;
-  options.type = DType::f32;
-  refused(invalid, "options.type is f32; allowed: bf16, and on GPUs f16 and fp8_e4m3", {16, 8, 1}, options);
+  options.dtype = DType::f32;
+  refused(invalid, "options.dtype is f32; allowed: bf16, and on GPUs f16 and fp8_e4m3", {16, 8, 1}, options);
   options.backend = static_cast<Backend>(7);
   refused(invalid, "options.backend is 7; allowed: cpu (0) or cuda (1)", {16, 8, 1}, options);
   refused(invalid, "shape.hidden is 12; allowed on GPUs: a multiple of 8", {12, 8, 1}, gpu);
   refused(invalid, "shape.intermediate is 4; allowed on GPUs: a multiple of 8", {16, 4, 1}, gpu);
   refused(invalid, "shape.num_local_experts is 2049; allowed on GPUs: 0 to 2048", {16, 8, 2049}, gpu);
   refused(invalid, "w13 must begin at a multiple of 16 bytes", {16, 8, 1}, gpu, kNoWeights + 1);
-  refused(ErrorCode::unsupported, "options.type is f16; allowed on the CPU: bf16", {16, 8, 1}, {.type = DType::f16});
-  refused(ErrorCode::unsupported, "options.type is fp8_e4m3; allowed on the CPU: bf16", {16, 8, 1}, {.type = DType::fp8_e4m3});
+  refused(ErrorCode::unsupported, "options.dtype is f16; allowed on the CPU: bf16", {16, 8, 1}, {.dtype = DType::f16});
+  refused(ErrorCode::unsupported, "options.dtype is fp8_e4m3; allowed on the CPU: bf16", {16, 8, 1}, {.dtype = DType::fp8_e4m3});
   options = gpu;
-  options.type = DType::fp8_e4m3;
+  options.dtype = DType::fp8_e4m3;
   refused(invalid, "shape.intermediate is 24; allowed on GPUs in fp8: a multiple of 16", {16, 24, 1}, options);
   refused(invalid, "options.w13_scales is null", {16, 32, 1}, options);
   EXPECT_EQ(ExpertMlp::memory_required({16, 160, 3}, options).total(), 8u * (160 + 16));
@@ -169,14 +169,14 @@ TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
     NormalConfig config = c.normal();
     config.layout = layout;
     GroupOptions options;
-    options.heap_bytes = NormalExchange::heap_bytes_for(config, 1);
+    options.heap_bytes = NormalExchange::heap_bytes(config, 1);
     std::vector<Group> groups = Group::in_process(1, options);
     NormalExchange exchange(groups[0], config);
     const std::vector<uint16_t> x(static_cast<size_t>(7 * config.hidden));
     const std::vector<int32_t> ids(static_cast<size_t>(7 * config.topk), 2);
     const Dispatched d = exchange.dispatch({x.data(), 7, config.hidden, DType::bf16}, ExpertIds::of(ids.data(), 7, config.topk),
                                            nullptr, {.size = SizePolicy::worst_case});
-    EXPECT_EQ(d.x.rows, most_rows(config, 1));
+    EXPECT_EQ(d.x.rows, max_rows(config, 1));
     EXPECT_EQ(d.x.rows, layout == Layout::rank_major ? 7 : 4 * 4 + 20);  // a row for each of four experts, 17 for the fifth
   }
 }

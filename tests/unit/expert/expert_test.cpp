@@ -443,10 +443,10 @@ TEST(ExpertMlp, ErrorsNameTheArgument) {
   const auto rank_major = [&](ExpertIds view) {
     return error_text([&] { mlp.forward_rank_major(x.data(), view, nullptr, y.data()); });
   };
-  has(rank_major({ids, -1, 1, false}), "ids.tokens is -1; allowed: >= 0");
-  has(rank_major({ids, 1, 0, false}), "ids.topk is 0; allowed: 1 to 32");
-  has(rank_major({ids, 1, 33, false}), "ids.topk is 33; allowed: 1 to 32");
-  has(rank_major({nullptr, 1, 1, false}), "ids.data, x or y is null");
+  has(rank_major({ids, -1, 1, false}), "topk_ids.num_tokens is -1; allowed: >= 0");
+  has(rank_major({ids, 1, 0, false}), "topk_ids.topk is 0; allowed: 1 to 32");
+  has(rank_major({ids, 1, 33, false}), "topk_ids.topk is 33; allowed: 1 to 32");
+  has(rank_major({nullptr, 1, 1, false}), "topk_ids.data, x or y is null");
   EXPECT_EQ(y, std::vector<uint16_t>(64, kCanary)) << "a refused call wrote something";
 }
 

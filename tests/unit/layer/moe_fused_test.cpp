@@ -131,7 +131,7 @@ void expect_equal(const Comparison& c) {
   GroupOptions options;
   MoeLayerConfig fused = c.config;
   fused.form = MoeForm::fused;
-  options.heap_bytes = MoeLayer::heap_bytes_for(c.config, c.world()) + MoeLayer::heap_bytes_for(fused, c.world());
+  options.heap_bytes = MoeLayer::heap_bytes(c.config, c.world()) + MoeLayer::heap_bytes(fused, c.world());
   options.num_blocks = c.workers > 2 ? 2 : 1;
   options.num_warps = (c.workers + options.num_blocks - 1) / options.num_blocks;
   options.timeout = std::chrono::minutes(2);

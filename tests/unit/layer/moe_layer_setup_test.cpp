@@ -38,7 +38,7 @@ MoeLayerConfig small() {
 
 MoeLayerConfig on_gpus(DType type = DType::bf16) {
   MoeLayerConfig c = small();
-  c.type = type;
+  c.dtype = type;
   c.storage = WeightStorage::view;
   return c;
 }
@@ -47,7 +47,7 @@ MoeLayerConfig on_gpus(DType type = DType::bf16) {
 MoeExchange exchange_of(MoeLayerConfig config, int world) {
   const auto bytes = [&](MoeExchange exchange) {
     config.exchange = exchange;
-    return MoeLayer::heap_bytes_for(config, world);
+    return MoeLayer::heap_bytes(config, world);
   };
   const size_t chosen = bytes(MoeExchange::automatic);
   const bool low_latency =
@@ -77,7 +77,7 @@ TEST(MoeLayerSetup, ChoosesTheExchange) {
 TEST(MoeLayerSetup, SaysWhatWasChosen) {
   MoeLayerConfig config = small();
   GroupOptions options;
-  options.heap_bytes = MoeLayer::heap_bytes_for(config, 1);
+  options.heap_bytes = MoeLayer::heap_bytes(config, 1);
   std::vector<Group> groups = Group::in_process(1, options);
   HostRig rig;
   void* const weights = rig.allocate(4 * 2 * 16 * 32 * 2);
@@ -103,7 +103,7 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   normal.max_tokens = c.max_tokens;
   normal.layout = Layout::expert_major;
   const MemoryRequirement defaults = NormalExchange::memory_required(normal, kWorld, Backend::cuda);
-  const int64_t rows = most_rows(normal, kWorld);
+  const int64_t rows = max_rows(normal, kWorld);
   EXPECT_EQ(rows, kWorld * 8 * 2);
   c.captured = false;
   MoeLayerMemory m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
@@ -143,7 +143,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
     change(c);
     expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), code, part);
-    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes_for(c, 2, backend); }), code, part);
+    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes(c, 2, backend); }), code, part);
   };
   refused("MoeLayerConfig::hidden = 0: must be in [1, 16777216]", [](auto& c) { c.hidden = 0; });
   refused("MoeLayerConfig::intermediate = -1: must be in [1, ", [](auto& c) { c.intermediate = -1; });
@@ -151,11 +151,11 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
   refused("MoeLayerConfig::topk = 33: must be in [1, 32]", [](auto& c) { c.topk = 33; });
   refused("MoeLayerConfig::max_tokens = -1: must be in [0, ", [](auto& c) { c.max_tokens = -1; });
   refused("MoeLayerConfig::capacity = -5: must be in [0, ", [](auto& c) { c.capacity = -5; });
-  refused("MoeLayerConfig::type = f32: must be bf16, and on GPUs f16 or fp8_e4m3", [](auto& c) { c.type = DType::f32; });
+  refused("MoeLayerConfig::dtype = f32: must be bf16, and on GPUs f16 or fp8_e4m3", [](auto& c) { c.dtype = DType::f32; });
   refused(
-      "MoeLayerConfig::type = f16: must be bf16 on the CPU", [](auto& c) { c.type = DType::f16; }, Backend::cpu,
+      "MoeLayerConfig::dtype = f16: must be bf16 on the CPU", [](auto& c) { c.dtype = DType::f16; }, Backend::cpu,
       ErrorCode::unsupported);
-  refused("MoeLayerConfig::type = 9: must be bf16 (0)", [](auto& c) { c.type = static_cast<DType>(9); });
+  refused("MoeLayerConfig::dtype = 9: must be bf16 (0)", [](auto& c) { c.dtype = static_cast<DType>(9); });
   refused("MoeLayerConfig::order = 7: must be per_rank (0), per_route (1) or per_host (2)",
           [](auto& c) { c.order = static_cast<CombineOrder>(7); });
   refused("MoeLayerConfig::exchange = 3: must be automatic (0), normal (1) or low_latency (2)",
@@ -177,7 +177,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
   refused(
       "MoeLayerConfig::storage = packed: must be view on GPUs", [](auto& c) { c.storage = WeightStorage::packed; },
       Backend::cuda);
-  const auto fp8 = [](auto& c) { c.type = DType::fp8_e4m3; };
+  const auto fp8 = [](auto& c) { c.dtype = DType::fp8_e4m3; };
   refused(
       "MoeLayerConfig::row_scales = none: must be f32 or ue8m0 for fp8_e4m3",
       [&](auto& c) {
@@ -219,7 +219,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   EXPECT_EQ(MoeLayer::memory_required(c, 2).weight_bytes, 0u);
 
   GroupOptions group_options;
-  group_options.heap_bytes = MoeLayer::heap_bytes_for(c, 1);
+  group_options.heap_bytes = MoeLayer::heap_bytes(c, 1);
   std::vector<Group> groups = Group::in_process(1, group_options);
   HostRig rig;
   void* const weights = rig.allocate(4 * 2 * 16 * 32 * 2);
@@ -250,7 +250,7 @@ TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
         EXPECT_EQ(layer.heap_bytes, fused.heap_bytes);
         EXPECT_EQ(layer.scratch_bytes, fused.private_bytes);
         EXPECT_EQ(layer.total(), fused.heap_bytes + fused.private_bytes);
-        EXPECT_EQ(MoeLayer::heap_bytes_for(c, world, Backend::cuda), FusedMoe::heap_bytes_for(f, world));
+        EXPECT_EQ(MoeLayer::heap_bytes(c, world, Backend::cuda), FusedMoe::heap_bytes(f, world));
       }
     }
   }
@@ -265,7 +265,7 @@ TEST(MoeLayerSetup, FusedFormInFp8) {
   c.hidden = 1024;
   c.intermediate = 256;
   const size_t bf16 = MoeLayer::memory_required(c, 2, Backend::cuda).total();
-  c.type = DType::fp8_e4m3;
+  c.dtype = DType::fp8_e4m3;
   EXPECT_LT(MoeLayer::memory_required(c, 2, Backend::cuda).total(), bf16);
   const auto refused = [&](const std::string& part, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig other = c;
@@ -299,8 +299,8 @@ TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; }), MoeForm::separate);
   EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::automatic; }), MoeForm::separate);
   EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; }), MoeForm::separate);
-  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::f16; }), MoeForm::separate);
-  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::fp8_e4m3, c.hidden = 256, c.intermediate = 128; }),
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.dtype = DType::f16; }), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.dtype = DType::fp8_e4m3, c.hidden = 256, c.intermediate = 128; }),
             MoeForm::separate);
   MoeLayerConfig c = on_gpus();  // more experts than the fused form supports
   c.exchange = MoeExchange::normal;
@@ -318,11 +318,11 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
     change(c);
     const std::string part = "MoeLayerConfig::form = fused: must be separate or automatic, ";
     expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), ErrorCode::unsupported, part);
-    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes_for(c, 2, backend); }), ErrorCode::unsupported, part);
+    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes(c, 2, backend); }), ErrorCode::unsupported, part);
   };
   refused(Backend::cpu, [](auto& c) { c.order = CombineOrder::per_rank; });
   refused(Backend::cpu, [](auto& c) { c.exchange = MoeExchange::low_latency; });
-  refused(Backend::cuda, [](auto& c) { c.type = DType::f16; });
+  refused(Backend::cuda, [](auto& c) { c.dtype = DType::f16; });
   refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; });
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }
@@ -336,7 +336,7 @@ size_t weight_bytes(const MoeLayerConfig& c) {
 /// constructs a layer afterwards.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
                                    bool without_weights = false) {
-  if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2);
+  if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes(small(), 2);
   return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), heap_bytes), [&](Group& group) {
     HostRig rig;
     MoeLayerConfig config = small();
@@ -344,7 +344,7 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
     void* const weights = rig.allocate(std::max(weight_bytes(small()), weight_bytes(config)));
     const Outcome end = outcome_of([&] { MoeLayer layer(group, config, without_weights ? nullptr : weights, weights); });
     group.barrier();  // the group is still usable
-    if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
+    if (heap_bytes >= MoeLayer::heap_bytes(small(), 2)) MoeLayer(group, small(), weights, weights);
     if (end.code != ErrorCode::ok) throw Error(end.code, end.text);
   });
 }
@@ -354,7 +354,7 @@ TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
   for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
     for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
       if (form == MoeForm::fused && exchange == MoeExchange::low_latency) continue;
-      const size_t heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2) + (size_t{1} << 20);
+      const size_t heap_bytes = 2 * MoeLayer::heap_bytes(small(), 2) + (size_t{1} << 20);
       const auto all =
           harness::outcomes(2, harness::options_with(std::chrono::milliseconds(100), heap_bytes), [&](Group& group) {
             HostRig rig;
@@ -416,7 +416,7 @@ std::vector<Outcome> calls(MoeExchange exchange, MoeForm form,
   MoeLayerConfig config = small();
   config.exchange = exchange;
   config.form = form;
-  const size_t bytes = MoeLayer::heap_bytes_for(config, 2);
+  const size_t bytes = MoeLayer::heap_bytes(config, 2);
   return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), bytes), [&](Group& group) {
     HostRig rig;
     void* const weights = rig.allocate(2 * 2 * 16 * 32 * 2);
@@ -443,11 +443,11 @@ TEST(MoeLayerSetup, ACallThatIsRefusedEndsThoseOfItsPeers) {
       expect_text(found[0], ErrorCode::invalid_argument, part);
       expect_text(found[1], ErrorCode::peer_failed, "rank 0");
     };
-    refused("ids.topk = 3",
+    refused("topk_ids.topk = 3",
             [&](MoeLayer& l, const void* x, void* out) { l.forward(x, ExpertIds::of(ids.data(), 8, 3), nullptr, out); });
-    refused("ids.tokens = 9",
+    refused("topk_ids.num_tokens = 9",
             [&](MoeLayer& l, const void* x, void* out) { l.forward(x, ExpertIds::of(ids.data(), 9, 2), nullptr, out); });
-    refused("ids.tokens = 9", [&](MoeLayer& l, const void* x, void* out) {
+    refused("topk_ids.num_tokens = 9", [&](MoeLayer& l, const void* x, void* out) {
       const int32_t tokens = 3;
       l.forward(x, ExpertIds::of(ids.data(), 9, 2), nullptr, out, {.device_tokens = &tokens});
     });

@@ -167,7 +167,7 @@ TEST(MoeLayer, NeedsNoWeights) {
     MoeLayerConfig config = m.moe();
     config.exchange = exchange;
     config.invalid_ids = switchyard::InvalidIds::count;
-    options.heap_bytes = MoeLayer::heap_bytes_for(config, 1);
+    options.heap_bytes = MoeLayer::heap_bytes(config, 1);
     std::vector<Group> groups = Group::in_process(1, options);
     HostRig rig;
     const testing::RankWeights w = make_weights(rig, m, 0, m.c.experts);

@@ -37,7 +37,7 @@ struct MoeCase {
     m.num_experts = c.experts;
     m.topk = c.topk;
     m.max_tokens = c.max_tokens();
-    m.type = type();
+    m.dtype = type();
     m.row_scales = row_scales;
     m.order = order;
     m.exchange = c.masked ? MoeExchange::low_latency : MoeExchange::normal;
@@ -61,9 +61,9 @@ struct MoeCase {
   double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
   /// For the separate calls and `layers` layers.
   size_t heap_bytes(Backend backend, size_t layers = 1) const {
-    return layers * MoeLayer::heap_bytes_for(moe(), c.world(), backend) +
-           (c.masked ? LowLatencyExchange::heap_bytes_for(low_latency(), c.world())
-                     : NormalExchange::heap_bytes_for(normal(), c.world(), backend));
+    return layers * MoeLayer::heap_bytes(moe(), c.world(), backend) +
+           (c.masked ? LowLatencyExchange::heap_bytes(low_latency(), c.world())
+                     : NormalExchange::heap_bytes(normal(), c.world(), backend));
   }
 };
 
@@ -85,7 +85,7 @@ inline std::vector<MoeCase> moe_cases() {
 inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   std::vector<MoeCase> both = all;
   for (MoeCase m : all) {
-    if (m.c.masked || m.type() != DType::bf16 || m.order != CombineOrder::per_route) continue;
+    if (m.c.masked || m.dtype() != DType::bf16 || m.order != CombineOrder::per_route) continue;
     m.c.name = "fused_" + m.c.name;
     m.form = MoeForm::fused;
     both.push_back(m);
@@ -124,7 +124,7 @@ template <class Rig>
 RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const LayerCase& c = m.c;
   const auto here = static_cast<size_t>(end - first);
-  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
+  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.dtype());
   const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
   RankWeights w{static_cast<std::byte*>(rig.allocate(2 * here * bytes)), static_cast<std::byte*>(rig.allocate(here * bytes))};
   if (m.fp8) {
@@ -163,7 +163,7 @@ class MoeByHand {
     const int end = first_expert(m.c.experts, m.c.world(), group.rank() + 1);
     ExpertOptions options;
     options.backend = group.options().backend;
-    options.type = m.type();
+    options.dtype = m.dtype();
     options.storage = m.storage;
     options.w13_scales = w.w13_scales;
     options.w2_scales = w.w2_scales;
@@ -174,7 +174,7 @@ class MoeByHand {
       options.max_rows = received_.x.rows;
     } else {
       normal_.emplace(group, m.normal());
-      options.max_rows = most_rows(m.normal(), m.c.world());
+      options.max_rows = max_rows(m.normal(), m.c.world());
     }
     mlp_.emplace(ExpertShape{m.c.hidden, m.c.intermediate, end - first}, w.w13, w.w2, options);
   }
@@ -183,7 +183,7 @@ class MoeByHand {
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
     const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs: ranks may share one; bits do not depend on it
     if (m_.c.masked) {
-      low_latency_->dispatch(a.x, a.ids, received_, {.weights = a.weights, .stream = stream});
+      low_latency_->dispatch(a.x, a.ids, received_, {.topk_weights = a.weights, .stream = stream});
       mlp_->forward(received_.x, ExpertRows::of(received_), made_, experts);
       return low_latency_->combine(made_, received_, out, {.order = m_.order, .stream = stream});
     }

@@ -70,9 +70,9 @@ Routing random_routing(int rank, int64_t tokens, int experts = 64, int topk = 4)
 void expect_equal(const Routing& a, const Routing& b) {
   EXPECT_EQ(a.num_experts, b.num_experts);
   EXPECT_EQ(a.topk, b.topk);
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.ids, b.ids);
-  EXPECT_EQ(a.weights, b.weights);
+  EXPECT_EQ(a.num_tokens, b.num_tokens);
+  EXPECT_EQ(a.topk_ids, b.topk_ids);
+  EXPECT_EQ(a.topk_weights, b.topk_weights);
 }
 
 TEST_F(RoutingFiles, SafetensorsRoundTrip) {
@@ -82,7 +82,7 @@ TEST_F(RoutingFiles, SafetensorsRoundTrip) {
       recording.push_back({layer, rank, random_routing(rank, 100 * rank, 64, layer == 3 ? 4 : 7)});
   }
   for (RecordedRouting& part : recording) {
-    if (part.layer == 60) part.routing.weights.clear();
+    if (part.layer == 60) part.routing.topk_weights.clear();
   }
   const std::string file = path("a.safetensors");
   write_safetensors(file, recording, {{"model", "Größe \"x\"\n"}, {"num_experts", "overwritten"}});
@@ -97,7 +97,7 @@ TEST_F(RoutingFiles, SafetensorsRoundTrip) {
     EXPECT_EQ(read.ranks(part.layer), 3);
     EXPECT_EQ(read.topk(part.layer), part.layer == 3 ? 4 : 7);
     EXPECT_EQ(read.has_weights(part.layer), part.layer == 3);
-    EXPECT_EQ(read.tokens(part.layer, part.rank), 100 * part.rank);
+    EXPECT_EQ(read.num_tokens(part.layer, part.rank), 100 * part.rank);
     expect_equal(read.read(part.layer, part.rank), part.routing);
     expect_equal(read.read(part.layer, part.rank, 64), part.routing);
   }
@@ -121,7 +121,7 @@ TEST_F(RoutingFiles, WrittenSafetensorsFollowTheFormat) {
   EXPECT_EQ(ids.at("data_offsets"), (std::vector<int>{0, 80}));
   EXPECT_EQ(weights.at("data_offsets"), (std::vector<int>{80, 160}));
   EXPECT_EQ(bytes.size(), 8 + length + 160);
-  EXPECT_EQ(bytes.substr(8 + length), bytes_of(routing.ids) + bytes_of(routing.weights));
+  EXPECT_EQ(bytes.substr(8 + length), bytes_of(routing.topk_ids) + bytes_of(routing.topk_weights));
 }
 
 TEST_F(RoutingFiles, NpyRoundTrip) {
@@ -141,7 +141,7 @@ TEST_F(RoutingFiles, NpyRoundTrip) {
   for (int r = 0; r < 3; ++r) expect_equal(three.read(kNoLayer, r, 64), ranks[static_cast<size_t>(r)]);
 
   Routing plain = routing;
-  plain.weights.clear();
+  plain.topk_weights.clear();
   write_npy(path("plain.npy"), std::vector<Routing>{plain});
   expect_equal(RoutingFile::open(path("plain.npy")).read(kNoLayer, 0, 64), plain);
   // The first bytes as numpy 2 writes them.
@@ -178,8 +178,8 @@ TEST(RoutingImages, AllTypesAndNames) {
       parse_one(safetensors(object({entry("topk_weights", "BF16", "[3,2]", 48, 60), entry("topk_ids", "I64", "[3,2]", 0, 48)}),
                             ids + bf16),
                 300);
-  EXPECT_EQ(routing.ids, (Ids{5, -1, -1, -1, -1, 256}));
-  EXPECT_EQ(routing.weights, (Floats{1, 2, 0.5f, -2, 0x1p-133f, 0x1.FEp127f}));
+  EXPECT_EQ(routing.topk_ids, (Ids{5, -1, -1, -1, -1, 256}));
+  EXPECT_EQ(routing.topk_weights, (Floats{1, 2, 0.5f, -2, 0x1p-133f, 0x1.FEp127f}));
 
   // One tensor for several ranks, in a layer; other tensors of known and unknown types; blanks and escapes in the header.
   const std::string three = bytes_of(Ids{0, 1, 2, 3, 4, 5}), other = std::string(5, 'x');
@@ -262,8 +262,8 @@ TEST(RoutingImages, LargeTensorsAreReadInPieces) {
   std::vector<int64_t> ids(300000);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7919 % 1000);
   const Routing routing = parse_one(npy(npy_dict("<i8", "(100000, 3)"), bytes_of(ids)), 1000);
-  ASSERT_EQ(routing.ids.size(), ids.size());
-  EXPECT_TRUE(std::equal(ids.begin(), ids.end(), routing.ids.begin()));
+  ASSERT_EQ(routing.topk_ids.size(), ids.size());
+  EXPECT_TRUE(std::equal(ids.begin(), ids.end(), routing.topk_ids.begin()));
 }
 
 TEST(RoutingImages, SharesForOtherGroupSizes) {
@@ -284,7 +284,7 @@ TEST(RoutingImages, SharesForOtherGroupSizes) {
   EXPECT_EQ(file.read_share(kNoLayer, 4, 12).ids, (Ids{4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0}));
   for (int rank = 0; rank < 8; ++rank) {
     const Routing share = file.read_share(kNoLayer, rank, 12);
-    for (size_t i = 0; i < 12; ++i) ASSERT_EQ(share.weights[i], static_cast<float>(share.ids[i]) / 2);
+    for (size_t i = 0; i < 12; ++i) ASSERT_EQ(share.topk_weights[i], static_cast<float>(share.topk_ids[i]) / 2);
   }
   EXPECT_EQ(file.read_share(kNoLayer, 7, 0).tokens, 0);
   EXPECT_EQ(file.read_share(kNoLayer, 65535, 3).ids.size(), 3u);
@@ -329,7 +329,7 @@ TEST(RoutingImages, RefusesWrongArguments) {
 TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
   const Routing good = random_routing(0, 2), fewer_experts = random_routing(1, 2, 32);
   Routing plain = good, broken = good;
-  plain.weights.clear();
+  plain.topk_weights.clear();
   broken.ids.pop_back();
   const auto refused = [&](const std::string& text, const std::vector<RecordedRouting>& parts, const std::string& value = "") {
     expect_refused(text, [&] { write_safetensors(path("x.safetensors"), parts, {{"key", value}}); });
@@ -341,7 +341,7 @@ TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
           {{1, 0, good}, {1, 1, plain}});
   refused("write_safetensors: layer is -2; allowed: -1 to 999999", {{-2, 0, good}});
   refused("write_safetensors: rank is 1000000; allowed: 0 to 999999", {{1, 1000000, good}});
-  refused("routing: ids.size() is 7; allowed: 8, tokens * topk", {{1, 0, broken}});
+  refused("routing: topk_ids.size() is 7; allowed: 8, tokens * topk", {{1, 0, broken}});
   refused("write_safetensors: metadata is not UTF-8; allowed: UTF-8 text", {{1, 0, good}}, "\xFF");
   const std::string lost = path("no/such/folder");
   expect_error(ErrorCode::io, lost + ": cannot create: No such file or directory", [&] {
@@ -353,7 +353,7 @@ TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
 TEST_F(RoutingFiles, NpyWriterRefusesWrongArguments) {
   const Routing good = random_routing(0, 2), longer = random_routing(1, 3);
   Routing plain = good;
-  plain.weights.clear();
+  plain.topk_weights.clear();
   const auto refused = [&](const std::string& text, const std::string& name, const std::vector<Routing>& ranks) {
     expect_refused(text, [&] { write_npy(path(name), ranks); });
   };
@@ -386,7 +386,7 @@ TEST(RecordedLayer, HasTheDocumentedStatistics) {
   double ranks8 = 0, ranks4 = 0;
   for (int r = 0; r < 8; ++r) {
     const Routing routing = file.read(3, r);
-    ASSERT_EQ(routing.tokens, 4096);
+    ASSERT_EQ(routing.num_tokens, 4096);
     check_routing(routing);
     ranks8 += mean_ranks_per_token(routing, 8) / 8;
     ranks4 += mean_ranks_per_token(routing, 4) / 8;
@@ -394,12 +394,12 @@ TEST(RecordedLayer, HasTheDocumentedStatistics) {
       std::set<int32_t> ids, groups;
       double sum = 0;
       for (size_t i = 8 * t; i < 8 * t + 8; ++i) {
-        ASSERT_TRUE(routing.ids[i] >= 0 && routing.ids[i] < 256);
-        ++load[static_cast<size_t>(routing.ids[i])];
-        ++traffic[static_cast<size_t>(r)][static_cast<size_t>(routing.ids[i] / 32)];
-        ids.insert(routing.ids[i]);
-        groups.insert(routing.ids[i] / 32);
-        sum += routing.weights[i];
+        ASSERT_TRUE(routing.topk_ids[i] >= 0 && routing.topk_ids[i] < 256);
+        ++load[static_cast<size_t>(routing.topk_ids[i])];
+        ++traffic[static_cast<size_t>(r)][static_cast<size_t>(routing.topk_ids[i] / 32)];
+        ids.insert(routing.topk_ids[i]);
+        groups.insert(routing.topk_ids[i] / 32);
+        sum += routing.topk_weights[i];
       }
       ASSERT_EQ(ids.size(), 8u);
       ASSERT_LE(groups.size(), 4u);

@@ -85,8 +85,8 @@ Choice expect_softmax(const SoftmaxGate& gate, const float* logits) {
 void expect_token(const Routing& routing, int64_t token, const Choice& expected) {
   for (int k = 0; k < routing.topk; ++k) {
     const size_t i = static_cast<size_t>(token * routing.topk + k);
-    ASSERT_EQ(routing.ids[i], expected.ids[k]) << "token " << token << " k " << k;
-    ASSERT_NEAR(routing.weights[i], expected.weights[k], 2e-6 * std::abs(expected.weights[k]) + 1e-30)
+    ASSERT_EQ(routing.topk_ids[i], expected.ids[k]) << "token " << token << " k " << k;
+    ASSERT_NEAR(routing.topk_weights[i], expected.weights[k], 2e-6 * std::abs(expected.weights[k]) + 1e-30)
         << "token " << token << " k " << k;
   }
 }
@@ -117,7 +117,7 @@ TEST_P(DeepSeekGate, EqualsItsDefinition) {
   const float* used = bias_scale != 0 ? bias.data() : nullptr;
   const Routing routing = route(gate, logits.data(), kTokens, used);
   EXPECT_EQ(routing.num_experts, gate.num_experts);
-  EXPECT_EQ(routing.tokens, kTokens);
+  EXPECT_EQ(routing.num_tokens, kTokens);
   check_routing(routing);
   for (int64_t t = 0; t < kTokens; ++t)
     expect_token(routing, t, expect_deepseek(gate, logits.data() + t * gate.num_experts, used));
@@ -135,17 +135,17 @@ TEST(DeepSeekGate, TiesGoToTheLowerExpertAndGroup) {
   const std::vector<float> logits(32, 0.5f);
   const Routing routing = route(gate, logits.data(), 2);
   for (int64_t t = 0; t < 2; ++t) {
-    EXPECT_EQ(std::vector<int32_t>(routing.ids.begin() + t * 3, routing.ids.begin() + t * 3 + 3),
+    EXPECT_EQ(std::vector<int32_t>(routing.topk_ids.begin() + t * 3, routing.topk_ids.begin() + t * 3 + 3),
               (std::vector<int32_t>{0, 1, 2}));
   }
-  for (const float w : routing.weights) EXPECT_FLOAT_EQ(w, 1.0f / 3);
+  for (const float w : routing.topk_weights) EXPECT_FLOAT_EQ(w, 1.0f / 3);
 }
 
 TEST(DeepSeekGate, BiasChangesTheChoiceButNotTheWeights) {
   const DeepSeekV3Gate gate{4, 2, 1, 1, 2.5f, true};
   const float logits[] = {2.0f, 1.0f, 0.0f, -1.0f}, bias[] = {0, 0, 0, 5.0f};
   const Routing plain = route(gate, logits, 1), biased = route(gate, logits, 1, bias);
-  EXPECT_EQ(plain.ids, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(plain.topk_ids, (std::vector<int32_t>{0, 1}));
   EXPECT_EQ(biased.ids, (std::vector<int32_t>{3, 0}));
   const double low = 1 / (1 + std::exp(1.0)), high = 1 / (1 + std::exp(-2.0));
   EXPECT_NEAR(biased.weights[0], 2.5 * low / (low + high), 1e-6);
@@ -166,11 +166,11 @@ TEST(DeepSeekGate, NeverUsesMoreGroupsThanAllowed) {
   const std::vector<float> logits = normal(500 * 256, 5, 3.0f);
   const Routing routing = route(gate, logits.data(), 500);
   for (int64_t t = 0; t < 500; ++t) {
-    std::set<int32_t> groups, ids(routing.ids.begin() + t * 8, routing.ids.begin() + t * 8 + 8);
+    std::set<int32_t> groups, ids(routing.topk_ids.begin() + t * 8, routing.topk_ids.begin() + t * 8 + 8);
     for (const int32_t id : ids) groups.insert(id / 32);
     EXPECT_EQ(ids.size(), 8u);
     EXPECT_LE(groups.size(), 4u);
-    EXPECT_NEAR(std::accumulate(routing.weights.begin() + t * 8, routing.weights.begin() + t * 8 + 8, 0.0), 2.5, 1e-5);
+    EXPECT_NEAR(std::accumulate(routing.topk_weights.begin() + t * 8, routing.topk_weights.begin() + t * 8 + 8, 0.0), 2.5, 1e-5);
   }
 }
 
@@ -178,16 +178,16 @@ TEST(DeepSeekGate, InfiniteLogitsAreLegal) {
   const DeepSeekV3Gate gate{4, 2, 1, 1, 1.0f, true};
   const float logits[] = {-kInf, kInf, -kInf, -kInf};
   const Routing routing = route(gate, logits, 1);
-  EXPECT_EQ(routing.ids, (std::vector<int32_t>{1, 0}));
-  EXPECT_EQ(routing.weights, (std::vector<float>{1.0f, 0.0f}));
+  EXPECT_EQ(routing.topk_ids, (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(routing.topk_weights, (std::vector<float>{1.0f, 0.0f}));
   const float none[] = {-kInf, -kInf, -kInf, -kInf};
   EXPECT_EQ(route(gate, none, 1).weights, (std::vector<float>{0.0f, 0.0f}));  // 0 / 1e-20
 }
 
 TEST(DeepSeekGate, NoTokens) {
   const Routing routing = route(DeepSeekV3Gate{}, nullptr, 0);
-  EXPECT_EQ(routing.tokens, 0);
-  EXPECT_TRUE(routing.ids.empty());
+  EXPECT_EQ(routing.num_tokens, 0);
+  EXPECT_TRUE(routing.topk_ids.empty());
 }
 
 TEST(DeepSeekGate, RefusesWhatItCannotDo) {
@@ -222,16 +222,16 @@ TEST(SoftmaxGate, EqualsItsDefinition) {
 TEST(SoftmaxGate, LargeLogitsDoNotOverflow) {
   const float logits[] = {3e38f, 2e38f, -3e38f};
   const Routing routing = route(SoftmaxGate{3, 3, false}, logits, 1);
-  EXPECT_EQ(routing.ids, (std::vector<int32_t>{0, 1, 2}));
-  EXPECT_EQ(routing.weights, (std::vector<float>{1, 0, 0}));
+  EXPECT_EQ(routing.topk_ids, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(routing.topk_weights, (std::vector<float>{1, 0, 0}));
 }
 
 TEST(SoftmaxGate, TiesAndMaskedExperts) {
   const float logits[] = {1, 2, 2, 2, -kInf, -kInf, -kInf, 5};
   const Routing routing = route(SoftmaxGate{8, 6, true}, logits, 1);
-  EXPECT_EQ(routing.ids, (std::vector<int32_t>{7, 1, 2, 3, 0, 4}));
-  EXPECT_EQ(routing.weights[1], routing.weights[3]);
-  EXPECT_EQ(routing.weights[5], 0.0f);
+  EXPECT_EQ(routing.topk_ids, (std::vector<int32_t>{7, 1, 2, 3, 0, 4}));
+  EXPECT_EQ(routing.topk_weights[1], routing.topk_weights[3]);
+  EXPECT_EQ(routing.topk_weights[5], 0.0f);
 }
 
 TEST(SoftmaxGate, RefusesWhatItCannotDo) {

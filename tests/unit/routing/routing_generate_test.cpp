@@ -18,12 +18,12 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 Ids token_ids(const Routing& routing, int64_t token) {
-  return Ids(routing.ids.begin() + token * routing.topk, routing.ids.begin() + (token + 1) * routing.topk);
+  return Ids(routing.topk_ids.begin() + token * routing.topk, routing.topk_ids.begin() + (token + 1) * routing.topk);
 }
 
 std::vector<int64_t> load(const Routing& routing) {
   std::vector<int64_t> counts(static_cast<size_t>(routing.num_experts));
-  for (const int32_t id : routing.ids) {
+  for (const int32_t id : routing.topk_ids) {
     if (id >= 0) ++counts[static_cast<size_t>(id)];
   }
   return counts;
@@ -56,7 +56,7 @@ TEST(Generate, KnownValues) {
   EXPECT_EQ(token_ids(uniform, 1), (Ids{56, 31, 167, 107, 26, 58, 132, 41}));
   const double weights[] = {0.00651061942986841, 0.19148625749152828, 0.026711173118268025, 0.18583533835655744,
                             0.21526151435680083, 0.18484908493865587, 0.10310275272453331,  0.08624325958378785};
-  for (size_t k = 0; k < 8; ++k) EXPECT_NEAR(uniform.weights[k], weights[k], 1e-7);
+  for (size_t k = 0; k < 8; ++k) EXPECT_NEAR(uniform.topk_weights[k], weights[k], 1e-7);
 
   GeneratorSpec other = spec_of(Pattern::uniform);
   other.seed = 7;
@@ -97,12 +97,12 @@ TEST(Generate, TokensDependOnSeedRankAndNumberOnly) {
     GeneratorSpec spec = spec_of(pattern);
     spec.drop_fraction = 0.1;
     const Routing many = generate(spec, 1, 100), few = generate(spec, 1, 10);
-    EXPECT_TRUE(std::equal(few.ids.begin(), few.ids.end(), many.ids.begin())) << to_string(pattern);
-    EXPECT_TRUE(std::equal(few.weights.begin(), few.weights.end(), many.weights.begin())) << to_string(pattern);
-    EXPECT_EQ(generate(spec, 1, 100).ids, many.ids);
-    EXPECT_NE(generate(spec, 2, 100).ids, many.ids);
+    EXPECT_TRUE(std::equal(few.ids.begin(), few.ids.end(), many.topk_ids.begin())) << to_string(pattern);
+    EXPECT_TRUE(std::equal(few.weights.begin(), few.weights.end(), many.topk_weights.begin())) << to_string(pattern);
+    EXPECT_EQ(generate(spec, 1, 100).ids, many.topk_ids);
+    EXPECT_NE(generate(spec, 2, 100).ids, many.topk_ids);
     spec.seed = 2;
-    EXPECT_NE(generate(spec, 1, 100).ids, many.ids);
+    EXPECT_NE(generate(spec, 1, 100).ids, many.topk_ids);
   }
 }
 
@@ -113,11 +113,11 @@ TEST(Generate, DropsDoNotChangeTheOtherRoutes) {
     spec.drop_fraction = 0.3;
     const Routing some = generate(spec, 0, 2000);
     int64_t dropped = 0;
-    for (size_t i = 0; i < all.ids.size(); ++i) {
-      if (some.ids[i] == -1) {
+    for (size_t i = 0; i < all.topk_ids.size(); ++i) {
+      if (some.topk_ids[i] == -1) {
         ++dropped;
       } else {
-        ASSERT_EQ(some.ids[i], all.ids[i]);
+        ASSERT_EQ(some.topk_ids[i], all.topk_ids[i]);
       }
     }
     EXPECT_NEAR(static_cast<double>(dropped) / 16000, 0.3, 0.02) << to_string(pattern);  // 5 standard deviations
@@ -135,10 +135,10 @@ TEST(Generate, WeightsOfKeptRoutesSumToOne) {
       double sum = 0;
       bool any = false;
       for (size_t i = static_cast<size_t>(t) * 8; i < static_cast<size_t>(t) * 8 + 8; ++i) {
-        const bool kept = routing.ids[i] >= 0;
+        const bool kept = routing.topk_ids[i] >= 0;
         any |= kept;
-        ASSERT_TRUE(kept ? routing.weights[i] > 0 : routing.weights[i] == 0);
-        sum += routing.weights[i];
+        ASSERT_TRUE(kept ? routing.topk_weights[i] > 0 : routing.topk_weights[i] == 0);
+        sum += routing.topk_weights[i];
       }
       ASSERT_NEAR(sum, any ? 1.0 : 0.0, 1e-6);
     }
@@ -187,7 +187,7 @@ TEST(Generate, UniformChoosesAllExpertsEquallyInEveryPlace) {
   const Routing routing = generate(spec_of(Pattern::uniform, 16, 4), 0, 32000);
   for (int k = 0; k < 4; ++k) {
     std::vector<int64_t> counts(16);
-    for (int64_t t = 0; t < routing.tokens; ++t) ++counts[static_cast<size_t>(routing.ids[static_cast<size_t>(t * 4 + k)])];
+    for (int64_t t = 0; t < routing.num_tokens; ++t) ++counts[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(t * 4 + k)])];
     for (const int64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 2000, 220);  // 5 standard deviations
   }
 }
@@ -199,7 +199,7 @@ TEST(Generate, ZipfFollowsItsLawInTheFirstChoice) {
     constexpr int64_t kTokens = 60000;
     const Routing routing = generate(spec, 0, kTokens);
     std::vector<double> first(64), expected(64);
-    for (int64_t t = 0; t < kTokens; ++t) first[static_cast<size_t>(routing.ids[static_cast<size_t>(2 * t)])] += 1.0 / kTokens;
+    for (int64_t t = 0; t < kTokens; ++t) first[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(2 * t)])] += 1.0 / kTokens;
     std::sort(first.rbegin(), first.rend());
     for (size_t i = 0; i < 64; ++i) expected[i] = std::pow(static_cast<double>(i + 1), -exponent);
     const double total = std::accumulate(expected.begin(), expected.end(), 0.0);
@@ -215,7 +215,7 @@ TEST(Generate, ZipfDrawsTheSecondChoiceAmongTheOthers) {
   const Routing routing = generate(spec, 0, kTokens);
   std::vector<std::pair<int64_t, int32_t>> popularity;
   std::vector<int64_t> first(4);
-  for (int64_t t = 0; t < kTokens; ++t) ++first[static_cast<size_t>(routing.ids[static_cast<size_t>(2 * t)])];
+  for (int64_t t = 0; t < kTokens; ++t) ++first[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(2 * t)])];
   for (int32_t e = 0; e < 4; ++e) popularity.push_back({first[static_cast<size_t>(e)], e});
   std::sort(popularity.rbegin(), popularity.rend());
   const double p[] = {12.0 / 25, 6.0 / 25, 4.0 / 25, 3.0 / 25};
@@ -223,8 +223,8 @@ TEST(Generate, ZipfDrawsTheSecondChoiceAmongTheOthers) {
     for (size_t j = 0; j < 4; ++j) {
       int64_t pairs = 0;
       for (int64_t t = 0; t < kTokens; ++t) {
-        pairs += routing.ids[static_cast<size_t>(2 * t)] == popularity[i].second &&
-                 routing.ids[static_cast<size_t>(2 * t + 1)] == popularity[j].second;
+        pairs += routing.topk_ids[static_cast<size_t>(2 * t)] == popularity[i].second &&
+                 routing.topk_ids[static_cast<size_t>(2 * t + 1)] == popularity[j].second;
       }
       const double expected = i == j ? 0 : p[i] * p[j] / (1 - p[i]);
       EXPECT_NEAR(static_cast<double>(pairs) / kTokens, expected, 0.01) << i << " " << j;
@@ -260,7 +260,7 @@ TEST(Generate, AllToOneRank) {
     for (int rank = 0; rank < 4; ++rank) {
       const Routing routing = generate(spec, rank, 300);
       const int first = spec.target < 2 ? 8 * spec.target : 16 + 7 * (spec.target - 2), held = spec.target < 2 ? 8 : 7;
-      for (const int32_t id : routing.ids) ASSERT_TRUE(id >= first && id < first + held) << id << " " << spec.target;
+      for (const int32_t id : routing.topk_ids) ASSERT_TRUE(id >= first && id < first + held) << id << " " << spec.target;
       EXPECT_EQ(mean_ranks_per_token(routing, 4), 1.0);
       const std::vector<int64_t> counts = load(routing);
       for (int e = first; e < first + held; ++e) EXPECT_GT(counts[static_cast<size_t>(e)], 150);
@@ -275,7 +275,7 @@ TEST(Generate, AllToOneExpert) {
   const Routing once = generate(spec, 2, 10);
   for (int64_t t = 0; t < 10; ++t) {
     EXPECT_EQ(token_ids(once, t), (Ids{200, -1, -1, -1, -1, -1, -1, -1}));
-    EXPECT_EQ(once.weights[static_cast<size_t>(t) * 8], 1.0f);
+    EXPECT_EQ(once.topk_weights[static_cast<size_t>(t) * 8], 1.0f);
   }
   spec.duplicates = true;
   EXPECT_EQ(load(generate(spec, 2, 10))[200], 80);
@@ -283,14 +283,14 @@ TEST(Generate, AllToOneExpert) {
 
 TEST(Generate, RoundRobinIsBalanced) {
   const Routing routing = generate(spec_of(Pattern::round_robin, 6, 4), 1, 9);
-  for (size_t i = 0; i < routing.ids.size(); ++i) EXPECT_EQ(routing.ids[i], static_cast<int32_t>(i % 6));
+  for (size_t i = 0; i < routing.topk_ids.size(); ++i) EXPECT_EQ(routing.topk_ids[i], static_cast<int32_t>(i % 6));
   for (const int64_t count : load(routing)) EXPECT_EQ(count, 6);
 }
 
 TEST(Generate, GroupLimitedUsesSoManyGroups) {
   const Routing routing = generate(spec_of(Pattern::group_limited), 0, 4000);
   double groups_used = 0;
-  for (int64_t t = 0; t < routing.tokens; ++t) {
+  for (int64_t t = 0; t < routing.num_tokens; ++t) {
     std::set<int32_t> groups;
     for (const int32_t id : token_ids(routing, t)) groups.insert(id / 32);
     ASSERT_LE(groups.size(), 4u);
@@ -309,8 +309,8 @@ TEST(Generate, ManyShapes) {
         spec.duplicates = topk > experts;
         const Routing routing = generate(spec, 4, 17);
         check_routing(routing);
-        EXPECT_EQ(routing.ids.size(), static_cast<size_t>(17 * topk));
-        for (const int32_t id : routing.ids) ASSERT_TRUE(id >= 0 && id < experts);
+        EXPECT_EQ(routing.topk_ids.size(), static_cast<size_t>(17 * topk));
+        for (const int32_t id : routing.topk_ids) ASSERT_TRUE(id >= 0 && id < experts);
       }
     }
   }
@@ -368,12 +368,12 @@ TEST(MeanRanksPerToken, CountsDistinctRanksOfAnUnevenSplit) {
 }
 
 TEST(MeanRanksPerToken, RefusesInconsistentRouting) {
-  expect_refused([] { mean_ranks_per_token({7, 3, 2, Ids(5), {}}, 3); }, "routing: ids.size() is 5; allowed: 6, tokens * topk");
+  expect_refused([] { mean_ranks_per_token({7, 3, 2, Ids(5), {}}, 3); }, "routing: topk_ids.size() is 5; allowed: 6, tokens * topk");
   expect_refused(
       [] {
         mean_ranks_per_token({7, 3, 2, Ids(6), std::vector<float>(7)}, 3);
       },
-      "routing: weights.size() is 7; allowed: 0, or 6, tokens * topk");
+      "routing: topk_weights.size() is 7; allowed: 0, or 6, tokens * topk");
   expect_refused(
       [] {
         mean_ranks_per_token({7, 3, 2, Ids(6), {}}, 65);

@@ -88,7 +88,7 @@ TEST(CommandLine, ChecksOfTheLibraryNameTheirFields) {
   config.max_tokens = 1;
   config.hidden = 3;
   try {
-    (void)NormalExchange::heap_bytes_for(config, 2);
+    (void)NormalExchange::heap_bytes(config, 2);
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.field(), "hidden");
@@ -137,13 +137,13 @@ TEST(CommandLine, RoutingSources) {
     const std::vector<Routing> batches = source.batches(1, 5, 3);
     ASSERT_EQ(batches.size(), 3u) << word;
     for (const Routing& r : batches) {
-      EXPECT_EQ(r.ids.size(), 20u) << word;
+      EXPECT_EQ(r.topk_ids.size(), 20u) << word;
       EXPECT_EQ(r.num_experts, 64) << word;
       EXPECT_NO_THROW(check_routing(r)) << word;
     }
     EXPECT_EQ(source.batches(1, 15, 1)[0].ids, [&] {  // batches are consecutive parts of one stream
       std::vector<int32_t> all;
-      for (const Routing& r : batches) all.insert(all.end(), r.ids.begin(), r.ids.end());
+      for (const Routing& r : batches) all.insert(all.end(), r.topk_ids.begin(), r.topk_ids.end());
       return all;
     }()) << word;
   }

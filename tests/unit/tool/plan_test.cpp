@@ -63,8 +63,8 @@ Traffic to_all(const std::vector<int>& hosts, int num_experts, const std::vector
   Routing routing;
   routing.num_experts = num_experts;
   routing.topk = static_cast<int>(experts.size());
-  routing.tokens = kTokens;
-  for (int64_t t = 0; t < kTokens; ++t) routing.ids.insert(routing.ids.end(), experts.begin(), experts.end());
+  routing.num_tokens = kTokens;
+  for (int64_t t = 0; t < kTokens; ++t) routing.topk_ids.insert(routing.topk_ids.end(), experts.begin(), experts.end());
   for (int r = 0; r < traffic.where().world(); ++r) traffic.add(r, routing);
   return traffic;
 }
@@ -93,8 +93,8 @@ TEST(PlanTraffic, CountsPairsRoutesAndHosts) {
   Routing r;
   r.num_experts = 8;
   r.topk = 3;
-  r.tokens = 3;
-  r.ids = {0, 1, 7, 4, 6, 6, -1, -1, -1};
+  r.num_tokens = 3;
+  r.topk_ids = {0, 1, 7, 4, 6, 6, -1, -1, -1};
   traffic.add(0, r);
   EXPECT_EQ(traffic.pairs(0, 0), 1);
   EXPECT_EQ(traffic.routes(0, 0), 2);

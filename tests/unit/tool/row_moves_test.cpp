@@ -24,7 +24,7 @@ Scenario small(Layout layout, int alignment) {
   s.routing[0].ids = {0, 3, 4, 1, 0, -1};
   s.routing[1].ids = {4, 4, 3, 2, 0, 3};
   for (Routing& r : s.routing) {
-    r.tokens = 2;
+    r.num_tokens = 2;
     r.topk = 3;
     r.num_experts = 5;
   }
@@ -71,7 +71,7 @@ TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
       }
     }
     EXPECT_EQ(routes, 11u);
-    EXPECT_EQ(p.most_rows, static_cast<int64_t>(max));
+    EXPECT_EQ(p.max_rows, static_cast<int64_t>(max));
     for (int r = 0; r < s.world; ++r) {
       for (int64_t t = 0; t < s.tokens(r); ++t) {
         const std::vector<Place> got = places_of(p.moves[static_cast<size_t>(r)], static_cast<size_t>(t));

@@ -116,14 +116,14 @@ bool passes(Layout layout, const std::function<void(Dispatched&)>& spoil, const 
   config.max_tokens = 2;
   config.layout = layout;
   config.expert_alignment = s.alignment;
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(config, 2);
+  job.group.heap_bytes = NormalExchange::heap_bytes(config, 2);
   const std::vector<json> results = run_ranks(job, [&](Group& group, RankLink&) -> json {
     NormalExchange exchange(group, config);
     const int rank = group.rank();
     const Routing& mine = s.routing[static_cast<size_t>(rank)];
-    const RowArray x = token_rows(s.seed, 0, rank, mine.tokens, s.hidden, DType::bf16, ScaleKind::none);
-    Dispatched d = exchange.dispatch(x.view(), mine.expert_ids(), mine.weights.data());
-    RowArray out(mine.tokens, s.hidden, DType::bf16);
+    const RowArray x = token_rows(s.seed, 0, rank, mine.num_tokens, s.hidden, DType::bf16, ScaleKind::none);
+    Dispatched d = exchange.dispatch(x.view(), mine.expert_ids(), mine.topk_weights.data());
+    RowArray out(mine.num_tokens, s.hidden, DType::bf16);
     exchange.combine(d.x, d.handle, out.row(0));
     if (rank == 0 && spoil) spoil(d);
     if (rank == 0 && spoil_out) spoil_out(out.row(0));

@@ -34,8 +34,8 @@ __device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
 __device__ inline void add_moved(const CudaWarp& w, const CallContext& call, const MoveCounter& moved) {
   if (threadIdx.x % kLanes != 0) return;
   MoveCounter& to = call.moved[w.index()];
-#define SWITCHYARD_STATISTIC_MOVED(name) to.name += moved.name;
-#define SWITCHYARD_STATISTIC_TIME(name)
+#define SY_STATISTIC_MOVED(name) to.name += moved.name;
+#define SY_STATISTIC_TIME(name)
 #include "switchyard/statistics.def"
 }
 

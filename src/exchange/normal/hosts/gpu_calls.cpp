@@ -21,7 +21,7 @@ void CudaNormal::plan_over_hosts(CudaCall& call, const Routing& routing, HandleD
   use_hosts(call, h);
   call.plan = plan_params(call, routing, handle.tables, nullptr);
   hosts_->exchange_counts(call.plan, *call.hosts, call.stream());
-  launch_plan(call.plan, plan_blocks(routing.ids.tokens, gpu_.max_blocks()), call.stream(), true);
+  launch_plan(call.plan, plan_blocks(routing.ids.num_tokens, gpu_.max_blocks()), call.stream(), true);
   check_cuda(gpu::wait_for_stream(call.stream()), "wait for the counts");
   group_.check_alive("dispatch");
   check_cuda(gpu::copy_to_host(&call.counts, handle.tables.header, sizeof call.counts, gpu_.copy_stream()),

@@ -143,7 +143,7 @@ int blocks_on(int device) {
   if (here != nullptr && here->load(std::memory_order_relaxed) != 0) return here->load(std::memory_order_relaxed);
   gpu::DeviceTraits traits;
   if (gpu::traits_of(&traits, device) != gpu::kOk)
-    throw Error(ErrorCode::system, "routing_layout_on: properties of GPU " + std::to_string(device));
+    throw Error(ErrorCode::system, "enqueue_routing_layout: properties of GPU " + std::to_string(device));
   const int blocks = one_cluster_blocks(traits.generation, kCountBlocks);
   if (here != nullptr) here->store(blocks, std::memory_order_relaxed);
   return blocks;
@@ -155,14 +155,14 @@ constexpr int kDefaultSharedBytes = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
                                                           [](const DeviceLimits&) {
-                                                            return shared_bytes_of(kMostCountedExperts + kMaxRanks);
+                                                            return shared_bytes_of(kMaxCountedExperts + kMaxRanks);
                                                           });
 
 /// The GPU that owns the memory at `p`. Throws Error(invalid_argument), naming the argument.
 int device_of(const char* name, const void* p, size_t alignment) {
   gpu::MemoryPlace place;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
-    throw Error(ErrorCode::invalid_argument, std::string("routing_layout_on: ") + name + ": address must be a multiple of " +
+    throw Error(ErrorCode::invalid_argument, std::string("enqueue_routing_layout: ") + name + ": address must be a multiple of " +
                                                  std::to_string(alignment) + " bytes");
   if (p == nullptr || gpu::look_up(&place, p) != gpu::kOk) {
     gpu::forget_error();
@@ -170,7 +170,7 @@ int device_of(const char* name, const void* p, size_t alignment) {
   }
   if (place.kind != gpu::MemoryKind::device && place.kind != gpu::MemoryKind::managed)
     throw Error(ErrorCode::invalid_argument,
-                std::string("routing_layout_on: ") + name + (p ? " is host memory" : " is null") + ": must be memory of a GPU");
+                std::string("enqueue_routing_layout: ") + name + (p ? " is host memory" : " is null") + ": must be memory of a GPU");
   return place.device;
 }
 
@@ -180,19 +180,19 @@ void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayo
   const int device = device_of("num_tokens_per_rank", out.num_tokens_per_rank, 4);
   const auto check = [&](const char* name, const void* p, size_t alignment) {
     if (const int on = device_of(name, p, alignment); on != device)
-      throw Error(ErrorCode::invalid_argument, std::string("routing_layout_on: ") + name + " lies on GPU " +
+      throw Error(ErrorCode::invalid_argument, std::string("enqueue_routing_layout: ") + name + " lies on GPU " +
                                                    std::to_string(on) + ", num_tokens_per_rank on GPU " +
                                                    std::to_string(device));
   };
   check("num_tokens_per_expert", out.num_tokens_per_expert, 4);
-  if (ids.tokens > 0) check("ids.data", ids.data, ids.is_int64 ? 8 : 4);
-  if (ids.tokens > 0) check("is_token_in_rank", out.is_token_in_rank, 4);
+  if (ids.num_tokens > 0) check("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
+  if (ids.num_tokens > 0) check("is_token_in_rank", out.is_token_in_rank, 4);
   const DeviceGuard guard(device);
   RoutingLayoutParams p;
   p.ids = ids.data;
   p.ids64 = ids.is_int64;
   p.topk = ids.topk;
-  p.tokens = ids.tokens;
+  p.tokens = ids.num_tokens;
   p.map = map;
   p.per_rank = out.num_tokens_per_rank;
   p.per_expert = out.num_tokens_per_expert;

@@ -57,7 +57,7 @@ struct TablesHeader {
 struct TablesShape {
   int world = 1;
   int experts = 0;
-  int experts_here = 0;
+  int num_local_experts = 0;
   int topk = 0;
   int64_t tokens = 0;  ///< capacity in tokens
   bool expert_major = false;
@@ -95,11 +95,11 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   carver.take(t.sends, s.tokens * s.stride());
   carver.take(t.weights, routes);
   carver.take(t.dropped, routes);
-  carver.take(t.first_row, s.experts_here);
-  carver.take(t.kept, s.experts_here);
-  carver.take(t.aligned, s.experts_here);
-  carver.take(t.padding, 2 * s.experts_here);
-  carver.take(t.local_dropped, int64_t{s.world} * s.experts_here);
+  carver.take(t.first_row, s.num_local_experts);
+  carver.take(t.kept, s.num_local_experts);
+  carver.take(t.aligned, s.num_local_experts);
+  carver.take(t.padding, 2 * s.num_local_experts);
+  carver.take(t.local_dropped, int64_t{s.world} * s.num_local_experts);
   t.stride = s.stride();
   t.bytes = carver.bytes();
   return t;
