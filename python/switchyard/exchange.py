@@ -326,10 +326,8 @@ class Exchange:
         rows, view = ctypes.c_void_p(), structs.RowView()
         f = self._functions
         with self.group._lock:
-            if self._backend == CUDA:
-                check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, handle._arrays.stream(handle._like), byref(rows)))
-            else:
-                check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, byref(rows)))
+            stream = handle._arrays.stream(handle._like) if self._backend == CUDA else None
+            check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, stream, byref(rows)))
         owner = Owned(rows.value, f.sy_rows_destroy, self._owned)
         check(f.sy_rows_get(owner.pointer, byref(view)))
         return handle._arrays.wrap(view.data, (view.rows, self.hidden), code, owner, handle._like)

@@ -28,18 +28,6 @@ void keep(sy_code code, const char* text) noexcept {
 
 sy_code code_of(ErrorCode code) { return static_cast<sy_code>(code); }
 
-static_assert(static_cast<sy_code>(ErrorCode::ok) == SY_OK);
-static_assert(static_cast<sy_code>(ErrorCode::invalid_argument) == SY_INVALID_ARGUMENT);
-static_assert(static_cast<sy_code>(ErrorCode::unsupported) == SY_UNSUPPORTED);
-static_assert(static_cast<sy_code>(ErrorCode::heap_exhausted) == SY_HEAP_EXHAUSTED);
-static_assert(static_cast<sy_code>(ErrorCode::pool_exhausted) == SY_POOL_EXHAUSTED);
-static_assert(static_cast<sy_code>(ErrorCode::capacity_exceeded) == SY_CAPACITY_EXCEEDED);
-static_assert(static_cast<sy_code>(ErrorCode::peer_timeout) == SY_PEER_TIMEOUT);
-static_assert(static_cast<sy_code>(ErrorCode::peer_failed) == SY_PEER_FAILED);
-static_assert(static_cast<sy_code>(ErrorCode::mismatch) == SY_MISMATCH);
-static_assert(static_cast<sy_code>(ErrorCode::rendezvous) == SY_RENDEZVOUS);
-static_assert(static_cast<sy_code>(ErrorCode::io) == SY_IO);
-static_assert(static_cast<sy_code>(ErrorCode::system) == SY_SYSTEM);
 
 }  // namespace
 
@@ -92,10 +80,7 @@ const char* sy_last_error(void) { return last_error.text; }
 sy_code sy_last_wait_report(sy_wait_report* report) {
   if (last_error.code != SY_PEER_TIMEOUT || !is_valid_struct(report, sizeof *report))
     return SY_INVALID_ARGUMENT;
-  const switchyard::WaitReport& r = last_error.report;
-  const sy_wait_report filled{sizeof filled,  r.operation, r.site, r.call,      r.waiting_rank,
-                              r.awaited_rank, r.expected,  r.seen, r.waited_ms, r.silent_ms};
-  write_struct(report, filled);
+  fill(report, last_error.report);
   return SY_OK;
 }
 

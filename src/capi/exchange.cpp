@@ -28,6 +28,18 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
   return made.release();
 }
 
+/// `out`: room for the twin of options->out, which the result points to.
+DispatchOptions dispatch_options(const sy_dispatch_options* options, Rows& out) {
+  if (!options) return {};
+  const sy_dispatch_options o = read_struct(options, kInit<sy_dispatch_options>, "options");
+  DispatchOptions result = twin_of(o, "options");
+  if (o.out) {
+    out = from_c(o.out, "options->out");
+    result.out = &out;
+  }
+  return result;
+}
+
 sy_dispatched_view view_of(const sy_dispatched& object) {
   const Dispatched& d = object.dispatched;
   const NormalConfig& config = object.state->object.config();
@@ -62,40 +74,31 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
 
 extern "C" {
 
-sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
-                                              sy_memory_requirement* requirement) {
-  return sy_exchange_memory_required(config, world, SY_BACKEND_CPU, requirement);
-}
-
 sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement,
-                      NormalExchange::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
+    fill(requirement,
+                      NormalExchange::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
   });
-}
-
-sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, size_t* bytes) {
-  return sy_exchange_heap_bytes(config, world, SY_BACKEND_CPU, bytes);
 }
 
 sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = NormalExchange::heap_bytes(to_config(config), world, to_enum<Backend>("backend", backend));
+    *bytes = NormalExchange::heap_bytes(from_c(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
 sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows) {
   return guarded([&] {
     require(rows, "rows");
-    *rows = max_rows(to_config(config), world);
+    *rows = max_rows(from_c(config), world);
   });
 }
 
 sy_code sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
-  return create(group, "exchange", exchange, [&] { return std::make_shared<ExchangeState>(group->group, to_config(config)); });
+  return create(group, "exchange", exchange, [&] { return std::make_shared<ExchangeState>(group->group, from_c(config)); });
 }
 
 sy_code sy_exchange_destroy(sy_exchange* exchange) {
@@ -109,11 +112,11 @@ sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, 
   return collective_on(exchange, "exchange", [&] {
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
-    const ExpertIds routing = to_ids(ids);
+    const ExpertIds routing = from_c(ids);
     Rows out;
-    const DispatchOptions twin = to_options(options, out);
+    const DispatchOptions twin = dispatch_options(options, out);
     *dispatched =
-        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, twin), routing.num_tokens);
+        deliver(std::move(made), exchange->state->object.dispatch(from_c(x, "x"), routing, weights, twin), routing.num_tokens);
   });
 }
 
@@ -123,10 +126,10 @@ sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_vi
   return collective_on(exchange, "exchange", [&] {
     const Handle& routing = checked_handle(handle);
     Rows out;
-    const DispatchOptions twin = to_options(options, out);
+    const DispatchOptions twin = dispatch_options(options, out);
     if (!twin.out) require(dispatched, "dispatched");
     auto made = dispatched ? make_dispatched(*exchange) : nullptr;
-    Dispatched delivered = exchange->state->object.dispatch(to_rows(x, "x"), routing, twin);
+    Dispatched delivered = exchange->state->object.dispatch(from_c(x, "x"), routing, twin);
     if (dispatched) *dispatched = deliver(std::move(made), std::move(delivered), handle->tokens);
   });
 }
@@ -151,19 +154,7 @@ sy_code sy_dispatched_destroy(sy_dispatched* dispatched) {
   return SY_OK;
 }
 
-sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows) {
-  if (rows) *rows = nullptr;
-  return guarded([&] {
-    require(exchange, "exchange");
-    require(rows, "rows");
-    auto made = std::make_unique<sy_rows>();
-    made->state = exchange->state;
-    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_enum<DType>("type", type));
-    *rows = made.release();
-  });
-}
-
-sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream,
                                                sy_rows** rows) {
   if (rows) *rows = nullptr;
   return guarded([&] {
@@ -171,7 +162,10 @@ sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle
     require(rows, "rows");
     auto made = std::make_unique<sy_rows>();
     made->state = exchange->state;
-    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_enum<DType>("type", type), stream);
+    NormalExchange& object = exchange->state->object;
+    const DType type = to_enum<DType>("dtype", dtype);
+    made->rows = stream == SY_ANY_STREAM ? object.allocate_rows(checked_handle(handle), type)
+                                         : object.allocate_rows(checked_handle(handle), type, stream);
     *rows = made.release();
   });
 }
@@ -204,7 +198,7 @@ sy_code sy_rows_get(const sy_rows* rows, sy_row_view* view) {
   return guarded([&] {
     require(rows, "rows");
     check_struct(view, sizeof *view, "view");
-    write_rows(view, rows->rows.rows());
+    fill(view, rows->rows.rows());
   });
 }
 
@@ -223,7 +217,7 @@ sy_code sy_rows_destroy(sy_rows* rows) {
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
+    exchange->state->object.combine(from_c(y, "y"), checked_handle(handle), out, from_c(options), out_weights);
   });
 }
 
@@ -246,7 +240,7 @@ sy_code sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* s
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, exchange->state->object.last_call());
+    fill(statistics, exchange->state->object.last_call());
   });
 }
 

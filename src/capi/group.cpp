@@ -36,7 +36,7 @@ sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_g
     require_range("world", world, 1, SY_MAX_RANKS);
     std::fill(groups, groups + world, nullptr);
     std::vector<std::unique_ptr<sy_group>> wrapped;
-    for (Group& group : Group::in_process(world, to_options(options))) wrapped.push_back(wrap(std::move(group)));
+    for (Group& group : Group::in_process(world, from_c(options))) wrapped.push_back(wrap(std::move(group)));
     for (auto& group : wrapped) *groups++ = group.release();
   });
 }
@@ -48,7 +48,7 @@ sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const c
     *group = nullptr;
     require(store, "store");
     require(token, "token");
-    *group = wrap(Group::connect(rank, world, store, token, to_options(options))).release();
+    *group = wrap(Group::connect(rank, world, store, token, from_c(options))).release();
   });
 }
 
@@ -56,7 +56,7 @@ sy_code sy_group_from_environment(const sy_group_options* options, sy_group** gr
   return guarded([&] {
     require(group, "group");
     *group = nullptr;
-    *group = wrap(Group::from_environment(to_options(options))).release();
+    *group = wrap(Group::from_environment(from_c(options))).release();
   });
 }
 
@@ -157,8 +157,7 @@ sy_code sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_st
     require(group, "group");
     require_range("peer", peer, 0, group->group->size() - 1);
     check_struct(statistics, sizeof *statistics, "statistics");
-    const WaitStatistics s = group->group->wait_statistics()[static_cast<size_t>(peer)];
-    write_struct(statistics, sy_wait_statistics{sizeof(sy_wait_statistics), s.total_ms, s.max_ms, s.waits});
+    fill(statistics, group->group->wait_statistics()[static_cast<size_t>(peer)]);
   });
 }
 

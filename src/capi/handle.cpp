@@ -124,7 +124,7 @@ sy_code sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int3
                                        sy_routing_layout* layout) {
   return guarded([&] {
     check_struct(layout, sizeof *layout, "layout");
-    const ExpertIds routing = to_ids(ids);
+    const ExpertIds routing = from_c(ids);
     auto stored = store(routing_layout(routing, num_experts, world));
     const RoutingLayout& l = stored->value;
     sy_routing_layout filled = SY_ROUTING_LAYOUT_INIT;
@@ -143,7 +143,7 @@ sy_code sy_routing_layout_enqueue(const sy_expert_ids* ids, int32_t num_experts,
                                        int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
                                        void* stream) {
   return guarded([&] {
-    enqueue_routing_layout(to_ids(ids), num_experts, world, {num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank}, stream);
+    enqueue_routing_layout(from_c(ids), num_experts, world, {num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank}, stream);
   });
 }
 

@@ -47,28 +47,7 @@ struct sy_prepared_ledger {
 
 namespace {
 
-constexpr sy_ledger_config kLedgerConfig = SY_LEDGER_CONFIG_INIT;
 constexpr sy_ledger kLedger = SY_LEDGER_INIT;
-constexpr sy_ledger_combine_options kLedgerCombineOptions = SY_LEDGER_COMBINE_OPTIONS_INIT;
-
-// The macro must match the C++ defaults. Members keep their offsets forever: new ones are appended.
-static_assert(kLedgerConfig.dtype == static_cast<int>(LedgerConfig{}.dtype) &&
-              kLedgerConfig.max_rows == LedgerConfig{}.max_rows && kLedgerConfig.max_ledgers == LedgerConfig{}.max_ledgers);
-static_assert(offsetof(sy_ledger_config, num_experts) == 32 && sizeof(sy_ledger_config) == 48 &&
-              offsetof(sy_ledger_combine_options, num_sms) == 16);
-
-LedgerConfig to_config(const sy_ledger_config* config) {
-  const sy_ledger_config c = read_struct(config, kLedgerConfig, "config");
-  LedgerConfig result;
-  result.hidden = c.hidden;
-  result.num_experts = c.num_experts;
-  result.topk = c.topk;
-  result.max_tokens = c.max_tokens;
-  result.dtype = to_enum<DType>("config->dtype", c.dtype);
-  result.max_rows = c.max_rows;
-  result.max_ledgers = c.max_ledgers;
-  return result;
-}
 
 /// Copies the caller's array, whose length follows from the caller's own sizes.
 std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t length) {
@@ -98,26 +77,18 @@ LedgerTables to_tables(const sy_ledger* ledger) {
   return t;
 }
 
-LedgerCombineOptions to_options(const sy_ledger_combine_options* options) {
-  if (!options) return {};
-  const sy_ledger_combine_options o = read_struct(options, kLedgerCombineOptions, "options");
-  require_range("options->reserved", o.reserved, 0, 0);
-  return {o.stream, o.num_sms};
-}
-
 }  // namespace
 
 extern "C" {
 
 sy_code sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank) {
-  return guarded([&] { check_ledger(to_tables(ledger), to_config(config), world, rank); });
+  return guarded([&] { check_ledger(to_tables(ledger), from_c(config), world, rank); });
 }
 
 sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format) {
   return guarded([&] {
     check_struct(format, sizeof *format, "format");
-    const LedgerFormatBytes f = ledger_format_bytes(to_config(config), world, blocks);
-    write_struct(format, sy_ledger_format{sizeof(sy_ledger_format), f.workspace, f.route_meta, f.window, f.guard});
+    fill(format, ledger_format_bytes(from_c(config), world, blocks));
   });
 }
 
@@ -125,7 +96,7 @@ sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, 
                                  sy_bytes* bytes) {
   return guarded([&] {
     check_struct(bytes, sizeof *bytes, "bytes");
-    auto stored = store(pack_route_meta(to_tables(ledger), to_config(config), world, rank));
+    auto stored = store(pack_route_meta(to_tables(ledger), from_c(config), world, rank));
     const auto& value = stored->value;
     write_struct(bytes, sy_bytes{sizeof(sy_bytes), stored.release(), data_or_null(value), value.size()});
   });
@@ -137,7 +108,7 @@ sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* 
     require(data, "data");
     check_struct(ledger, sizeof *ledger, "ledger");
     const std::span bytes(static_cast<const std::byte*>(data), size);
-    write_ledger(ledger, unpack_route_meta(bytes, to_config(config), world, rank, tokens));
+    write_ledger(ledger, unpack_route_meta(bytes, from_c(config), world, rank, tokens));
   });
 }
 
@@ -145,8 +116,8 @@ sy_code sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_
                                                     sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement,
-                      LedgerCombine::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
+    fill(requirement,
+                      LedgerCombine::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 
@@ -154,12 +125,12 @@ sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t wor
                                                    size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = LedgerCombine::heap_bytes(to_config(config), world, to_enum<Backend>("backend", backend));
+    *bytes = LedgerCombine::heap_bytes(from_c(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
 sy_code sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine) {
-  return create(group, "combine", combine, [&] { return std::make_shared<LedgerState>(group->group, to_config(config)); });
+  return create(group, "combine", combine, [&] { return std::make_shared<LedgerState>(group->group, from_c(config)); });
 }
 
 sy_code sy_ledger_combine_destroy(sy_ledger_combine* combine) {
@@ -200,7 +171,7 @@ sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_vie
                                         const sy_ledger_combine_options* options) {
   return collective_on(combine, "combine", [&] {
     require(prepared, "prepared");
-    combine->state->object.combine(to_rows(expert_output, "expert_output"), probs, prepared->ledger, out, to_options(options));
+    combine->state->object.combine(from_c(expert_output, "expert_output"), probs, prepared->ledger, out, from_c(options));
   });
 }
 
@@ -210,8 +181,8 @@ sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float
   return collective_on(window, "window", [&] {
     require(route_meta, "route_meta");
     const std::span bytes(static_cast<const std::byte*>(route_meta), size);
-    combine_by_ledger(to_rows(expert_output, "expert_output"), probs, bytes, window->state->object, tokens, out,
-                      to_options(options));
+    combine_by_ledger(from_c(expert_output, "expert_output"), probs, bytes, window->state->object, tokens, out,
+                      from_c(options));
   });
 }
 
@@ -219,9 +190,7 @@ sy_code sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_ro
   return guarded([&] {
     require(combine, "combine");
     check_struct(rows, sizeof *rows, "rows");
-    const ConstRows r = combine->state->object.returned();
-    write_struct(rows, sy_const_row_view{sizeof(sy_const_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
-                                         static_cast<sy_scale_kind>(r.scale_kind), r.scales});
+    fill(rows, combine->state->object.returned());
   });
 }
 
@@ -229,7 +198,7 @@ sy_code sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_st
   return guarded([&] {
     require(combine, "combine");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, combine->state->object.last_call());
+    fill(statistics, combine->state->object.last_call());
   });
 }
 

@@ -26,63 +26,6 @@ struct sy_low_latency_rows {
 
 namespace {
 
-constexpr sy_low_latency_config kLowLatencyConfig = SY_LOW_LATENCY_CONFIG_INIT;
-constexpr sy_low_latency_dispatch_options kDispatchOptions = SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-constexpr sy_low_latency_combine_options kCombineOptions = SY_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-constexpr sy_all_to_all_options kAllToAllOptions = SY_ALL_TO_ALL_OPTIONS_INIT;
-
-// The macros must match the C++ defaults. Members keep their offsets forever: new ones are appended.
-static_assert(kLowLatencyConfig.invalid_ids == static_cast<int>(LowLatencyConfig{}.invalid_ids));
-static_assert(kLowLatencyConfig.dtype == static_cast<int>(LowLatencyConfig{}.dtype) &&
-              kLowLatencyConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
-              kLowLatencyConfig.scale_group == LowLatencyConfig{}.scale_group &&
-              kLowLatencyConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
-              kLowLatencyConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) &&
-              kLowLatencyConfig.pieces == LowLatencyConfig{}.pieces);
-static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
-static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 64);
-static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
-              sizeof(sy_low_latency_view) == 104);
-static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 &&
-              offsetof(sy_low_latency_dispatch_options, known_memory) == 36 &&
-              offsetof(sy_low_latency_combine_options, known_memory) == 40 && offsetof(sy_all_to_all_options, num_sms) == 56);
-static_assert(SY_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
-              SY_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
-              SY_SENDING_PER_RANK == static_cast<int>(Sending::per_rank) &&
-              SY_SENDING_PER_ROUTE == static_cast<int>(Sending::per_route));
-
-LowLatencyConfig to_config(const sy_low_latency_config* config) {
-  const sy_low_latency_config c = read_struct(config, kLowLatencyConfig, "config");
-  LowLatencyConfig result;
-  result.hidden = c.hidden;
-  result.num_experts = c.num_experts;
-  result.topk = c.topk;
-  result.max_tokens = c.max_tokens;
-  result.dtype = to_enum<DType>("config->dtype", c.dtype);
-  result.scales = to_enum<ScaleKind>("config->scales", c.scales);
-  result.scale_group = c.scale_group;
-  result.scale_order = to_enum<ScaleOrder>("config->scale_order", c.scale_order);
-  result.sending = to_enum<Sending>("config->sending", c.sending);
-  result.pieces = c.pieces;
-  result.invalid_ids = to_enum<InvalidIds>("config->invalid_ids", c.invalid_ids);
-  require_range("config->reserved", c.reserved, 0, 0);
-  return result;
-}
-
-LowLatencyDispatchOptions to_options(const sy_low_latency_dispatch_options* options) {
-  if (!options) return {};
-  const sy_low_latency_dispatch_options o = read_struct(options, kDispatchOptions, "options");
-  return {o.weights, o.stream, o.num_sms, o.device_tokens, to_bool("options->known_memory", o.known_memory)};
-}
-
-LowLatencyCombineOptions to_options(const sy_low_latency_combine_options* options) {
-  if (!options) return {};
-  const sy_low_latency_combine_options o = read_struct(options, kCombineOptions, "options");
-  require_range("options->reserved", o.reserved, 0, 0);
-  return {to_enum<CombineOrder>("options->order", o.order), o.weights, o.expert_scale, o.stream, o.num_sms,
-          to_bool("options->known_memory", o.known_memory)};
-}
-
 /// Adapts the caller's C function to C++.
 struct CallerRowFunction final : CpuRowFunction {
   CallerRowFunction(sy_row_function f, void* u) noexcept : function(f), user(u) {}
@@ -95,18 +38,12 @@ struct CallerRowFunction final : CpuRowFunction {
 };
 
 /// `function` owns the object that the options point to, for the duration of the call.
-AllToAllOptions to_options(const sy_all_to_all_options* options, RowFunction& function) {
+AllToAllOptions all_to_all_options(const sy_all_to_all_options* options, RowFunction& function) {
   if (!options) return {};
-  const sy_all_to_all_options o = read_struct(options, kAllToAllOptions, "options");
-  require_range("options->reserved", o.reserved, 0, 0);
+  const sy_all_to_all_options o = read_struct(options, kInit<sy_all_to_all_options>, "options");
   if (o.row_function) function = RowFunction(std::make_shared<const CallerRowFunction>(o.row_function, o.row_function_user));
-  AllToAllOptions result;
-  result.weights = o.weights;
-  result.expert_scale = o.expert_scale;
+  AllToAllOptions result = twin_of(o, "options");
   if (function) result.row_function = &function;
-  result.stream = o.stream;
-  result.num_sms = o.num_sms;
-  result.device_tokens = o.device_tokens;
   return result;
 }
 
@@ -161,21 +98,21 @@ sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int3
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement, LowLatencyExchange::memory_required(to_config(config), world));
+    fill(requirement, LowLatencyExchange::memory_required(from_c(config), world));
   });
 }
 
 sy_code sy_low_latency_heap_bytes(const sy_low_latency_config* config, int32_t world, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = LowLatencyExchange::heap_bytes(to_config(config), world);
+    *bytes = LowLatencyExchange::heap_bytes(from_c(config), world);
   });
 }
 
 sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    const LowLatencyConfig c = to_config(config);
+    const LowLatencyConfig c = from_c(config);
     require_range("config->hidden", c.hidden, 0, int64_t{1} << 24);
     if (c.scales != ScaleKind::none && c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
       throw ArgumentError("config->scale_group = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
@@ -185,7 +122,7 @@ sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size
 
 sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange) {
   return create(group, "exchange", exchange,
-                [&] { return std::make_shared<Grouped<LowLatencyExchange>>(group->group, to_config(config)); });
+                [&] { return std::make_shared<Grouped<LowLatencyExchange>>(group->group, from_c(config)); });
 }
 
 sy_code sy_low_latency_destroy(sy_low_latency* exchange) {
@@ -200,7 +137,7 @@ sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_outp
 sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
                                                 sy_low_latency_output** output) {
   return make_output(exchange, output,
-                     [&](LowLatencyExchange& object) { return object.make_output(to_rows(memory, "memory")); });
+                     [&](LowLatencyExchange& object) { return object.make_output(from_c(memory, "memory")); });
 }
 
 sy_code sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view) {
@@ -232,7 +169,7 @@ sy_code sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* vi
   return guarded([&] {
     require(rows, "rows");
     check_struct(view, sizeof *view, "view");
-    write_rows(view, rows->rows);
+    fill(view, rows->rows);
   });
 }
 
@@ -244,7 +181,7 @@ sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                           sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.dispatch(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+    exchange->state->object.dispatch(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
   });
 }
 
@@ -252,7 +189,7 @@ sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_ro
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->receive =
-        exchange->state->object.dispatch_send(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+        exchange->state->object.dispatch_send(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
   });
 }
 
@@ -260,7 +197,7 @@ sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.combine(to_rows(y, "y"), checked_output(output), out, to_options(options));
+    exchange->state->object.combine(from_c(y, "y"), checked_output(output), out, from_c(options));
   });
 }
 
@@ -268,7 +205,7 @@ sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row
                                               const sy_low_latency_output* output, void* out,
                                               const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->receive = exchange->state->object.combine_send(to_rows(y, "y"), checked_output(output), out, to_options(options));
+    exchange->receive = exchange->state->object.combine_send(from_c(y, "y"), checked_output(output), out, from_c(options));
   });
 }
 
@@ -282,7 +219,7 @@ sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_v
                                             void* out, const sy_all_to_all_options* options) {
   return collective_on(exchange, "exchange", [&] {
     RowFunction function;
-    exchange->state->object.moe_all_to_all(to_rows(x, "x"), to_ids(ids), out, to_options(options, function));
+    exchange->state->object.moe_all_to_all(from_c(x, "x"), from_c(ids), out, all_to_all_options(options, function));
   });
 }
 
@@ -298,7 +235,7 @@ sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statist
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, exchange->state->object.last_call());
+    fill(statistics, exchange->state->object.last_call());
   });
 }
 

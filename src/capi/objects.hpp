@@ -81,7 +81,7 @@ namespace switchyard::detail {
 inline Group& group_of(const sy_group& group) { return *group.group; }
 /// Group of an object that holds a Grouped as `state`.
 template <class Object>
-Group& group_of(const Object& object) {
+inline Group& group_of(const Object& object) {
   return *object.state->group;
 }
 

@@ -56,14 +56,10 @@ inline bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
-/// True if T has no padding. Specialize it for structs with a float, for which no type trait can detect this.
-template <class T>
-inline constexpr bool kHasNoPadding = std::has_unique_object_representations_v<T>;
-
-/// Overlays `given` on `defaults`. No members may be split or hidden in padding: sizes are whole words.
+/// Overlays `given` on `defaults`. T is a struct of capi/structs.hpp or capi/layer/structs.hpp, which assert that it has no padding.
 template <class T>
 T read_struct(const T* given, const T& defaults, const char* name) {
-  static_assert(std::is_trivially_copyable_v<T> && kHasNoPadding<T> && sizeof(T) % sizeof(size_t) == 0);
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(size_t) == 0);
   T result = defaults;
   std::memcpy(&result, given, std::min(check_struct(given, sizeof(T), name), sizeof(T)));
   return result;

@@ -23,20 +23,6 @@ struct sy_trace_span {
 
 namespace {
 
-constexpr sy_trace_options kTraceOptions = SY_TRACE_OPTIONS_INIT;
-static_assert(kTraceOptions.num_blocks == TraceOptions{}.num_blocks && kTraceOptions.num_warps == TraceOptions{}.num_warps &&
-              kTraceOptions.events_per_track == TraceOptions{}.events_per_track);
-
-TraceOptions to_options(const sy_trace_options* options) {
-  if (!options) return {};
-  const sy_trace_options o = read_struct(options, kTraceOptions, "options");
-  TraceOptions result;
-  result.num_blocks = o.num_blocks;
-  result.num_warps = o.num_warps;
-  result.events_per_track = o.events_per_track;
-  return result;
-}
-
 const Trace& checked(const sy_trace* trace) {
   require(trace, "trace");
   return *trace->trace;
@@ -72,7 +58,7 @@ sy_code sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace
   if (trace) *trace = nullptr;
   return guarded([&] {
     require(trace, "trace");
-    *trace = std::make_unique<sy_trace>(sy_trace{std::make_shared<Trace>(world, to_options(options))}).release();
+    *trace = std::make_unique<sy_trace>(sy_trace{std::make_shared<Trace>(world, from_c(options))}).release();
   });
 }
 

@@ -22,7 +22,7 @@ def main():
             problems.append(f"sy_struct_bytes does not know {name}")
         elif bytes_.value < 16 or bytes_.value % 8 != 0:
             problems.append(f"sy_struct_bytes says that {name} has {bytes_.value} bytes")
-    known = set(re.findall(r"SIZE_OF\((sy_\w+)\)", (source / "src" / "capi" / "struct_bytes.cpp").read_text(encoding="utf-8")))
+    known = set(re.findall(r"SY_STRUCT\((sy_\w+)\)", (source / "src" / "capi" / "structs.def").read_text(encoding="utf-8")))
     problems += [f"sy_struct_bytes knows {name}, which is in no header" for name in sorted(known - names)]
     print("\n".join(problems) or f"{len(names)} structs")
     return 1 if problems else 0

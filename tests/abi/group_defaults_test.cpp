@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SY_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time
-// (src/capi/structs.cpp); GroupOptions contains a string, which not every compiler can evaluate then.
+// SY_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time (src/capi/structs.hpp);
+// GroupOptions contains a string, which not every compiler can evaluate then.
 #include <gtest/gtest.h>
 
 #include "switchyard/c/switchyard.h"

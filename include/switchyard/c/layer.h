@@ -76,23 +76,16 @@ sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world
 /// Collective. `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in sy_expert_mlp_create; they
 /// may be NULL on a rank without experts. Errors, on all ranks alike: invalid_argument naming the member; unsupported;
 /// heap_exhausted; system; mismatch if configurations differ. The group stays usable. (An unreadable struct, or `layer` NULL,
-/// ends the peers' call with peer_failed.)
-sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
-                                      sy_moe_layer** layer);
-/// sy_moe_layer_create() that reads w13_scales and w2_scales in stream order on `stream` (cudaStream_t); sy_moe_layer_create
-/// uses the legacy default stream.
-sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
-                                         void* stream, sy_moe_layer** layer);
+/// ends the peers' call with peer_failed.) CUDA: reads w13_scales and w2_scales in stream order on `stream` (cudaStream_t;
+/// NULL: the legacy default stream).
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2, void* stream,
+                            sy_moe_layer** layer);
 /// Local. Makes another layer of the model, which differs from `layer` only in its weights and shares all other memory with it;
 /// either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
 /// must be in the same order of layers on all ranks; all ranks make the same layers in the same order. The scales are those of
-/// fp8, else NULL. Errors: invalid_argument naming the argument; system.
+/// fp8, else NULL. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
-                                            const void* w2_scales, sy_moe_layer** other);
-/// sy_moe_layer_with_weights() on `stream`, as sy_moe_layer_create.
-sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2,
-                                               const void* w13_scales, const void* w2_scales, void* stream,
-                                               sy_moe_layer** other);
+                                  const void* w2_scales, void* stream, sy_moe_layer** other);
 /// Local, allowed at any time, does not wait. CUDA: the layer's memory is freed after the enqueued calls and graphs that use
 /// it.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);

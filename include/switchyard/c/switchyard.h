@@ -220,14 +220,11 @@ typedef struct sy_memory_requirement {
   size_t private_bytes;  ///< CUDA, ring staging: outputs, row buffers and handles, outside the heap and the sum
 } sy_memory_requirement;
 
-/// Memory that an exchange with this config takes from each rank's heap. Needs no group.
-sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
-                                              sy_memory_requirement* requirement);
-/// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
-sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, size_t* bytes);
-/// Memory of an exchange in a group with this backend; functions without _on use SY_BACKEND_CPU. Needs no GPU.
+/// Memory that an exchange with this config takes from each rank's heap in a group with this backend. Needs no group and no
+/// GPU.
 sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
-                                                 sy_memory_requirement* requirement);
+                                    sy_memory_requirement* requirement);
+/// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
 sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
 /// Rows that a dispatch allocates with SY_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Needs no group.
 sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
@@ -315,12 +312,13 @@ sy_code sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* v
 sy_code sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 sy_code sy_dispatched_destroy(sy_dispatched* dispatched);
 
+/// The stream argument of sy_exchange_allocate_rows for rows that work on any stream may use.
+#define SY_ANY_STREAM ((void*)~(uintptr_t)0)
 /// Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in place.
-/// CUDA: takes idle memory, for work on any stream; only if there is none, the calling thread waits. Errors: pool_exhausted.
-sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, sy_rows** rows);
-/// Rows for work on `stream` (cudaStream_t), which waits for earlier users of the memory. Captured: the graph owns the rows.
-sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream,
-                                               sy_rows** rows);
+/// CUDA: `stream` (cudaStream_t) waits for earlier users of the memory; if it is captured, the graph owns the rows. With
+/// SY_ANY_STREAM the rows are idle memory, and if none is idle, the calling thread waits. The CPU ignores `stream`. Errors:
+/// pool_exhausted.
+sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream, sy_rows** rows);
 sy_code sy_rows_get(const sy_rows* rows, sy_row_view* view);
 sy_code sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
 sy_code sy_rows_destroy(sy_rows* rows);

@@ -9,6 +9,12 @@
 
 #include "switchyard/c/init.h"
 
+/// Default of a struct member, which the struct's SY_..._INIT macro (switchyard/c/init.h) sets. Members without it are 0 or NULL.
+#define SY_DEFAULT(value)
+
+/// 0 or 1.
+typedef int32_t sy_bool;
+
 /// Kind of failure that a call reports; the values of switchyard::ErrorCode.
 typedef int32_t sy_code;
 enum {
@@ -101,8 +107,7 @@ enum { SY_PADDING_ZERO = 0, SY_PADDING_UNSPECIFIED = 1 };
 /// Order of the float32 sum in combine; with the same order, equal input gives equal bits.
 typedef int32_t sy_combine_order;
 enum {
-  SY_ORDER_PER_RANK =
-      0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
+  SY_ORDER_PER_RANK = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, rounded once
   SY_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
   /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
   /// rank, one final rounding. In a group of one host: equal to per_route for expert-major rows and to per_rank for rank-major

@@ -11,12 +11,12 @@ import ctypes
 import os
 import threading
 import weakref
-from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, MutableSet, NamedTuple, NoReturn, Optional, Tuple
 
 from ..errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
-from . import structs
+from . import signatures, structs
 from .names import invalid
 from .words import in_python
 
@@ -24,56 +24,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 #: Version of the library that this package was written for.
 _MAJOR, _MINOR = 0, 1
 
-# Argument types of every function that is called; all return sy_code. `p` is any pointer, `i` an int32_t, `l` an
-# int64_t, `z` a size_t, `s` a text.
-_SIGNATURES = {
-    "sy_struct_bytes": "sp", "sy_version": "ppp",
-    "sy_last_wait_report": "p", "sy_last_peer_failure": "pp", "sy_last_missing_ranks": "p",
-    "sy_group_in_process": "ipp", "sy_group_connect": "iisspp", "sy_group_from_environment": "pp", "sy_group_destroy": "p",
-    "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_hosts": "ppp", "sy_group_host_of": "pip",
-    "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
-    "sy_group_all_gather": "ppzp", "sy_group_agree": "psispzp", "sy_group_check": "p",
-    "sy_group_abort": "pi", "sy_group_leave": "p", "sy_group_used_by": "ppp",
-    "sy_group_wait_statistics": "pip",
-    "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
-    "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
-    "sy_exchange_memory_required": "piip", "sy_exchange_heap_bytes": "piip", "sy_exchange_max_rows": "pip",
-    "sy_exchange_create": "ppp", "sy_exchange_set_site": "pi",
-    "sy_exchange_destroy": "p", "sy_exchange_dispatch": "pppppp", "sy_exchange_dispatch_cached": "ppppp",
-    "sy_dispatched_get": "pp", "sy_dispatched_used_by": "pp", "sy_dispatched_destroy": "p",
-    "sy_exchange_allocate_rows": "ppip", "sy_exchange_allocate_rows": "ppipp", "sy_rows_get": "pp", "sy_rows_used_by": "pp",
-    "sy_exchange_make_graph_memory": "pp", "sy_exchange_use_graph_memory": "pp", "sy_graph_memory_destroy": "p",
-    "sy_row_memory_create": "pzp", "sy_row_memory_destroy": "p", "sy_row_memory_use": "p",
-    "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
-    "sy_exchange_invalid_ids": "pp", "sy_low_latency_invalid_ids": "pp", "sy_handle_invalid_ids": "pp",
-    "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_num_tokens": "pp", "sy_handle_rows": "pp",
-    "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",
-    "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip", "sy_routing_layout_enqueue": "piipppp",
-    "sy_low_latency_memory_required": "pip", "sy_low_latency_heap_bytes": "pip", "sy_low_latency_scale_row_bytes": "pp",
-    "sy_low_latency_create": "ppp", "sy_low_latency_destroy": "p", "sy_low_latency_make_output": "pp",
-    "sy_low_latency_make_output_in": "ppp",
-    "sy_low_latency_output_destroy": "p", "sy_low_latency_output_get": "pp", "sy_low_latency_make_rows": "pip",
-    "sy_low_latency_rows_get": "pp", "sy_low_latency_rows_destroy": "p", "sy_low_latency_dispatch": "ppppp",
-    "sy_low_latency_combine": "ppppp", "sy_low_latency_dispatch_send": "ppppp", "sy_low_latency_combine_send": "ppppp",
-    "sy_trace_create": "ipp", "sy_trace_destroy": "p", "sy_group_set_trace": "pp", "sy_trace_event": "pssp",
-    "sy_trace_span_begin": "piilp", "sy_trace_span_end": "p", "sy_trace_clear": "p", "sy_trace_lost": "pp", "sy_trace_clock_error": "pp",
-    "sy_trace_write_json": "psi", "sy_trace_json": "pip", "sy_trace_serialize": "pip", "sy_trace_merge": "ppz",
-    "sy_trace_summary_of": "pp",
-    "sy_ledger_combine_memory_required": "piip", "sy_ledger_combine_heap_bytes": "piip", "sy_ledger_combine_create": "ppp",
-    "sy_ledger_combine_destroy": "p", "sy_ledger_combine_prepare": "ppp", "sy_prepared_ledger_destroy": "p",
-    "sy_prepared_ledger_sizes": "pppp", "sy_ledger_combine_run": "pppppp", "sy_ledger_combine_last_call": "pp",
-    "sy_tuning_find": "spp",
-    "sy_low_latency_receive": "p", "sy_low_latency_all_to_all": "ppppp", "sy_low_latency_last_call": "pp",
-}
-_LAYER_SIGNATURES = {
-    "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
-    "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp", "sy_moe_layer_invalid_ids": "pp",
-    "sy_moe_layer_implementation": "pp", "sy_moe_layer_with_weights": "pppppp",
-    "sy_moe_layer_create": "pppppp", "sy_moe_layer_with_weights": "ppppppp",
-    "sy_grouped_gemm_output": "ppp", "sy_grouped_gemm_create": "pppp", "sy_grouped_gemm_destroy": "p", "sy_grouped_gemm_run": "ppppp",
-    "sy_expert_rows_of_dispatched": "pp", "sy_expert_rows_of_low_latency": "pp",
-}
-_TYPES = {"p": c_void_p, "i": c_int32, "l": c_int64, "z": c_size_t, "s": c_char_p}
+# The letters of signatures.py.
+_TYPES = {"p": c_void_p, "i": c_int32, "u": c_uint32, "l": c_int64, "z": c_size_t, "s": c_char_p}
 
 
 class Library(NamedTuple):
@@ -121,7 +73,7 @@ def _open(stem: str, variable: str, signatures: Dict[str, str], made_by: str) ->
 
 
 def _load() -> Library:
-    library = _open("libswitchyard", "SWITCHYARD_LIBRARY", _SIGNATURES,
+    library = _open("libswitchyard", "SWITCHYARD_LIBRARY", signatures.EXCHANGE,
                     "wheels have it, and in a clone `./dev build --target switchyard_shared` makes it")
     functions = library.functions
     for name in ("sy_last_error", "sy_version_string"):
@@ -171,7 +123,7 @@ def layer_library() -> Library:
     global _layer
     if _layer is None:
         library()
-        _layer = _open("libswitchyard_layer", "SWITCHYARD_LAYER_LIBRARY", _LAYER_SIGNATURES,
+        _layer = _open("libswitchyard_layer", "SWITCHYARD_LAYER_LIBRARY", signatures.LAYER,
                        "wheels that were made by `./dev wheel --layer` have it, and in a clone `./dev build --target "
                        "switchyard_layer_shared` makes it")
     return _layer

@@ -5,27 +5,10 @@ from __future__ import annotations
 from typing import Dict, NoReturn, Union
 
 from ..errors import InvalidArgument, InvalidType
+from .enumerations import (BACKENDS, DTYPES, EPILOGUES, INVALID_IDS, LAYOUTS, MOE_EXCHANGES, MOE_FORMS, NETWORKS, ORDERS, OVERFLOWS, PADDINGS,
+                           SCALE_ORDERS, SCALES, SENDINGS, SIZES, STAGINGS, STORAGES, TUNING_MODES, WEIGHT_ORDERS)  # noqa: F401
 
-BACKENDS = {"cpu": 0, "cuda": 1}
-NETWORKS = {"sockets": 0, "mpi": 1, "nccl": 2}
-DTYPES = {"bf16": 0, "f16": 1, "f32": 2, "fp8_e4m3": 3}
 DTYPE_BYTES = {0: 2, 1: 2, 2: 4, 3: 1}
-SCALES = {"none": 0, "f32": 1, "ue8m0": 2}
-LAYOUTS = {"rank_major": 0, "expert_major": 1}
-STAGINGS = {"direct": 0, "ring": 1}
-SIZES = {"exact": 0, "capacity": 1, "worst_case": 2, "automatic": 3}
-OVERFLOWS = {"fail": 0, "drop_and_report": 1}
-INVALID_IDS = {"raise": 0, "count": 1}
-PADDINGS = {"zero": 0, "unspecified": 1}
-ORDERS = {"per_rank": 0, "per_route": 1, "per_host": 2}
-SCALE_ORDERS = {"row_major": 0, "column_major": 1}
-SENDINGS = {"per_rank": 0, "per_route": 1}
-STORAGES = {"packed": 0, "view": 1}
-TUNING_MODES = {"normal": 0, "low_latency": 1, "flat": 2, "ledger": 3, "normal_expert_major": 4}
-WEIGHT_ORDERS = {"nk": 0, "kn": 1}
-EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
-MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
-MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
 
 BF16, F16, F32, FP8 = 0, 1, 2, 3
 RANK_MAJOR, EXPERT_MAJOR = 0, 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-#: Members whose keyword has another name.
-_KEYWORDS = {
-    "num_experts": "experts", "dtype": "dtype", "expert_alignment": "align", "ring_num_channels": "ring_channels", "num_warps": "workers",
-    "num_blocks": "workers"}
-#: Classes and functions that have another name in Python.
+#: Members that have another name as a keyword.
+_KEYWORDS = {"num_warps": "workers", "num_blocks": "workers"}
+#: Classes and functions that have another name.
 _NAMES = (
     ("NormalExchange::", "Exchange."), ("LowLatencyExchange::", "LowLatency."), ("Group::", "Group."), ("Handle::", "Handle."),
     ("LedgerCombine::", "LedgerCombine."), ("MoeLayer::", "MoeLayer."), ("NormalExchange", "Exchange"), ("LowLatencyExchange", "LowLatency"),
@@ -16,14 +14,13 @@ _NAMES = (
 _RINGS = re.compile(r"\bRingSettings::(num_channels|send_chunk|slots|max_bytes)")
 _MEMBER = re.compile(r"\b(?:Normal|LowLatency|Ledger|MoeLayer|FusedMoe|GroupedGemm)Config::(\w+)|"
                      r"\b(?:GroupOptions|\w*DispatchOptions|\w*CombineOptions|AllToAllOptions|FusedMoeCall|MoeLayerCall)::(\w+)")
-_ALONE = re.compile(r"\b(num_experts|dtype|expert_alignment)(?= (?:=|differs)|,| or\b)")
 
 
 def in_python(text: str) -> str:
     """Returns `text` with the names of the Python API."""
     if "::" in text:
-        text = _RINGS.sub(lambda found: f"ring_{found[1].replace('num_', '')}", text)
+        text = _RINGS.sub(r"ring_\1", text)
         text = _MEMBER.sub(lambda found: _KEYWORDS.get(found[1] or found[2], found[1] or found[2]), text)
     for theirs, ours in _NAMES:
         text = text.replace(theirs, ours)
-    return _ALONE.sub(lambda found: _KEYWORDS[found[1]], text)
+    return text

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and signatures declared in the package, against the library, and in a clone against the headers."""
+"""The structs and enumerations of the package, against the library, and in a clone against the headers."""
 import ctypes
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 import switchyard as sy
 from clone import ROOT
-from switchyard._abi import ffi as _ffi, names as _names, structs as _structs
+from switchyard._abi import ffi as _ffi, names as _names, signatures as _signatures, structs as _structs
 
 HEADERS = ROOT / "include"
 
@@ -35,7 +36,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "switchyard/c/layer.h"', '#include "switchyard/c/low_latency.h"',
-             '#include "switchyard/c/trace.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/gemm.h"',
+             '#include "switchyard/c/trace.h"', '#include "switchyard/c/gemm_gradients.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/gemm.h"',
              "int main(void) {"]
     for struct in _structs.ALL:
         macro = f"SY_{struct.name[3:].upper()}_INIT"
@@ -53,30 +54,12 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
         assert line == " ".join(words), struct.name
 
 
-def test_signatures_are_those_of_the_headers(headers):
-    """Compares number and kind of the arguments of every function."""
-    declared = {}
-    for text in headers.values():
-        text = re.sub(r"///[^\n]*", "", text)
-        for name, arguments in re.findall(r"sy_code (sy_\w+)\(([^;]*?)\);", text):
-            kinds = []
-            for argument in arguments.replace("\n", " ").split(","):
-                word = argument.strip()
-                if word == "void":
-                    continue
-                if "char*" in word and "**" not in word:
-                    kinds.append("s")
-                elif "*" in word:
-                    kinds.append("p")
-                elif "int64_t" in word:
-                    kinds.append("l")
-                elif "size_t" in word:
-                    kinds.append("z")
-                else:
-                    kinds.append("i")
-            declared[name] = "".join(kinds)
-    for name, kinds in {**_ffi._SIGNATURES, **_ffi._LAYER_SIGNATURES}.items():
-        assert declared[name] == kinds, name
+def test_files_are_what_the_generator_makes(headers):
+    """structs.py, signatures.py and enumerations.py are made from the headers."""
+    made = subprocess.run([sys.executable, ROOT / "scripts" / "interface" / "generate.py", "--check"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert _signatures.EXCHANGE["sy_exchange_dispatch"] == "pppppp" and _signatures.EXCHANGE["sy_scale_row_bytes"] == "lip"
+    assert _signatures.EXCHANGE["sy_group_agree"] == "psispzp" and _signatures.LAYER["sy_moe_layer_create"] == "pppppp"
 
 
 def test_names_are_those_of_the_headers(headers):
