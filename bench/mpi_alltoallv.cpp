@@ -257,7 +257,8 @@ class Peer {
         const std::byte* meta = &set.received_meta[row * at(meta_bytes_)];
         const Routing& routing = s.routing[at(o.source)];
         const auto token = static_cast<int32_t>(o.token);
-        if (std::memcmp(meta, &token, 4) != 0 || std::memcmp(meta + 4, &routing.topk_ids[at(o.token * topk_)], 4 * at(topk_)) != 0 ||
+        if (std::memcmp(meta, &token, 4) != 0 ||
+            std::memcmp(meta + 4, &routing.topk_ids[at(o.token * topk_)], 4 * at(topk_)) != 0 ||
             std::memcmp(meta + 4 + 4 * topk_, &routing.topk_weights[at(o.token * topk_)], 4 * at(topk_)) != 0) {
           return fmt::format("set {}, received row {}: its token, ids or weights differ", i, row);
         }

@@ -18,8 +18,8 @@ typedef struct Rank {
 // Prints the error and returns from the function. A real program would clean up here.
 #define TRY(call)                                                       \
   do {                                                                  \
-    const sy_code code = (call);                              \
-    if (code != SY_OK) {                                        \
+    const sy_code code = (call);                                        \
+    if (code != SY_OK) {                                                \
       fprintf(stderr, "%s: %s\n", sy_code_name(code), sy_last_error()); \
       return 1;                                                         \
     }                                                                   \

@@ -43,7 +43,7 @@ struct NamesOf<WeightStorage> {
 /// Settings of an ExpertMlp.
 struct ExpertOptions {
   Backend backend = Backend::cpu;  ///< cuda: weights, rows and ranges are in memory of the GPU that is current at construction
-  DType dtype = DType::bf16;        ///< of rows and weights: bf16; cuda: also f16 or fp8_e4m3, with bf16 outputs
+  DType dtype = DType::bf16;       ///< of rows and weights: bf16; cuda: also f16 or fp8_e4m3, with bf16 outputs
   WeightStorage storage = WeightStorage::packed;  ///< cuda: must be view, because the weights stay in the caller's memory
   /// CPU, forward_rank_major: memory for the float32 outputs of single routes, H * 4 bytes each (at least 256 routes are kept).
   /// Rows whose routes do not fit are processed in blocks, and each block reads the weights once: larger is faster. Pages are
@@ -130,11 +130,12 @@ class ExpertMlp {
   /// all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a GPU.
   void forward(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows, uint16_t* y);
 
-  /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`, for `x` and `y` of `[topk_ids.num_tokens, H]`. The
-  /// sum is float32 from +0, k ascending, multiply then add, rounded to bf16 once; the summands are not rounded to bf16. `topk_ids`
-  /// are local: an id outside `[0, L)` is skipped, an id that occurs twice in a row counts twice, a row without experts gives
-  /// +0. `topk_weights` is float32 `[topk_ids.num_tokens, topk_ids.topk]`, or null: all 1. `x` and `y` must not overlap. CPU only.
-  /// \throws Error(invalid_argument) before anything is written; Error(unsupported) on a GPU.
+  /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`, for `x` and `y` of
+  /// `[topk_ids.num_tokens, H]`. The sum is float32 from +0, k ascending, multiply then add, rounded to bf16 once; the summands
+  /// are not rounded to bf16. `topk_ids` are local: an id outside `[0, L)` is skipped, an id that occurs twice in a row counts
+  /// twice, a row without experts gives +0. `topk_weights` is float32 `[topk_ids.num_tokens, topk_ids.topk]`, or null: all 1.
+  /// `x` and `y` must not overlap. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on
+  /// a GPU.
   void forward_rank_major(const uint16_t* x, const ExpertIds& topk_ids, const float* topk_weights, uint16_t* y);
 
   const ExpertShape& shape() const;

@@ -132,9 +132,9 @@ class FusedMoe {
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
   static size_t heap_bytes(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or null: all 1. An id of
-  /// -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without an expert gets +0 (add: keeps its
-  /// row). `out` is [T, H] and must not overlap anything else.
+  /// Collective. `x` is [T, H], where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or
+  /// null: all 1. An id of -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without an expert
+  /// gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const FusedMoeCall& call = {});
 
   /// The two halves of forward as separate calls, so that rows() between them can be read and changed. Together they give the
@@ -142,8 +142,8 @@ class FusedMoe {
   ///
   /// Dispatch and the up product in one launch: sends tokens to the rows of their experts and applies SwiGLU.
   void dispatch_up(const void* x, const ExpertIds& topk_ids, const FusedMoeCall& call = {});
-  /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or null;
-  /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a preceding dispatch_up.
+  /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or
+  /// null; `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a preceding dispatch_up.
   void down_combine(const float* topk_weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
 

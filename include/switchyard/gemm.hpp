@@ -65,7 +65,7 @@ struct GroupedGemmConfig {
   int num_experts = 0;                  ///< number of local experts, in [1, kMaxGemmExperts]
   int64_t n = 0;                        ///< N: a multiple of 8; swiglu: gate and up together, a multiple of 16
   int64_t k = 0;                        ///< K: a multiple of 8; fp8: of 16
-  DType dtype = DType::bf16;             ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
+  DType dtype = DType::bf16;            ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
   WeightOrder order = WeightOrder::nk;  ///< fp8: nk
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;

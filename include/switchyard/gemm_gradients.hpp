@@ -32,12 +32,12 @@ namespace switchyard {
 
 /// Fixed properties of a WeightGradient.
 struct WeightGradientConfig {
-  int num_experts = 0;        ///< number of local experts, in [1, kMaxGemmExperts]
-  int64_t n = 0;              ///< N, columns of dy: a multiple of 8
-  int64_t k = 0;              ///< K, columns of x: a multiple of 8
-  DType dtype = DType::bf16;   ///< of dy and x: bf16 or f16
+  int num_experts = 0;           ///< number of local experts, in [1, kMaxGemmExperts]
+  int64_t n = 0;                 ///< N, columns of dy: a multiple of 8
+  int64_t k = 0;                 ///< K, columns of x: a multiple of 8
+  DType dtype = DType::bf16;     ///< of dy and x: bf16 or f16
   DType out_dtype = DType::f32;  ///< of the gradients: f32, or equal to `dtype`
-  bool add = false;           ///< adds to the existing gradients, in their type; else overwrites them
+  bool add = false;              ///< adds to the existing gradients, in their type; else overwrites them
 };
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
@@ -75,10 +75,10 @@ class WeightGradient {
 
 /// Fixed properties of a SwigluGradient.
 struct SwigluGradientConfig {
-  int num_experts = 0;       ///< number of local experts, in [1, kMaxGemmExperts]
-  int64_t columns = 0;       ///< I, columns of a: a multiple of 8
+  int num_experts = 0;        ///< number of local experts, in [1, kMaxGemmExperts]
+  int64_t columns = 0;        ///< I, columns of a: a multiple of 8
   DType dtype = DType::bf16;  ///< of all rows: bf16 or f16
-  Swiglu swiglu;             ///< as in the GroupedGemm of the forward pass
+  Swiglu swiglu;              ///< as in the GroupedGemm of the forward pass
 };
 
 /// The gradient of Epilogue::swiglu. For column c of a row, with gate = h[c] and up = h[I + c], the sums before the epilogue
@@ -114,8 +114,8 @@ class SwigluGradient {
 
 /// Fixed properties of a RoutingGradient.
 struct RoutingGradientConfig {
-  int num_experts = 0;       ///< number of local experts, in [1, kMaxGemmExperts]
-  int64_t columns = 0;       ///< columns of a row: a multiple of 8
+  int num_experts = 0;        ///< number of local experts, in [1, kMaxGemmExperts]
+  int64_t columns = 0;        ///< columns of a row: a multiple of 8
   DType dtype = DType::bf16;  ///< of the rows: bf16 or f16
 };
 

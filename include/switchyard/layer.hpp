@@ -63,11 +63,11 @@ struct NamesOf<MoeForm> {
 
 /// Fixed properties of a layer; equal on all ranks except pointers and `storage`.
 struct MoeLayerConfig {
-  int64_t hidden = 0;        ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
-  int64_t intermediate = 0;  ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
-  int num_experts = 0;       ///< E >= 1, total of all ranks; need not divide by W
-  int topk = 0;              ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;    ///< maximum T on any rank; low_latency: in [1, 65535]
+  int64_t hidden = 0;         ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
+  int64_t intermediate = 0;   ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
+  int num_experts = 0;        ///< E >= 1, total of all ranks; need not divide by W
+  int topk = 0;               ///< K in [1, kMaxTopk]
+  int64_t max_tokens = 0;     ///< maximum T on any rank; low_latency: in [1, 65535]
   DType dtype = DType::bf16;  ///< of weights: bf16; GPUs: also f16 or fp8_e4m3. Tokens and results: token_dtype()
   CombineOrder order = CombineOrder::per_route;  ///< of the sum, as in the exchange's combine
   MoeExchange exchange = MoeExchange::automatic;
@@ -160,9 +160,11 @@ class MoeLayer {
   /// Heap size for a group whose only object is this layer: header and alignment slack included.
   static size_t heap_bytes(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
-  /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or null: all
+  /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is
+  /// float32 [T, K], or null: all
   /// 1. An id of -1 means no expert (others outside [0, E): MoeLayerConfig::invalid_ids); a token without an expert gets +0
-  /// (add: keeps its row). `out` is [T, H] of token_dtype() and must not overlap anything else. All of them may be null if T is 0.
+  /// (add: keeps its row). `out` is [T, H] of token_dtype() and must not overlap anything else. All of them may be null if T is
+  /// 0.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
   /// Overflow::drop_and_report: [T, K] of the last forward, 1 if this rank's route was dropped at capacity: it added nothing,

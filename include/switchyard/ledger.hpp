@@ -34,13 +34,13 @@ namespace switchyard {
 
 /// Fixed properties of a LedgerCombine; equal on all ranks.
 struct LedgerConfig {
-  int64_t hidden = 0;           ///< H >= 1
-  int num_experts = 0;          ///< E >= 1; need not divide by W
-  int topk = 0;                 ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;       ///< maximum M on any rank, >= 0; two or three return buffers of max_tokens * K rows
+  int64_t hidden = 0;        ///< H >= 1
+  int num_experts = 0;       ///< E >= 1; need not divide by W
+  int topk = 0;              ///< K in [1, kMaxTopk]
+  int64_t max_tokens = 0;    ///< maximum M on any rank, >= 0; two or three return buffers of max_tokens * K rows
   DType dtype = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int64_t max_rows = 0;         ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
-  int max_ledgers = 4;          ///< CUDA: maximum number of PreparedLedgers alive at once, those of graphs included, >= 1
+  int64_t max_rows = 0;      ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
+  int max_ledgers = 4;       ///< CUDA: maximum number of PreparedLedgers alive at once, those of graphs included, >= 1
 };
 
 /// Throws Error(invalid_argument) naming field and index of the first value of `tables` that is invalid for rank `rank` of
@@ -91,7 +91,7 @@ class PreparedLedger {
  public:
   PreparedLedger() = default;
   explicit operator bool() const noexcept { return static_cast<bool>(data_); }
-  int64_t num_tokens() const;         ///< M
+  int64_t num_tokens() const;     ///< M
   int64_t rows() const;           ///< minimum number of rows of the expert output
   int64_t returned_rows() const;  ///< rows returned to this rank
 

@@ -69,7 +69,7 @@ struct LowLatencyConfig {
   int num_experts = 0;                ///< E >= 1; need not divide by W
   int topk = 0;                       ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;             ///< maximum T on any rank, in [1, 65535]
-  DType dtype = DType::bf16;       ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
+  DType dtype = DType::bf16;          ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
   ScaleKind scales = ScaleKind::f32;  ///< rows are sent as fp8 e4m3 with these scales; none: unquantized
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
@@ -91,8 +91,8 @@ int default_pieces(const LowLatencyConfig& config, int world);
 /// Options of one dispatch.
 struct LowLatencyDispatchOptions {
   const float* topk_weights = nullptr;  ///< float32 [T, K]: sent with the rows, for CombineOrder::per_rank
-  void* stream = nullptr;          ///< CUDA: cudaStream_t; null: the legacy default stream
-  int num_sms = 0;                 ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
+  void* stream = nullptr;               ///< CUDA: cudaStream_t; null: the legacy default stream
+  int num_sms = 0;                      ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
   /// tokens of the ids]. All ids must be readable: they are fetched before T.
   const int32_t* device_tokens = nullptr;
@@ -119,7 +119,7 @@ struct LowLatencyCombineOptions {
 
 /// Options of moe_all_to_all.
 struct AllToAllOptions {
-  const float* topk_weights = nullptr;       ///< float32 [T, K]; null: 1
+  const float* topk_weights = nullptr;  ///< float32 [T, K]; null: 1
   const float* expert_scale = nullptr;  ///< float32 [local experts]: expert e returns round(x * scale); null: the row unchanged
   /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be for the group's backend; null:
   /// none. Ranks may pass different functions, or none.
@@ -158,8 +158,8 @@ struct LowLatencyRows : Rows {
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; call it once, during the object's lifetime. Until that half
-/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused at once.
-/// No call of another object may use the output before the hook has been called.
+/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused at
+/// once. No call of another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {

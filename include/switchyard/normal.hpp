@@ -80,7 +80,8 @@ struct MemoryRequirement {
 };
 
 /// How default_ring() chooses RingSettings that are 0:
-///   - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if the
+///   - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if
+///   the
 ///     channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send chunks)
 ///     would exceed kDefaultRingRows or max_bytes.
 ///   - slots divide kDefaultRingRows among the channels of a source: at least K, and normally two send chunks, but no more than
@@ -204,7 +205,7 @@ class Handle {
   Handle() = default;
   explicit operator bool() const noexcept { return static_cast<bool>(data_); }
   int64_t num_tokens() const;  ///< T
-  int64_t rows() const;    ///< M: rows received, padding included
+  int64_t rows() const;        ///< M: rows received, padding included
   /// Number of ids of this rank that are neither -1 nor an expert; nothing was sent for them. 0 for a deserialized handle.
   int64_t invalid_ids() const;
   DispatchCounts counts() const;

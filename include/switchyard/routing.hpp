@@ -23,9 +23,9 @@ namespace switchyard {
 
 /// Experts chosen for the tokens of one rank. Dense, row-major.
 struct Routing {
-  int num_experts = 0;         ///< E
-  int topk = 0;                ///< K in [1, kMaxTopk]
-  int64_t num_tokens = 0;          ///< T
+  int num_experts = 0;              ///< E
+  int topk = 0;                     ///< K in [1, kMaxTopk]
+  int64_t num_tokens = 0;           ///< T
   std::vector<int32_t> topk_ids;    ///< [T, K]; an id outside [0, E) means "no expert" (drop)
   std::vector<float> topk_weights;  ///< [T, K], or empty: no weights
 
@@ -75,9 +75,9 @@ struct SoftmaxGate {
   bool renormalize = true;
 };
 
-/// Routes `num_tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max) /
-/// sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32.
-/// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
+/// Routes `num_tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max)
+/// / sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32. \param logits float32
+/// [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
 ///        a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
 Routing route(const SoftmaxGate& gate, const float* logits, int64_t num_tokens);
@@ -121,9 +121,9 @@ struct GeneratorSpec {
   uint64_t seed = 1;
 };
 
-/// Routing of `num_tokens` tokens on `rank`. Reproducible on any platform: the random numbers of token t of rank r are a SplitMix64
-/// sequence seeded by a mix of (seed, r, t) (docs/routing.md), so fewer tokens give a prefix of more. Ids of a token are
-/// distinct unless `duplicates`; dropped routes have id -1 and weight 0; kept weights of a token are positive and sum to 1.
+/// Routing of `num_tokens` tokens on `rank`. Reproducible on any platform: the random numbers of token t of rank r are a
+/// SplitMix64 sequence seeded by a mix of (seed, r, t) (docs/routing.md), so fewer tokens give a prefix of more. Ids of a token
+/// are distinct unless `duplicates`; dropped routes have id -1 and weight 0; kept weights of a token are positive and sum to 1.
 /// \throws Error(invalid_argument) naming the field, or rank (in [0, world)) or tokens (>= 0), that is out of range.
 Routing generate(const GeneratorSpec& spec, int rank, int64_t num_tokens);
 

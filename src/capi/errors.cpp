@@ -28,7 +28,6 @@ void keep(sy_code code, const char* text) noexcept {
 
 sy_code code_of(ErrorCode code) { return static_cast<sy_code>(code); }
 
-
 }  // namespace
 
 }  // namespace switchyard::detail
@@ -78,8 +77,7 @@ const char* sy_code_name(sy_code code) { return switchyard::to_string(static_cas
 const char* sy_last_error(void) { return last_error.text; }
 
 sy_code sy_last_wait_report(sy_wait_report* report) {
-  if (last_error.code != SY_PEER_TIMEOUT || !is_valid_struct(report, sizeof *report))
-    return SY_INVALID_ARGUMENT;
+  if (last_error.code != SY_PEER_TIMEOUT || !is_valid_struct(report, sizeof *report)) return SY_INVALID_ARGUMENT;
   fill(report, last_error.report);
   return SY_OK;
 }

@@ -75,11 +75,10 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
 extern "C" {
 
 sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
-                                                 sy_memory_requirement* requirement) {
+                                    sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    fill(requirement,
-                      NormalExchange::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
+    fill(requirement, NormalExchange::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 
@@ -106,8 +105,8 @@ sy_code sy_exchange_destroy(sy_exchange* exchange) {
   return SY_OK;
 }
 
-sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
-                                       const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched) {
+sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids, const float* weights,
+                             const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
     require(dispatched, "dispatched");
@@ -121,7 +120,7 @@ sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, 
 }
 
 sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
-                                              const sy_dispatch_options* options, sy_dispatched** dispatched) {
+                                    const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
     const Handle& routing = checked_handle(handle);
@@ -155,7 +154,7 @@ sy_code sy_dispatched_destroy(sy_dispatched* dispatched) {
 }
 
 sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream,
-                                               sy_rows** rows) {
+                                  sy_rows** rows) {
   if (rows) *rows = nullptr;
   return guarded([&] {
     require(exchange, "exchange");
@@ -215,7 +214,7 @@ sy_code sy_rows_destroy(sy_rows* rows) {
 }
 
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
-                                      const sy_combine_options* options, float* out_weights) {
+                            const sy_combine_options* options, float* out_weights) {
   return collective_on(exchange, "exchange", [&] {
     exchange->state->object.combine(from_c(y, "y"), checked_handle(handle), out, from_c(options), out_weights);
   });

@@ -41,8 +41,8 @@ sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_g
   });
 }
 
-sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
-                                   const sy_group_options* options, sy_group** group) {
+sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token, const sy_group_options* options,
+                         sy_group** group) {
   return guarded([&] {
     require(group, "group");
     *group = nullptr;
@@ -118,8 +118,8 @@ sy_code sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, voi
   });
 }
 
-sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text,
-                                 const void* mine, size_t bytes, void* all) {
+sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text, const void* mine, size_t bytes,
+                       void* all) {
   return collective_on(group, "group", [&] {
     const auto share = [&] {
       require(subject, "subject");

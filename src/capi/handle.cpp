@@ -120,8 +120,7 @@ sy_code sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger) {
   });
 }
 
-sy_code sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
-                                       sy_routing_layout* layout) {
+sy_code sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout) {
   return guarded([&] {
     check_struct(layout, sizeof *layout, "layout");
     const ExpertIds routing = from_c(ids);
@@ -139,11 +138,11 @@ sy_code sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int3
   });
 }
 
-sy_code sy_routing_layout_enqueue(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
-                                       int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
-                                       void* stream) {
+sy_code sy_routing_layout_enqueue(const sy_expert_ids* ids, int32_t num_experts, int32_t world, int32_t* num_tokens_per_rank,
+                                  int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank, void* stream) {
   return guarded([&] {
-    enqueue_routing_layout(from_c(ids), num_experts, world, {num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank}, stream);
+    enqueue_routing_layout(from_c(ids), num_experts, world, {num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank},
+                           stream);
   });
 }
 

@@ -73,7 +73,8 @@ LedgerTables to_tables(const sy_ledger* ledger) {
   t.expanded_row_idx = to_table("ledger->expanded_row_idx", l.expanded_row_idx, l.num_routes);
   t.cumsum_per_expert = to_table("ledger->cumsum_per_expert", l.cumsum_per_expert, all);
   t.dispatch_offset = to_table("ledger->dispatch_offset", l.dispatch_offset, l.num_local_experts);
-  t.prev_sum_before_rank = to_table("ledger->prev_sum_before_rank", l.prev_sum_before_rank, int64_t{l.world} * l.num_local_experts);
+  t.prev_sum_before_rank =
+      to_table("ledger->prev_sum_before_rank", l.prev_sum_before_rank, int64_t{l.world} * l.num_local_experts);
   return t;
 }
 
@@ -92,8 +93,7 @@ sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32
   });
 }
 
-sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
-                                 sy_bytes* bytes) {
+sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank, sy_bytes* bytes) {
   return guarded([&] {
     check_struct(bytes, sizeof *bytes, "bytes");
     auto stored = store(pack_route_meta(to_tables(ledger), from_c(config), world, rank));
@@ -103,7 +103,7 @@ sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, 
 }
 
 sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
-                                   int64_t tokens, sy_ledger* ledger) {
+                         int64_t tokens, sy_ledger* ledger) {
   return guarded([&] {
     require(data, "data");
     check_struct(ledger, sizeof *ledger, "ledger");
@@ -113,16 +113,14 @@ sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* 
 }
 
 sy_code sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
-                                                    sy_memory_requirement* requirement) {
+                                          sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    fill(requirement,
-                      LedgerCombine::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
+    fill(requirement, LedgerCombine::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 
-sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend,
-                                                   size_t* bytes) {
+sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
     *bytes = LedgerCombine::heap_bytes(from_c(config), world, to_enum<Backend>("backend", backend));
@@ -138,8 +136,7 @@ sy_code sy_ledger_combine_destroy(sy_ledger_combine* combine) {
   return SY_OK;
 }
 
-sy_code sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger,
-                                            sy_prepared_ledger** prepared) {
+sy_code sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger, sy_prepared_ledger** prepared) {
   if (prepared) *prepared = nullptr;
   return guarded([&] {
     require(combine, "combine");
@@ -156,8 +153,7 @@ sy_code sy_prepared_ledger_destroy(sy_prepared_ledger* prepared) {
   return SY_OK;
 }
 
-sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
-                                           int64_t* returned_rows) {
+sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows, int64_t* returned_rows) {
   return guarded([&] {
     require(prepared, "prepared");
     if (tokens) *tokens = prepared->ledger.num_tokens();
@@ -167,17 +163,15 @@ sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* to
 }
 
 sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
-                                        const sy_prepared_ledger* prepared, void* out,
-                                        const sy_ledger_combine_options* options) {
+                              const sy_prepared_ledger* prepared, void* out, const sy_ledger_combine_options* options) {
   return collective_on(combine, "combine", [&] {
     require(prepared, "prepared");
     combine->state->object.combine(from_c(expert_output, "expert_output"), probs, prepared->ledger, out, from_c(options));
   });
 }
 
-sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
-                                       size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
-                                       const sy_ledger_combine_options* options) {
+sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta, size_t size,
+                             sy_ledger_combine* window, int64_t tokens, void* out, const sy_ledger_combine_options* options) {
   return collective_on(window, "window", [&] {
     require(route_meta, "route_meta");
     const std::span bytes(static_cast<const std::byte*>(route_meta), size);

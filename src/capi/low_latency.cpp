@@ -94,8 +94,7 @@ sy_code make_output(sy_low_latency* exchange, sy_low_latency_output** output, co
 
 extern "C" {
 
-sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
-                                                 sy_memory_requirement* requirement) {
+sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world, sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
     fill(requirement, LowLatencyExchange::memory_required(from_c(config), world));
@@ -134,8 +133,7 @@ sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_outp
   return make_output(exchange, output, [](LowLatencyExchange& object) { return object.make_output(); });
 }
 
-sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
-                                                sy_low_latency_output** output) {
+sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output) {
   return make_output(exchange, output,
                      [&](LowLatencyExchange& object) { return object.make_output(from_c(memory, "memory")); });
 }
@@ -179,31 +177,28 @@ sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
 }
 
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
-                                          sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
+                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->state->object.dispatch(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
   });
 }
 
 sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
-                                               sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
+                                     sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->receive =
         exchange->state->object.dispatch_send(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
   });
 }
 
-sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
-                                         const sy_low_latency_output* output, void* out,
-                                         const sy_low_latency_combine_options* options) {
-  return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.combine(from_c(y, "y"), checked_output(output), out, from_c(options));
-  });
+sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
+                               void* out, const sy_low_latency_combine_options* options) {
+  return collective_on(exchange, "exchange",
+                       [&] { exchange->state->object.combine(from_c(y, "y"), checked_output(output), out, from_c(options)); });
 }
 
-sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
-                                              const sy_low_latency_output* output, void* out,
-                                              const sy_low_latency_combine_options* options) {
+sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
+                                    void* out, const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
     exchange->receive = exchange->state->object.combine_send(from_c(y, "y"), checked_output(output), out, from_c(options));
   });
@@ -215,8 +210,8 @@ sy_code sy_low_latency_receive(sy_low_latency* exchange) {
   return collective_on(exchange, "exchange", [&] { std::exchange(exchange->receive, nullptr)(); });
 }
 
-sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
-                                            void* out, const sy_all_to_all_options* options) {
+sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids, void* out,
+                                  const sy_all_to_all_options* options) {
   return collective_on(exchange, "exchange", [&] {
     RowFunction function;
     exchange->state->object.moe_all_to_all(from_c(x, "x"), from_c(ids), out, all_to_all_options(options, function));

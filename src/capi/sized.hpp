@@ -42,8 +42,7 @@ inline size_t check_struct(const void* given, size_t known, const char* name) {
   const size_t size = size_of(given);
   if (!is_plausible(size))
     throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) +
-                        ": start from the SY_..._INIT macro, which sets it (" + std::to_string(known) +
-                        " in this version)");
+                        ": start from the SY_..._INIT macro, which sets it (" + std::to_string(known) + " in this version)");
   if (const size_t at = first_unknown(given, known, size); at < size)
     throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) + ": the byte at offset " +
                         std::to_string(at) + " is not zero, but this version of the library knows only the first " +
@@ -56,7 +55,8 @@ inline bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
-/// Overlays `given` on `defaults`. T is a struct of capi/structs.hpp or capi/layer/structs.hpp, which assert that it has no padding.
+/// Overlays `given` on `defaults`. T is a struct of capi/structs.hpp or capi/layer/structs.hpp, which assert that it has no
+/// padding.
 template <class T>
 T read_struct(const T* given, const T& defaults, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(size_t) == 0);

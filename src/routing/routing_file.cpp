@@ -333,7 +333,8 @@ struct RoutingFile::Impl {
   static void copy(const RankData& data, int64_t begin, int64_t count, Routing& routing, int64_t at) {
     const int64_t k = routing.topk;
     read_ids(data.ids, begin * k, count * k, routing.topk_ids.data() + at * k);
-    if (!routing.topk_weights.empty()) read_weights(data.weights, data.first, begin * k, count * k, routing.topk_weights.data() + at * k);
+    if (!routing.topk_weights.empty())
+      read_weights(data.weights, data.first, begin * k, count * k, routing.topk_weights.data() + at * k);
   }
 };
 
@@ -371,7 +372,9 @@ std::vector<int> RoutingFile::layers() const {
 int RoutingFile::ranks(int layer) const { return static_cast<int>(impl_->layer("RoutingFile::ranks", layer).ranks.size()); }
 int RoutingFile::topk(int layer) const { return impl_->layer("RoutingFile::topk", layer).topk; }
 bool RoutingFile::has_weights(int layer) const { return impl_->layer("RoutingFile::has_weights", layer).has_weights; }
-int64_t RoutingFile::num_tokens(int layer, int rank) const { return impl_->rank("RoutingFile::num_tokens", layer, rank).tokens; }
+int64_t RoutingFile::num_tokens(int layer, int rank) const {
+  return impl_->rank("RoutingFile::num_tokens", layer, rank).tokens;
+}
 int RoutingFile::num_experts() const noexcept { return impl_->num_experts; }
 const std::map<std::string, std::string>& RoutingFile::metadata() const noexcept { return impl_->metadata; }
 

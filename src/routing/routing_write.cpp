@@ -153,7 +153,8 @@ void write_npy(const std::string& path, std::span<const Routing> ranks) {
   bool with_weights = false, all_weights = true;
   for (const Routing& routing : ranks) {
     check_routing(routing);
-    if (routing.num_tokens != ranks[0].num_tokens || routing.topk != ranks[0].topk || routing.num_experts != ranks[0].num_experts) {
+    if (routing.num_tokens != ranks[0].num_tokens || routing.topk != ranks[0].topk ||
+        routing.num_experts != ranks[0].num_experts) {
       detail::refuse(kWrite, "ranks", "of different shape",
                      "ranks with equal tokens, topk and num_experts; write_safetensors takes any");
     }

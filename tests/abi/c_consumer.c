@@ -147,7 +147,8 @@ static void check_counts(const sy_dispatched_view* v, const Rank* me) {
 }
 
 static void check_view(const sy_dispatched_view* v, const Rank* me, float offset) {
-  CHECK(v->world == kWorld && v->topk == kTopk && v->num_local_experts == experts_of(me->rank) && v->num_tokens == kTokens[me->rank]);
+  CHECK(v->world == kWorld && v->topk == kTopk && v->num_local_experts == experts_of(me->rank) &&
+        v->num_tokens == kTokens[me->rank]);
   CHECK(v->x_dtype == SY_DTYPE_F32 && v->x_scale_kind == SY_SCALE_NONE && v->x_scales == NULL);
   CHECK(v->dropped == NULL && v->dropped_per_source == NULL && v->handle != NULL);
   if (me->layout == SY_LAYOUT_RANK_MAJOR)
@@ -182,8 +183,7 @@ static void check_combined(const Rank* me, const float* out, const float* out_we
       if (me->layout == SY_LAYOUT_EXPERT_MAJOR) factor += valid ? weight(me->rank, t, k) * (float)(id + 1) : 0.0f;
       if (out_weights) CHECK(out_weights[t * kTopk + k] == (valid ? weight(me->rank, t, k) : 0.0f));
     }
-    if (me->layout == SY_LAYOUT_RANK_MAJOR)
-      factor = (float)(2 * (is_sent_to(me->rank, t, 0) + is_sent_to(me->rank, t, 1)));
+    if (me->layout == SY_LAYOUT_RANK_MAJOR) factor = (float)(2 * (is_sent_to(me->rank, t, 0) + is_sent_to(me->rank, t, 1)));
     for (int j = 0; j < kHidden; ++j) {
       const float expected = factor * (value(me->rank, t, j) + offset) + (bias ? 2.0f * bias[t * kHidden + j] : 0.0f);
       CHECK(out[t * kHidden + j] == expected);
@@ -264,7 +264,8 @@ static void invalid_ids(int rank, sy_group* group) {
   make_input(&in, rank, 0.0f);
   const int64_t topk = in.ids.topk, invalid = in.ids.num_tokens > 0 ? topk : 0;
   int64_t given[kMaxTokens * kTopk];
-  for (int64_t f = 0; f < in.ids.num_tokens * topk; ++f) given[f] = f / topk + 1 < in.ids.num_tokens ? -1 : ((int64_t)1 << 32) + f;
+  for (int64_t f = 0; f < in.ids.num_tokens * topk; ++f)
+    given[f] = f / topk + 1 < in.ids.num_tokens ? -1 : ((int64_t)1 << 32) + f;
   in.ids.data = given;
   in.ids.is_int64 = 1;
   sy_dispatched* dispatched = NULL;
@@ -359,7 +360,8 @@ static void check_matrices(const sy_handle* handle, int rank) {
 static void check_ledger(const sy_handle* handle, int rank) {
   sy_ledger l = SY_LEDGER_INIT;
   CHECK_OK(sy_handle_ledger(handle, &l));
-  CHECK(l.world == kWorld && l.num_experts == kExperts && l.num_experts_padded == 16 && l.num_local_experts == experts_of(rank));
+  CHECK(l.world == kWorld && l.num_experts == kExperts && l.num_experts_padded == 16 &&
+        l.num_local_experts == experts_of(rank));
   CHECK(l.num_routes == kTokens[rank] * kTopk);
   int32_t row = 0;
   for (int32_t e = 0; e < kExperts; ++e) {
@@ -415,8 +417,7 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
   sy_dispatch_options options = SY_DISPATCH_OPTIONS_INIT;
   options.size = SY_SIZE_CAPACITY;
   options.capacity = 1;
-  CHECK_FAILS(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d), SY_CAPACITY_EXCEEDED,
-              "capacity");
+  CHECK_FAILS(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d), SY_CAPACITY_EXCEEDED, "capacity");
   CHECK(d == NULL);
   options.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));

@@ -182,8 +182,7 @@ static void gpu_groups(void) {
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "options->device = -2");
   options.device = -1;
   const sy_code code = sy_group_in_process(1, &options, &group);
-  CHECK(code == SY_OK ? group != NULL
-                              : code == SY_UNSUPPORTED && group == NULL && strlen(sy_last_error()) > 20);
+  CHECK(code == SY_OK ? group != NULL : code == SY_UNSUPPORTED && group == NULL && strlen(sy_last_error()) > 20);
   CHECK_OK(sy_group_destroy(group));
 }
 
@@ -204,7 +203,8 @@ static void null_arguments(void) {
         sy_group_heap(NULL, NULL, NULL) == wrong);
   CHECK(sy_group_register_memory(NULL, NULL, 0, NULL) == wrong && sy_group_sleep(NULL) == wrong &&
         sy_group_wake(NULL) == wrong);
-  CHECK(sy_exchange_memory_required(NULL, 1, SY_BACKEND_CPU, NULL) == wrong && sy_exchange_heap_bytes(NULL, 1, SY_BACKEND_CPU, NULL) == wrong);
+  CHECK(sy_exchange_memory_required(NULL, 1, SY_BACKEND_CPU, NULL) == wrong &&
+        sy_exchange_heap_bytes(NULL, 1, SY_BACKEND_CPU, NULL) == wrong);
   CHECK(sy_exchange_create(NULL, NULL, NULL) == wrong && sy_exchange_dispatch(NULL, NULL, NULL, NULL, NULL, NULL) == wrong);
   CHECK(sy_exchange_dispatch_cached(NULL, NULL, NULL, NULL, NULL) == wrong && sy_dispatched_get(NULL, NULL) == wrong);
   CHECK(sy_exchange_allocate_rows(NULL, NULL, 0, SY_ANY_STREAM, NULL) == wrong && sy_rows_get(NULL, NULL) == wrong);
@@ -252,8 +252,7 @@ static void wrong_members(void) {
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "num_sms = -7");
   const size_t members[] = {offsetof(sy_normal_config, layout), offsetof(sy_normal_config, staging),
                             offsetof(sy_normal_config, dtype), offsetof(sy_normal_config, invalid_ids)};
-  const char* names[] = {"config->layout = 256", "config->staging = 256", "config->dtype = 256",
-                         "config->invalid_ids = 256"};
+  const char* names[] = {"config->layout = 256", "config->staging = 256", "config->dtype = 256", "config->invalid_ids = 256"};
   for (size_t i = 0; i < 4; ++i) {
     group = alone();
     sy_normal_config config = make_config();
@@ -261,8 +260,7 @@ static void wrong_members(void) {
     memcpy((char*)&config + members[i], &value, sizeof value);
     sy_exchange* exchange = (sy_exchange*)&config;
     const sy_code code = sy_exchange_create(group, &config, &exchange);
-    check_report(code == SY_INVALID_ARGUMENT && strstr(sy_last_error(), names[i]) && !exchange, __FILE__, __LINE__,
-                 names[i]);
+    check_report(code == SY_INVALID_ARGUMENT && strstr(sy_last_error(), names[i]) && !exchange, __FILE__, __LINE__, names[i]);
     CHECK_OK(sy_group_destroy(group));
   }
 
@@ -297,8 +295,7 @@ static void routing_without_a_group(void) {
   CHECK_OK(sy_storage_release(layout.storage));
   int32_t counts[5];
   uint8_t where[4];
-  CHECK_FAILS(sy_routing_layout_enqueue(&ids, 0, 2, counts, counts + 2, where, NULL), SY_INVALID_ARGUMENT,
-              "num_experts = 0");
+  CHECK_FAILS(sy_routing_layout_enqueue(&ids, 0, 2, counts, counts + 2, where, NULL), SY_INVALID_ARGUMENT, "num_experts = 0");
   CHECK_FAILS(sy_routing_layout_enqueue(&ids, 32769, 2, counts, counts + 2, where, NULL), SY_INVALID_ARGUMENT,
               "num_experts in [1, 32768]");
   ids.is_int64 = 3;

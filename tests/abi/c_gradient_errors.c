@@ -125,8 +125,7 @@ static void gpus(void) {
   sy_weight_gradient* of_weights = NULL;
   sy_swiglu_gradient* of_swiglu = NULL;
   sy_routing_gradient* of_routing = NULL;
-  CHECK_FAILS(sy_weight_gradient_create(&weight, &of_weights), SY_UNSUPPORTED,
-              "WeightGradient: this library was built");
+  CHECK_FAILS(sy_weight_gradient_create(&weight, &of_weights), SY_UNSUPPORTED, "WeightGradient: this library was built");
   CHECK_FAILS(sy_swiglu_gradient_create(&swiglu, &of_swiglu), SY_UNSUPPORTED, "SwigluGradient: this library was built");
   CHECK_FAILS(sy_routing_gradient_create(&routing, &of_routing), SY_UNSUPPORTED, "without CUDA");
   CHECK(!of_weights && !of_swiglu && !of_routing);

@@ -87,8 +87,7 @@ static void null_arguments(void) {
   CHECK_FAILS(sy_expert_rows_of_dispatched(NULL, &filled), kWrong, "dispatched is NULL");
   CHECK_FAILS(sy_expert_rows_of_dispatched(&(sy_dispatched_view)SY_DISPATCHED_VIEW_INIT, NULL), kWrong, "rows is NULL");
   CHECK_FAILS(sy_expert_rows_of_low_latency(NULL, &filled), kWrong, "output is NULL");
-  CHECK_FAILS(sy_expert_rows_of_low_latency(&(sy_low_latency_view)SY_LOW_LATENCY_VIEW_INIT, NULL), kWrong,
-              "rows is NULL");
+  CHECK_FAILS(sy_expert_rows_of_low_latency(&(sy_low_latency_view)SY_LOW_LATENCY_VIEW_INIT, NULL), kWrong, "rows is NULL");
   CHECK_OK(sy_expert_mlp_destroy(NULL));
   CHECK_OK(sy_grouped_gemm_destroy(NULL));
   CHECK_OK(sy_expert_mlp_destroy(mlp));
@@ -193,10 +192,10 @@ static void wrong_gemms(void) {
   sy_grouped_gemm_config config = gemm_config();
   sy_grouped_gemm* gemm = NULL;
 #define CHECK_REFUSED(word) CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), kWrong, word)
-  const size_t members[] = {offsetof(sy_grouped_gemm_config, dtype),     offsetof(sy_grouped_gemm_config, order),
+  const size_t members[] = {offsetof(sy_grouped_gemm_config, dtype),    offsetof(sy_grouped_gemm_config, order),
                             offsetof(sy_grouped_gemm_config, epilogue), offsetof(sy_grouped_gemm_config, weight_scales),
                             offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, reserved)};
-  const char* names[] = {"config->dtype = 256",          "config->order = 256",    "config->epilogue = 256",
+  const char* names[] = {"config->dtype = 256",         "config->order = 256",    "config->epilogue = 256",
                          "config->weight_scales = 256", "config->quantize = 256", "config->reserved = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();

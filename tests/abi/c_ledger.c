@@ -228,8 +228,8 @@ static void packed(void) {
     CHECK_OK(sy_ledger_unpack(bytes.data, bytes.size, &config, kWorld, rank, kTokens, &again));
     check_same(&ledger, &again);
     CHECK_OK(sy_storage_release(again.storage));
-    CHECK_FAILS(sy_ledger_unpack(bytes.data, bytes.size - 1, &config, kWorld, rank, kTokens, &again),
-                SY_INVALID_ARGUMENT, "at least 448");
+    CHECK_FAILS(sy_ledger_unpack(bytes.data, bytes.size - 1, &config, kWorld, rank, kTokens, &again), SY_INVALID_ARGUMENT,
+                "at least 448");
     CHECK_OK(sy_storage_release(bytes.storage));
   }
   // The published figures.
@@ -279,8 +279,7 @@ static void local_misuse(void) {
   CHECK_FAILS(sy_ledger_combine_prepare(NULL, &ledger, &prepared), SY_INVALID_ARGUMENT, "combine");
   CHECK_FAILS(sy_prepared_ledger_sizes(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "prepared");
   CHECK_FAILS(sy_ledger_combine_run(NULL, NULL, NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "combine");
-  CHECK_FAILS(sy_combine_by_ledger(NULL, NULL, rows, sizeof rows, NULL, kTokens, NULL, NULL), SY_INVALID_ARGUMENT,
-              "window");
+  CHECK_FAILS(sy_combine_by_ledger(NULL, NULL, rows, sizeof rows, NULL, kTokens, NULL, NULL), SY_INVALID_ARGUMENT, "window");
   CHECK_FAILS(sy_ledger_combine_returned(NULL, NULL), SY_INVALID_ARGUMENT, "combine");
   CHECK_FAILS(sy_ledger_combine_last_call(NULL, NULL), SY_INVALID_ARGUMENT, "combine");
   CHECK_OK(sy_ledger_combine_destroy(NULL));

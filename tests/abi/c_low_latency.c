@@ -88,7 +88,8 @@ static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
 // Every row of every local expert is the one that `row_source` names, each (source, token) once, sources ascending.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
-  CHECK(v->num_local_experts == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity && v->x_cols == kHidden);
+  CHECK(v->num_local_experts == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity &&
+        v->x_cols == kHidden);
   CHECK(v->x_rows == v->num_local_experts * kCapacity && v->x_dtype == SY_DTYPE_F32 && v->x_scales == NULL);
   for (int32_t e = 0; e < v->num_local_experts; ++e) {
     const int32_t expert = first_of(rank) + e;

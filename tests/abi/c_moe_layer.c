@@ -196,7 +196,8 @@ static void refusals(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.topk = rank == 0 ? kTopk : 99;
   sy_moe_layer* layer = NULL;
-  CHECK_FAILS(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer), kWrong, "rank 1: MoeLayerConfig::topk = 99");
+  CHECK_FAILS(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer), kWrong,
+              "rank 1: MoeLayerConfig::topk = 99");
   CHECK(layer == NULL);
   config.topk = kTopk;
   CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], NULL, &layer));

@@ -107,14 +107,13 @@ std::vector<Configuration> wrong_configurations() {
                                     {"FusedMoeConfig::max_tokens = -1", [](FusedMoeConfig& c) { c.max_tokens = -1; }},
                                     {"FusedMoeConfig::capacity = -1", [](FusedMoeConfig& c) { c.capacity = -1; }}});
   using C = LedgerConfig;
-  add<switchyard::LedgerCombine, C>(
-      all, "ledger", published_config(4, 8, 2, 4),
-      {{"LedgerConfig::hidden = 0", [](C& c) { c.hidden = 0; }},
-       {"LedgerConfig::num_experts = 0", [](C& c) { c.num_experts = 0; }},
-       {"LedgerConfig::topk = 33", [](C& c) { c.topk = 33; }},
-       {"LedgerConfig::max_tokens = -1", [](C& c) { c.max_tokens = -1; }},
-       {"LedgerConfig::dtype = fp8_e4m3", [](C& c) { c.dtype = switchyard::DType::fp8_e4m3; }},
-       {"LedgerConfig::max_ledgers = 0", [](C& c) { c.max_ledgers = 0; }}});
+  add<switchyard::LedgerCombine, C>(all, "ledger", published_config(4, 8, 2, 4),
+                                    {{"LedgerConfig::hidden = 0", [](C& c) { c.hidden = 0; }},
+                                     {"LedgerConfig::num_experts = 0", [](C& c) { c.num_experts = 0; }},
+                                     {"LedgerConfig::topk = 33", [](C& c) { c.topk = 33; }},
+                                     {"LedgerConfig::max_tokens = -1", [](C& c) { c.max_tokens = -1; }},
+                                     {"LedgerConfig::dtype = fp8_e4m3", [](C& c) { c.dtype = switchyard::DType::fp8_e4m3; }},
+                                     {"LedgerConfig::max_ledgers = 0", [](C& c) { c.max_ledgers = 0; }}});
   return all;
 }
 

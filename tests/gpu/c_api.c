@@ -218,7 +218,8 @@ static sy_low_latency_config low_latency_config(void) {
 
 static void check_delivered(const Rank* me, const sy_low_latency_view* v) {
   const size_t experts = (size_t)experts_of(me->rank);
-  CHECK(v->num_local_experts == experts_of(me->rank) && v->rows_per_expert == kCapacity && v->x_rows == v->num_local_experts * kCapacity);
+  CHECK(v->num_local_experts == experts_of(me->rank) && v->rows_per_expert == kCapacity &&
+        v->x_rows == v->num_local_experts * kCapacity);
   float* const x = malloc(experts * kCapacity * kHidden * sizeof *x);
   int32_t counts[2] = {-1, -1};
   int64_t sources[2 * kCapacity];

@@ -28,7 +28,7 @@ PlannedMoves plan_moves(const Scenario& s);
 /// One row per route, at its position in the expert-major rows of its rank; ranks ascend within each token.
 struct PlannedRoutes {
   std::vector<measure::RowMoves> moves;  ///< by rank
-  int64_t max_rows = 0;                 ///< maximum of a rank, padding included
+  int64_t max_rows = 0;                  ///< maximum of a rank, padding included
 };
 PlannedRoutes plan_routes(const Scenario& s);
 

@@ -52,7 +52,7 @@ struct DemoPlan {
   std::shared_ptr<const RoutingSource> source;
   Scenario shape;                             ///< without routing
   std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate computes it from the rows
-  int64_t max_rows = 0;                      ///< maximum of any rank in any step; bounds the pool
+  int64_t max_rows = 0;                       ///< maximum of any rank in any step; bounds the pool
   GpuProbe probe;                             ///< GPUs of this machine, used or not
   bool fused = false;                         ///< the fused form also runs, on the rows of each step
   std::string why_not_fused;                  ///< on GPUs: the library's reason why it does not

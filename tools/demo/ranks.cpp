@@ -91,8 +91,8 @@ RowArray gate_weights(const DemoPlan& plan) {
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
   const int num_local_experts = plan.shape.first_expert(1);  // rank 0 has the most experts
-  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(num_local_experts * 3 * o.hidden * o.intermediate) * 2 +
-         (size_t{1} << 20);
+  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) +
+         at(num_local_experts * 3 * o.hidden * o.intermediate) * 2 + (size_t{1} << 20);
 }
 
 class DemoRank {

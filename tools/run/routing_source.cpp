@@ -103,7 +103,8 @@ double share_without_expert(const RoutingFile& file, int layer, int experts) {
   for (int r = 0; r < file.ranks(layer); ++r) {
     const Routing routing = file.read(layer, r, experts);
     routes += std::ssize(routing.topk_ids);
-    without += std::count_if(routing.topk_ids.begin(), routing.topk_ids.end(), [&](int32_t id) { return id < 0 || id >= experts; });
+    without +=
+        std::count_if(routing.topk_ids.begin(), routing.topk_ids.end(), [&](int32_t id) { return id < 0 || id >= experts; });
   }
   return routes > 0 ? static_cast<double>(without) / static_cast<double>(routes) : 0;
 }

@@ -44,8 +44,8 @@ std::vector<TuneStage> normal_stages(int max) {
   return {{sms("dispatch_sms", &TuningValues::dispatch_sms, default_value, max, dispatch),
            sms("combine_sms", &TuningValues::combine_sms, default_value, max, combine),
            sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, default_quantising, max, quantised)},
-          {{"dispatch_warps", &TuningValues::dispatch_warps,
-            with_default({6, 8, 10, 12}, kMaxDispatchWarps, kMaxDispatchWarps), kMaxDispatchWarps, dispatch, false},
+          {{"dispatch_warps", &TuningValues::dispatch_warps, with_default({6, 8, 10, 12}, kMaxDispatchWarps, kMaxDispatchWarps),
+            kMaxDispatchWarps, dispatch, false},
            {"combine_warps", &TuningValues::combine_warps,
             with_default({8, 12, 14, 16, 18}, kMaxCombineWarps, kMaxCombineWarps), kMaxCombineWarps, combine, false}},
           {{"dispatch_stages", &TuningValues::dispatch_stages, {0, 1, 2}, 0, dispatch, false}}};

@@ -24,7 +24,8 @@ struct TuneDimension {
 /// Dimensions that do not affect each other's metrics: they vary in the same measurements.
 using TuneStage = std::vector<TuneDimension>;
 
-/// Stages of a mode's search; on the CPU only pieces can be tuned. `default_pieces`: untuned. `max_sms`: per rank, 0 on the CPU.
+/// Stages of a mode's search; on the CPU only pieces can be tuned. `default_pieces`: untuned. `max_sms`: per rank, 0 on the
+/// CPU.
 std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int default_pieces, int max_sms);
 /// Microseconds of a run by the metrics of a dimension.
 double tune_metric(const TuneDimension& dimension, const nlohmann::json& run);

@@ -40,15 +40,16 @@ typedef struct sy_expert_shape {
 typedef struct sy_expert_options {
   size_t struct_size;
   sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at creation
-  sy_dtype dtype;       ///< of rows and weights: bf16; CUDA: also f16 or fp8_e4m3, with bf16 outputs
+  sy_dtype dtype;      ///< of rows and weights: bf16; CUDA: also f16 or fp8_e4m3, with bf16 outputs
   sy_weight_storage storage;
-  int32_t reserved;            ///< must be 0
-  size_t route_scratch_bytes SY_DEFAULT(67108864);  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
-  int64_t max_rows;            ///< CUDA: maximum rows of a call's `x`, each with an intermediate row in the object; 0: none
-  const void* w13_scales;      ///< fp8: scales of the weights, as in switchyard/expert.hpp; they stay the caller's
+  int32_t reserved;  ///< must be 0
+  size_t route_scratch_bytes
+      SY_DEFAULT(67108864);  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
+  int64_t max_rows;          ///< CUDA: maximum rows of a call's `x`, each with an intermediate row in the object; 0: none
+  const void* w13_scales;    ///< fp8: scales of the weights, as in switchyard/expert.hpp; they stay the caller's
   const void* w2_scales;
   sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
-  int32_t reserved2;            ///< must be 0
+  int32_t reserved2;                                     ///< must be 0
 } sy_expert_options;
 
 /// Memory of one object, in bytes, excluding the caller's arrays.
@@ -60,15 +61,14 @@ typedef struct sy_expert_memory {
 } sy_expert_memory;
 
 /// Memory of an object of this shape on this machine. Allocates nothing permanently. `options` NULL: defaults.
-sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
-                                                sy_expert_memory* memory);
+sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options, sy_expert_memory* memory);
 
 /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are
 /// read only here (packed), or must stay valid and unchanged while calls run (view). CUDA: both aligned to 16 bytes. `options`
 /// NULL: defaults. Errors: invalid_argument naming the argument; system if memory is insufficient; unsupported for f16 on the
 /// CPU, and for GPUs as sy_grouped_gemm_create.
-sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
-                                       const sy_expert_options* options, sy_expert_mlp** mlp);
+sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2, const sy_expert_options* options,
+                             sy_expert_mlp** mlp);
 /// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
 sy_code sy_expert_mlp_destroy(sy_expert_mlp* mlp);
 
@@ -85,15 +85,15 @@ typedef struct sy_expert_call {
 /// those of `x` or `y`, are not accessed. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and
 /// `y` are aligned to 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is
 /// written; system.
-sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
-                                        const sy_row_view* y, const sy_expert_call* call);
+sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows, const sy_row_view* y,
+                              const sy_expert_call* call);
 
-/// CPU only. Rank-major rows: y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r]), for `x` and `y` of [topk_ids.num_tokens, H],
-/// float32 from +0, k ascending, rounded once. `topk_ids` are local (sy_dispatched_view::topk_ids); an id outside [0, L) is skipped.
-/// `topk_weights` is float32 [topk_ids.num_tokens, topk_ids.topk], or NULL: all 1. `x` and `y` must not overlap. Errors: invalid_argument before
-/// anything is written; unsupported on a GPU.
+/// CPU only. Rank-major rows: y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r]), for `x` and `y` of
+/// [topk_ids.num_tokens, H], float32 from +0, k ascending, rounded once. `topk_ids` are local (sy_dispatched_view::topk_ids);
+/// an id outside [0, L) is skipped. `topk_weights` is float32 [topk_ids.num_tokens, topk_ids.topk], or NULL: all 1. `x` and `y`
+/// must not overlap. Errors: invalid_argument before anything is written; unsupported on a GPU.
 sy_code sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* topk_ids,
-                                                   const float* topk_weights, void* y);
+                                         const float* topk_weights, void* y);
 
 sy_code sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory);
 /// Data type and kernel of the products, for example "bf16 wgmma:sm_90a". The object owns the text.

@@ -43,16 +43,17 @@ typedef struct sy_grouped_gemm_config {
   int64_t n;            ///< N: a multiple of 8; swiglu: gate and up together, a multiple of 16
   int64_t k;            ///< K: a multiple of 8; fp8: of 16
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype dtype;        ///< of rows, weights and outputs: bf16 or f16; fp8 e4m3: of rows and weights
+  sy_dtype dtype;       ///< of rows, weights and outputs: bf16 or f16; fp8 e4m3: of rows and weights
   sy_weight_order order;
   sy_epilogue epilogue;
   /// swiglu: g / (1 + exp(-alpha * g)) * (u + up_shift), where g = min(gate, limit) and u is up clamped to [-limit, limit].
   float swiglu_limit SY_DEFAULT(INFINITY);  ///< > 0
   float swiglu_alpha SY_DEFAULT(1.0f);
   float swiglu_up_shift;
-  sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
-  sy_scale_kind quantize;       ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
-  int32_t reserved;             ///< must be 0
+  sy_scale_kind weight_scales
+      SY_DEFAULT(SY_SCALE_F32);  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
+  sy_scale_kind quantize;        ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
+  int32_t reserved;              ///< must be 0
 } sy_grouped_gemm_config;
 
 /// Columns and type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and `quantize` of the
@@ -82,7 +83,7 @@ sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expe
 /// invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of another compute
 /// capability than 9.0.
 sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
-                                         sy_grouped_gemm** gemm);
+                               sy_grouped_gemm** gemm);
 /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
 sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 
@@ -100,7 +101,7 @@ typedef struct sy_grouped_gemm_options {
 /// of no expert are not accessed. They must not overlap. fp8: `x` has scales; a quantized `out` has scales too, which are
 /// written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
-                                      const sy_row_view* out, const sy_grouped_gemm_options* options);
+                            const sy_row_view* out, const sy_grouped_gemm_options* options);
 
 #ifdef __cplusplus
 }

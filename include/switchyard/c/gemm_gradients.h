@@ -28,12 +28,12 @@ typedef struct sy_routing_gradient sy_routing_gradient;  ///< gradients of routi
 /// Fixed properties of a weight gradient.
 typedef struct sy_weight_gradient_config {
   size_t struct_size;
-  int64_t n;            ///< N, columns of dy: a multiple of 8
-  int64_t k;            ///< K, columns of x: a multiple of 8
-  int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype dtype;        ///< of dy and x: bf16 or f16
-  sy_dtype out_dtype SY_DEFAULT(SY_DTYPE_F32);      ///< of the gradients: f32, or equal to `dtype`
-  sy_bool add;          ///< 1: adds to the existing gradients, in their type; 0: overwrites them
+  int64_t n;                                    ///< N, columns of dy: a multiple of 8
+  int64_t k;                                    ///< K, columns of x: a multiple of 8
+  int32_t num_experts;                          ///< number of local experts, in [1, 2048]
+  sy_dtype dtype;                               ///< of dy and x: bf16 or f16
+  sy_dtype out_dtype SY_DEFAULT(SY_DTYPE_F32);  ///< of the gradients: f32, or equal to `dtype`
+  sy_bool add;                                  ///< 1: adds to the existing gradients, in their type; 0: overwrites them
 } sy_weight_gradient_config;
 
 /// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of
@@ -49,15 +49,15 @@ sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 /// unchanged with `add`. Calls of one object, graphs included, must be ordered one after another. `options` NULL: defaults.
 /// Errors: invalid_argument naming the argument; system.
 sy_code sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
-                                         const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options);
+                               const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options);
 
 /// Fixed properties of a SwiGLU gradient.
 typedef struct sy_swiglu_gradient_config {
   size_t struct_size;
-  int64_t columns;      ///< I, columns of a: a multiple of 8
-  int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype dtype;        ///< of all rows: bf16 or f16
-  float swiglu_limit SY_DEFAULT(INFINITY);   ///< > 0; this and the next two as in the sy_grouped_gemm_config of the forward pass
+  int64_t columns;                          ///< I, columns of a: a multiple of 8
+  int32_t num_experts;                      ///< number of local experts, in [1, 2048]
+  sy_dtype dtype;                           ///< of all rows: bf16 or f16
+  float swiglu_limit SY_DEFAULT(INFINITY);  ///< > 0; this and the next two as in the sy_grouped_gemm_config of the forward pass
   float swiglu_alpha SY_DEFAULT(1.0f);
   float swiglu_up_shift;
   int32_t reserved;  ///< must be 0
@@ -74,15 +74,15 @@ sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 /// are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options` NULL:
 /// defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
-                                         const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
-                                         const sy_grouped_gemm_options* options);
+                               const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
+                               const sy_grouped_gemm_options* options);
 
 /// Fixed properties of a routing weight gradient.
 typedef struct sy_routing_gradient_config {
   size_t struct_size;
   int64_t columns;      ///< columns of a row: a multiple of 8
   int32_t num_experts;  ///< number of local experts, in [1, 2048]
-  sy_dtype dtype;        ///< of the rows: bf16 or f16
+  sy_dtype dtype;       ///< of the rows: bf16 or f16
 } sy_routing_gradient_config;
 
 /// Allocates. Errors: as sy_weight_gradient_create.
@@ -95,9 +95,8 @@ sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient);
 /// Enqueues this sum. `dy` is the gradient of the weighted rows, `y` the unweighted rows, both [rows, columns], dense and
 /// aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows of no expert are not accessed. `options` NULL: defaults.
 /// Errors: invalid_argument naming the argument; system.
-sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
-                                          const sy_const_row_view* y, const sy_expert_rows* rows, float* dweight,
-                                          const sy_grouped_gemm_options* options);
+sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* y,
+                                const sy_expert_rows* rows, float* dweight, const sy_grouped_gemm_options* options);
 
 #ifdef __cplusplus
 }

@@ -37,22 +37,24 @@ enum {
 /// Fixed properties of a layer; equal on all ranks except pointers and `storage`.
 typedef struct sy_moe_layer_config {
   size_t struct_size;
-  int64_t hidden;          ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
-  int64_t intermediate;    ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
-  int64_t max_tokens;      ///< maximum T on any rank; low latency: in [1, 65535]
-  int64_t capacity;        ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
-  int32_t num_experts;     ///< E >= 1, total of all ranks; need not divide by W
-  int32_t topk;            ///< K in [1, 32]
-  sy_dtype dtype;           ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16
+  int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
+  int64_t intermediate;  ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
+  int64_t max_tokens;    ///< maximum T on any rank; low latency: in [1, 65535]
+  int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
+  int32_t num_experts;   ///< E >= 1, total of all ranks; need not divide by W
+  int32_t topk;          ///< K in [1, 32]
+  sy_dtype dtype;        ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);  ///< of the sum
   sy_moe_exchange exchange;
   sy_moe_form form;
-  sy_overflow overflow;         ///< for routes beyond a rank's capacity; see sy_moe_layer_dropped
-  sy_bool captured SY_DEFAULT(1);             ///< 0 or 1; GPUs, normal mode: calls are captured in graphs, which have their own rows
-  sy_weight_storage storage;    ///< GPUs: must be view
-  sy_scale_kind row_scales SY_DEFAULT(SY_SCALE_F32);     ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
-  sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0, kind of the scales below, whose shapes are in switchyard/expert.hpp
-  sy_invalid_ids invalid_ids;   ///< may differ by rank
+  sy_overflow overflow;            ///< for routes beyond a rank's capacity; see sy_moe_layer_dropped
+  sy_bool captured SY_DEFAULT(1);  ///< 0 or 1; GPUs, normal mode: calls are captured in graphs, which have their own rows
+  sy_weight_storage storage;       ///< GPUs: must be view
+  sy_scale_kind row_scales
+      SY_DEFAULT(SY_SCALE_F32);  ///< fp8: tokens are quantized in transit, one scale per 128 columns: f32 or ue8m0
+  sy_scale_kind weight_scales
+      SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0, kind of the scales below, whose shapes are in switchyard/expert.hpp
+  sy_invalid_ids invalid_ids;    ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
 } sy_moe_layer_config;
@@ -69,7 +71,7 @@ typedef struct sy_moe_layer_memory {
 
 /// Local; needs no group. Errors: invalid_argument naming the member; unsupported for settings that the backend lacks.
 sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
-                                               sy_moe_layer_memory* memory);
+                                     sy_moe_layer_memory* memory);
 /// Heap size for a group whose only object is this layer: header and alignment slack included.
 sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
@@ -101,12 +103,12 @@ typedef struct sy_moe_layer_call {
   sy_bool add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
 } sy_moe_layer_call;
 
-/// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL: all 1. An id
-/// outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and must not overlap
-/// anything else. `call` NULL: defaults. CUDA: enqueues, needs no count on the host, can be captured. Errors: as
-/// sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
+/// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL:
+/// all 1. An id outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and
+/// must not overlap anything else. `call` NULL: defaults. CUDA: enqueues, needs no count on the host, can be captured. Errors:
+/// as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* topk_ids, const float* topk_weights,
-                                       void* out, const sy_moe_layer_call* call);
+                             void* out, const sy_moe_layer_call* call);
 
 /// SY_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] of the last forward, with `*count` elements: 1 if this rank's
 /// route was dropped at capacity. In memory of the rank (CUDA: of its GPU, written when the call runs), valid until the next

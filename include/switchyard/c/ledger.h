@@ -28,8 +28,9 @@ typedef struct sy_ledger_config {
   int64_t max_rows;     ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
-  sy_dtype dtype SY_DEFAULT(SY_DTYPE_F16);    ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int32_t max_ledgers SY_DEFAULT(4);  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
+  sy_dtype dtype SY_DEFAULT(SY_DTYPE_F16);  ///< of expert outputs, return buffers and results: f16, bf16 or f32
+  int32_t max_ledgers
+      SY_DEFAULT(4);  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
 } sy_ledger_config;
 
 /// SY_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
@@ -49,19 +50,17 @@ sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32
 
 /// The tables of rank `rank` as published kernels read them: int32, little endian, each rounded up to 64 bytes, in the order of
 /// sy_ledger's members. Needs no group. Errors: as sy_ledger_check.
-sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
-                                 sy_bytes* bytes);
-/// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `num_tokens` tokens; `data` is not kept. Release
-/// ledger->storage.
+sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank, sy_bytes* bytes);
+/// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `num_tokens` tokens; `data` is not kept.
+/// Release ledger->storage.
 sy_code sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
-                                   int64_t num_tokens, sy_ledger* ledger);
+                         int64_t num_tokens, sy_ledger* ledger);
 
 /// Symmetric memory that a ledger combine with this config takes from each rank's heap, and the heap size for a group whose
 /// only object has this config. Needs no group.
 sy_code sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
-                                                    sy_memory_requirement* requirement);
-sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend,
-                                                   size_t* bytes);
+                                          sy_memory_requirement* requirement);
+sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
@@ -76,7 +75,7 @@ sy_code sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* l
 sy_code sy_prepared_ledger_destroy(sy_prepared_ledger* prepared);
 /// M, the minimum number of rows of the expert output, and the number of rows returned to this rank. Any pointer may be NULL.
 sy_code sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* num_tokens, int64_t* rows,
-                                           int64_t* returned_rows);
+                                 int64_t* returned_rows);
 
 /// Options of one call. May differ by rank.
 typedef struct sy_ledger_combine_options {
@@ -91,15 +90,14 @@ typedef struct sy_ledger_combine_options {
 /// be equal on all ranks, else SY_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
 /// defaults.
 sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
-                                        const sy_prepared_ledger* prepared, void* out,
-                                        const sy_ledger_combine_options* options);
+                              const sy_prepared_ledger* prepared, void* out, const sy_ledger_combine_options* options);
 
 /// Collective. sy_ledger_combine_run with packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on
-/// both backends, for a rank with `num_tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives the
-/// returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
-sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
-                                       size_t size, sy_ledger_combine* window, int64_t num_tokens, void* out,
-                                       const sy_ledger_combine_options* options);
+/// both backends, for a rank with `num_tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives
+/// the returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
+sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta, size_t size,
+                             sy_ledger_combine* window, int64_t num_tokens, void* out,
+                             const sy_ledger_combine_options* options);
 
 /// Local. This rank's return buffer after the last call, valid until its next one. CUDA: device memory; waits for the last
 /// call.

@@ -48,13 +48,13 @@ enum {
 /// Fixed properties of an object; equal on all ranks.
 typedef struct sy_low_latency_config {
   size_t struct_size;
-  int64_t hidden;        ///< H; any if rows are sent unquantized, else a multiple of 16
-  int64_t max_tokens;    ///< maximum T on any rank, in [1, 65535]
-  int32_t num_experts;   ///< E >= 1; need not divide by W
-  int32_t topk;          ///< K in [1, 32]
-  sy_dtype dtype;     ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
+  int64_t hidden;       ///< H; any if rows are sent unquantized, else a multiple of 16
+  int64_t max_tokens;   ///< maximum T on any rank, in [1, 65535]
+  int32_t num_experts;  ///< E >= 1; need not divide by W
+  int32_t topk;         ///< K in [1, 32]
+  sy_dtype dtype;       ///< of `x` unless already quantized, and the widest type combined: bf16, f16, f32
   sy_scale_kind scales SY_DEFAULT(SY_SCALE_F32);  ///< rows are sent as fp8 e4m3 with these scales; SY_SCALE_NONE: unquantized
-  int32_t scale_group SY_DEFAULT(128);   ///< columns that share one scale: 32, 64 or 128
+  int32_t scale_group SY_DEFAULT(128);            ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
   int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: as tuned, or chosen by the shape
@@ -64,8 +64,7 @@ typedef struct sy_low_latency_config {
 
 /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included, on either backend. Needs
 /// no group. docs/concepts/low_latency.md gives the formula.
-sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
-                                                 sy_memory_requirement* requirement);
+sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world, sy_memory_requirement* requirement);
 /// Heap size for a group whose only object has this config: sy_group_options::heap_bytes.
 sy_code sy_low_latency_heap_bytes(const sy_low_latency_config* config, int32_t world, size_t* bytes);
 /// Bytes of one row-major scale row, padded to a multiple of 16; 0 without scales. Uses only `hidden`, `scales` and
@@ -82,8 +81,7 @@ sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
 /// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
-sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory,
-                                                sy_low_latency_output** output);
+sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output);
 /// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by declares
 /// other streams that use it.
 sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
@@ -103,8 +101,8 @@ typedef struct sy_low_latency_view {
   int32_t num_local_experts;
   const int32_t* rows_of_expert;  ///< [num_local_experts]
   const int64_t* source_range;    ///< [num_local_experts, W] rows of a source: first << 32 | count; sources ascending
-  /// [num_local_experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
-  /// Unspecified beyond rows_of_expert, like the rows themselves.
+  /// [num_local_experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this
+  /// expert. Unspecified beyond rows_of_expert, like the rows themselves.
   const int64_t* row_source;
   sy_scale_order scale_order;  ///< as configured; so is scale_group
   int32_t scale_group;
@@ -122,7 +120,7 @@ sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
 typedef struct sy_low_latency_dispatch_options {
   size_t struct_size;
   const float* topk_weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
-  void* stream;          ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
+  void* stream;               ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
   /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
   /// T of the ids]. All ids must be readable.
   const int32_t* device_tokens;
@@ -134,7 +132,7 @@ typedef struct sy_low_latency_dispatch_options {
 /// config's kind and group. An expert chosen twice by a token gets one row, which combine reads twice. `options` NULL:
 /// defaults.
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
-                                          sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
+                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 
 /// Options of one combine; `order` is equal on all ranks.
 typedef struct sy_low_latency_combine_options {
@@ -143,7 +141,7 @@ typedef struct sy_low_latency_combine_options {
   /// rows are summed on the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding.
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
-  const float* topk_weights;       ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
+  const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
   const float* expert_scale;  ///< float32 [num_local_experts], per_route only, or NULL: each row returns as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
   sy_bool known_memory;       ///< CUDA: as in sy_dispatch_options
@@ -153,18 +151,16 @@ typedef struct sy_low_latency_combine_options {
 /// Collective. Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
 /// f32). `y` has the shape of the output's `x` and is read in place; `out` must not overlap `y` or anything in `options`. All
 /// ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
-sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
-                                         const sy_low_latency_output* output, void* out,
-                                         const sy_low_latency_combine_options* options);
+sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
+                               void* out, const sy_low_latency_combine_options* options);
 
 /// Dispatch and combine in two halves. _send returns without holding resources; sy_low_latency_receive, local and once for
 /// each, enqueues the rest (CPU: waits for the peers). Between the halves the caller may compute, but must make no other call
 /// on the object. The call uses the output, `out` and combine's weights until then; all other arguments may be reused at once.
 sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
-                                               sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
-sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
-                                              const sy_low_latency_output* output, void* out,
-                                              const sy_low_latency_combine_options* options);
+                                     sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
+sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
+                                    void* out, const sy_low_latency_combine_options* options);
 /// Errors: invalid_argument if nothing was sent since the last receive.
 sy_code sy_low_latency_receive(sy_low_latency* exchange);
 
@@ -183,7 +179,7 @@ typedef void (*sy_row_function)(float* x, int64_t n, const sy_row_origin* row, i
 /// Options of sy_low_latency_all_to_all. May differ by rank.
 typedef struct sy_all_to_all_options {
   size_t struct_size;
-  const float* topk_weights;       ///< float32 [T, K]; NULL: 1
+  const float* topk_weights;  ///< float32 [T, K]; NULL: 1
   const float* expert_scale;  ///< float32 [num_local_experts]: expert e returns round(x * scale); NULL: the row unchanged
   /// Alternative to expert_scale, in a CPU group: expert e returns round(f(x)). For GPUs the function is device code and
   /// requires C++ (switchyard/cuda/row_function.cuh).
@@ -199,7 +195,7 @@ typedef struct sy_all_to_all_options {
 /// independently. `x` and `out` are [T, H] of dtype. `out` must not overlap `x`, the ids or anything in `options`. Requires
 /// sy_low_latency_config::scales = SY_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
 sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
-                                            void* out, const sy_all_to_all_options* options);
+                                  void* out, const sy_all_to_all_options* options);
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);

@@ -102,10 +102,11 @@ sy_code sy_last_missing_ranks(uint64_t* ranks);
 /// Settings of a group. Equal on all ranks, except where noted.
 typedef struct sy_group_options {
   size_t struct_size;
-  size_t heap_bytes SY_DEFAULT(268435456);              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes
-  int64_t timeout_ms SY_DEFAULT(30000);             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
-  int64_t rendezvous_timeout_ms SY_DEFAULT(60000);  ///< deadline of construction (group, objects, registered memory), sleep and wake, >= 1
-  int32_t num_blocks SY_DEFAULT(1);             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
+  size_t heap_bytes SY_DEFAULT(268435456);  ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes
+  int64_t timeout_ms SY_DEFAULT(30000);  ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
+  int64_t rendezvous_timeout_ms
+      SY_DEFAULT(60000);             ///< deadline of construction (group, objects, registered memory), sleep and wake, >= 1
+  int32_t num_blocks SY_DEFAULT(1);  ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps SY_DEFAULT(1);
   int32_t reserved;  ///< must be 0
   int32_t num_sms;   ///< CUDA: max multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
@@ -127,8 +128,8 @@ typedef struct sy_group_options {
 sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
 /// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves the
 /// store. `token` (any text, the same on all ranks) rejects processes of other jobs. Blocks until all ranks have joined.
-sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
-                                   const sy_group_options* options, sy_group** group);
+sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token, const sy_group_options* options,
+                         sy_group** group);
 /// Joins this process as one rank, from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
 /// Open MPI or Slurm. Blocks until all ranks have joined.
 sy_code sy_group_from_environment(const sy_group_options* options, sy_group** group);
@@ -150,8 +151,8 @@ sy_code sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, voi
 /// Collective: a step of a construction, within rendezvous_timeout_ms. Reports whether this rank's part succeeded (`code`
 /// SY_OK) or failed, with a `text` or NULL. If any failed, all ranks, also peers that are creating an object, fail with
 /// the error of the lowest such rank; the group stays usable. Else gathers as sy_group_all_gather.
-sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text,
-                                 const void* mine, size_t bytes, void* all);
+sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text, const void* mine, size_t bytes,
+                       void* all);
 /// Returns the pending fault of this rank, or SY_OK.
 sy_code sy_group_check(const sy_group* group);
 /// Ends every wait of every rank with SY_PEER_FAILED (this rank, `reason`). `reason` is a sy_code other than
@@ -197,13 +198,14 @@ typedef struct sy_normal_config {
   int32_t num_experts;  ///< E >= 1; need not divide by W
   int32_t topk;         ///< K in [1, 32]
   sy_layout layout;
-  int32_t expert_alignment SY_DEFAULT(1);  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
-  sy_dtype dtype;         ///< widest row type that is dispatched or combined; determines the memory size
+  int32_t expert_alignment
+      SY_DEFAULT(1);  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
+  sy_dtype dtype;     ///< widest row type that is dispatched or combined; determines the memory size
   sy_staging staging;
-  int32_t ring_num_channels;   ///< ring staging: token ranges that travel independently, in [1, 256]; 0: default
-  int32_t ring_send_chunk SY_DEFAULT(6);     ///< ring staging: rows appended per announcement, in [1, ring_slots]
-  int32_t ring_slots;          ///< ring staging: rows per ring, >= K; 0: default
-  sy_invalid_ids invalid_ids;  ///< may differ by rank
+  int32_t ring_num_channels;              ///< ring staging: token ranges that travel independently, in [1, 256]; 0: default
+  int32_t ring_send_chunk SY_DEFAULT(6);  ///< ring staging: rows appended per announcement, in [1, ring_slots]
+  int32_t ring_slots;                     ///< ring staging: rows per ring, >= K; 0: default
+  sy_invalid_ids invalid_ids;             ///< may differ by rank
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
   /// Ring staging: maximum ring memory per rank, in bytes; 0: no bound. Values left at 0 are chosen to fit. If that is not
   /// enough, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
@@ -261,14 +263,14 @@ typedef struct sy_dispatch_options {
   const sy_row_view* out;
 } sy_dispatch_options;
 
-/// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `topk_weights` is float32
-/// [T, K] or NULL. `options` NULL: defaults.
+/// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `topk_weights` is
+/// float32 [T, K] or NULL. `options` NULL: defaults.
 sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
-                                       const float* topk_weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
+                             const float* topk_weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
 /// Collective. Repeats the routing of `handle` with other rows, without an exchange of counts. Of the options only `quantize`,
 /// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are returned.
 sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
-                                              const sy_dispatch_options* options, sy_dispatched** dispatched);
+                                    const sy_dispatch_options* options, sy_dispatched** dispatched);
 
 /// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; those to routing (all except `x` and `x_scales`) also
 /// as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA: device
@@ -284,8 +286,8 @@ typedef struct sy_dispatched_view {
   int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1. CUDA: -1 unless the size
                    ///< is exact (the count is on the GPU; sy_handle_counts waits for it)
   int64_t num_tokens;  ///< T; with device_tokens its maximum
-  int32_t world;   ///< W
-  int32_t topk;    ///< K
+  int32_t world;       ///< W
+  int32_t topk;        ///< K
   int32_t num_local_experts;
   int32_t reserved;
   sy_handle* handle;  ///< borrowed; sy_handle_retain to keep it
@@ -327,7 +329,8 @@ sy_code sy_rows_destroy(sy_rows* rows);
 typedef struct sy_combine_options {
   size_t struct_size;
   sy_combine_order order;
-  sy_bool apply_weights SY_DEFAULT(1);  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
+  sy_bool apply_weights
+      SY_DEFAULT(1);  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
   /// float32 [T, K] that replaces the weights given to dispatch; SY_ORDER_PER_ROUTE only.
   const float* topk_weights;
@@ -344,7 +347,7 @@ typedef struct sy_combine_options {
 /// memory. A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with
 /// options->topk_weights) or NULL. `options` NULL: defaults.
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
-                                      const sy_combine_options* options, float* out_weights);
+                            const sy_combine_options* options, float* out_weights);
 
 /// Traffic and time of this rank's last call. Members: switchyard/statistics.def (remote_bytes, local_bytes, copied_bytes,
 /// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double; network_bytes: uint64_t).
@@ -368,9 +371,9 @@ sy_code sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 /// Each sy_handle_retain call and each sy_handle_deserialize result is one owner; each owner releases the handle once.
 sy_code sy_handle_retain(sy_handle* handle);
 sy_code sy_handle_release(sy_handle* handle);
-sy_code sy_handle_num_tokens(const sy_handle* handle, int64_t* num_tokens);      ///< T
-sy_code sy_handle_rows(const sy_handle* handle, int64_t* rows);          ///< M, padding included
-sy_code sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);  ///< of this rank; 0 if deserialized
+sy_code sy_handle_num_tokens(const sy_handle* handle, int64_t* num_tokens);  ///< T
+sy_code sy_handle_rows(const sy_handle* handle, int64_t* rows);              ///< M, padding included
+sy_code sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);      ///< of this rank; 0 if deserialized
 
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
 /// is accepted); reusing the struct for another call does not release the earlier storage.
@@ -381,7 +384,7 @@ typedef struct sy_counts {
   size_t struct_size;
   sy_storage* storage;
   int64_t rows;                       ///< M, padding included
-  int64_t num_local_experts;               ///< length of the arrays
+  int64_t num_local_experts;          ///< length of the arrays
   const int64_t* tokens_per_expert;   ///< kept routes of all sources to each local expert
   const int64_t* aligned_per_expert;  ///< the same, rounded up to expert_alignment
   const int64_t* expert_first_row;    ///< expert-major; else NULL
@@ -405,7 +408,7 @@ typedef struct sy_matrices {
   sy_storage* storage;
   int32_t world;
   int32_t num_channels;
-  int64_t num_tokens;                             ///< T
+  int64_t num_tokens;                         ///< T
   int64_t num_recv;                           ///< elements of recv_src_idx
   const int32_t* rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j
   const int32_t* channel_prefix_matrix;       ///< [W, C] this rank's tokens to rank d in channels 0..c
@@ -452,8 +455,8 @@ sy_code sy_routing_layout_of(const sy_expert_ids* topk_ids, int32_t num_experts,
 /// for at most 32768 experts, and is_token_in_rank [T, W] aligned to 4 bytes. One kernel, enqueued on `stream` (a
 /// cudaStream_t); does not wait and can be captured. Errors: unsupported if the library was built without CUDA code.
 sy_code sy_routing_layout_enqueue(const sy_expert_ids* topk_ids, int32_t num_experts, int32_t world,
-                                       int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
-                                       void* stream);
+                                  int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
+                                  void* stream);
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,8 @@ typedef struct sy_trace_span sy_trace_span;  ///< a user-defined phase in progre
 /// Recording options.
 typedef struct sy_trace_options {
   size_t struct_size;
-  int32_t num_blocks SY_DEFAULT(1);  ///< workers per rank, as in sy_group_options; CUDA: of the kernels whose warps are recorded
+  int32_t num_blocks
+      SY_DEFAULT(1);  ///< workers per rank, as in sy_group_options; CUDA: of the kernels whose warps are recorded
   int32_t num_warps SY_DEFAULT(1);
   size_t events_per_track SY_DEFAULT(16384);  ///< rounded up to 2^n, 32 bytes each: the newest are kept
 } sy_trace_options;

@@ -24,9 +24,9 @@ enum {
 /// Key of a measurement.
 typedef struct sy_tuning_key {
   size_t struct_size;
-  const char* device;  ///< "cpu", or the name of the GPU as the driver reports it
+  const char* device;                ///< "cpu", or the name of the GPU as the driver reports it
   int64_t hidden SY_DEFAULT(1);      ///< >= 1
-  int64_t max_tokens SY_DEFAULT(1);      ///< max_tokens of the object, >= 1
+  int64_t max_tokens SY_DEFAULT(1);  ///< max_tokens of the object, >= 1
   int32_t ranks SY_DEFAULT(1);       ///< >= 1
   sy_tuning_mode mode;
 } sy_tuning_key;

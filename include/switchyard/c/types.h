@@ -9,7 +9,8 @@
 
 #include "switchyard/c/init.h"
 
-/// Default of a struct member, which the struct's SY_..._INIT macro (switchyard/c/init.h) sets. Members without it are 0 or NULL.
+/// Default of a struct member, which the struct's SY_..._INIT macro (switchyard/c/init.h) sets. Members without it are 0 or
+/// NULL.
 #define SY_DEFAULT(value)
 
 /// 0 or 1.

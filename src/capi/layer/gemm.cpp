@@ -78,7 +78,7 @@ sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expe
 }
 
 sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
-                                         sy_grouped_gemm** gemm) {
+                               sy_grouped_gemm** gemm) {
   return make_object("gemm", gemm, [&] { return GroupedGemm(from_c(config), weights, weight_scales); });
 }
 
@@ -88,7 +88,7 @@ sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm) {
 }
 
 sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
-                                      const sy_row_view* out, const sy_grouped_gemm_options* options) {
+                            const sy_row_view* out, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gemm, "gemm");
     gemm->gemm.run(from_c(x, "x"), from_c(rows), from_c(out, "out"), from_c(options));

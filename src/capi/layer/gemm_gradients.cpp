@@ -36,7 +36,7 @@ sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient) {
 }
 
 sy_code sy_weight_gradient_run(sy_weight_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* x,
-                                         const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options) {
+                               const sy_expert_rows* rows, void* dw, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gradient, "gradient");
     gradient->gradient.run(from_c(dy, "dy"), from_c(x, "x"), from_c(rows), dw, from_c(options));
@@ -53,12 +53,12 @@ sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient) {
 }
 
 sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
-                                         const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
-                                         const sy_grouped_gemm_options* options) {
+                               const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
+                               const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gradient, "gradient");
-    gradient->gradient.run(from_c(h, "h"), from_c(da, "da"), from_c(rows), from_c(dh, "dh"),
-                           a ? from_c(a, "a") : Rows{}, from_c(options));
+    gradient->gradient.run(from_c(h, "h"), from_c(da, "da"), from_c(rows), from_c(dh, "dh"), a ? from_c(a, "a") : Rows{},
+                           from_c(options));
   });
 }
 
@@ -71,9 +71,8 @@ sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient) {
   return SY_OK;
 }
 
-sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy,
-                                          const sy_const_row_view* y, const sy_expert_rows* rows, float* dweight,
-                                          const sy_grouped_gemm_options* options) {
+sy_code sy_routing_gradient_run(sy_routing_gradient* gradient, const sy_const_row_view* dy, const sy_const_row_view* y,
+                                const sy_expert_rows* rows, float* dweight, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gradient, "gradient");
     gradient->gradient.run(from_c(dy, "dy"), from_c(y, "y"), from_c(rows), dweight, from_c(options));

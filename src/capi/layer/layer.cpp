@@ -39,7 +39,7 @@ sy_code collective_on(sy_moe_layer* layer, Body&& body) noexcept {
 extern "C" {
 
 sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
-                                               sy_moe_layer_memory* memory) {
+                                     sy_moe_layer_memory* memory) {
   return guarded([&] {
     check_struct(memory, sizeof *memory, "memory");
     fill(memory, MoeLayer::memory_required(from_c(config), world, to_enum<Backend>("backend", backend)));
@@ -53,22 +53,20 @@ sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world
   });
 }
 
-sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
-                                         void* stream, sy_moe_layer** layer) {
+sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2, void* stream,
+                            sy_moe_layer** layer) {
   if (layer) *layer = nullptr;
   if (!group) return guarded([] { require(nullptr, "group"); });
   std::shared_ptr<Group> share;
   sy_internal_share_group_1(group, &share);
   return collective(*share, [&] {
     require(layer, "layer");
-    *layer =
-        std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, from_c(config), w13, w2, stream)}).release();
+    *layer = std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, from_c(config), w13, w2, stream)}).release();
   });
 }
 
-sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2,
-                                               const void* w13_scales, const void* w2_scales, void* stream,
-                                               sy_moe_layer** other) {
+sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+                                  const void* w2_scales, void* stream, sy_moe_layer** other) {
   if (other) *other = nullptr;
   return guarded([&] {
     require(layer, "layer");
@@ -83,8 +81,8 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
   return SY_OK;
 }
 
-sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights,
-                                       void* out, const sy_moe_layer_call* call) {
+sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
+                             const sy_moe_layer_call* call) {
   return collective_on(layer, [&] { layer->layer.forward(x, from_c(ids), weights, out, from_c(call)); });
 }
 

@@ -79,7 +79,8 @@ void check_config(const FusedMoeConfig& c, int world) {
 
 void check_type_on_cpu(const FusedMoeConfig& c) {
   if (c.dtype == DType::bf16) return;
-  throw Error(ErrorCode::unsupported, std::string("FusedMoeConfig::dtype = ") + to_string(c.dtype) + ": must be bf16 on the CPU",
+  throw Error(ErrorCode::unsupported,
+              std::string("FusedMoeConfig::dtype = ") + to_string(c.dtype) + ": must be bf16 on the CPU",
               "FusedMoeConfig::dtype");
 }
 
@@ -97,7 +98,8 @@ AgreedFields agreed_fields(const FusedMoeConfig& c) {
 }
 void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
   if (ids.topk != config.topk)
-    invalid("topk_ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+    invalid("topk_ids.topk",
+            " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
   check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
   if (ids.num_tokens == 0) return;
   if (parts.up && x == nullptr) invalid("x", " is null");

@@ -107,10 +107,10 @@ void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, i
   if (found.count == 0) return;
   if (policy == InvalidIds::raise)
     invalid("topk_ids", "[" + std::to_string(found.first / topk) + "][" + std::to_string(found.first % topk) +
-                       "] = " + std::to_string(found.id) + " (token " + std::to_string(found.first / topk) +
-                       ", k = " + std::to_string(found.first % topk) + "): must be an expert in [0, " +
-                       std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
-                       " of the ids of this call are neither (invalid_ids = count drops and counts them)");
+                            "] = " + std::to_string(found.id) + " (token " + std::to_string(found.first / topk) +
+                            ", k = " + std::to_string(found.first % topk) + "): must be an expert in [0, " +
+                            std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
+                            " of the ids of this call are neither (invalid_ids = count drops and counts them)");
   invalid_ids_ += found.count;
 }
 

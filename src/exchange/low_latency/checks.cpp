@@ -48,8 +48,8 @@ void check_config(const LowLatencyConfig& c, int world) {
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
   check_combined_rows(name, type);
   if (dtype_bytes(type) > dtype_bytes(config.dtype))
-    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::dtype, " +
-            to_string(config.dtype) + ", which sizes the memory");
+    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::dtype, " + to_string(config.dtype) +
+            ", which sizes the memory");
 }
 
 void LowLatencyImpl::check_idle(const char* operation) const {
@@ -144,9 +144,10 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
                 "per_route or "
                 "per_rank");
   if (o.topk_weights && o.order == CombineOrder::per_rank)
-    throw Error(ErrorCode::unsupported,
-                "LowLatencyCombineOptions::topk_weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
-                "pass them to dispatch or use per_route");
+    throw Error(
+        ErrorCode::unsupported,
+        "LowLatencyCombineOptions::topk_weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
+        "pass them to dispatch or use per_route");
   check_sms("LowLatencyCombineOptions", o.num_sms);
   if (o.expert_scale && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,

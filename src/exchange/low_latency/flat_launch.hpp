@@ -31,8 +31,8 @@ struct CudaRowFunction : RowFunctionBase {
   CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}
   /// Like launch_low_latency. Makes the function ready for launch on `device`.
   virtual gpu::Status launch(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) const = 0;
-  static constexpr uint64_t kAbi = sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SY_VERSION_MAJOR << 16 |
-                                   SY_VERSION_MINOR << 8 | SY_VERSION_PATCH;
+  static constexpr uint64_t kAbi =
+      sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SY_VERSION_MAJOR << 16 | SY_VERSION_MINOR << 8 | SY_VERSION_PATCH;
   uint64_t abi = kAbi;
   int device = -1;
 };

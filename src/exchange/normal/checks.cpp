@@ -94,7 +94,8 @@ void NormalImpl::check_out(const DispatchOptions& o, const RowFormat& f, int64_t
 
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
-    invalid("topk_ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
+    invalid("topk_ids.topk",
+            " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
   check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
   if (!ids.data && ids.num_tokens > 0) invalid("topk_ids.data", " is null");
 }

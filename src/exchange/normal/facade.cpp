@@ -66,8 +66,8 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   int channels = c.ring.num_channels;
   if (channels > 0) return rings_of(c, world, channels);
   const int slots = c.ring.slots > 0 ? c.ring.slots : std::max(c.topk, 2 * c.ring.send_chunk);
-  channels =
-      std::max(1, std::min({kDefaultChannels, kMaxStreams / world, kDefaultRingRows / slots, static_cast<int>(c.max_tokens / 4)}));
+  channels = std::max(
+      1, std::min({kDefaultChannels, kMaxStreams / world, kDefaultRingRows / slots, static_cast<int>(c.max_tokens / 4)}));
   while (channels > 1 && rings_of(c, world, channels).slots < std::max(c.topk, c.ring.slots)) channels /= 2;
   return rings_of(c, world, channels);
 }
@@ -252,7 +252,8 @@ void enqueue_routing_layout(const ExpertIds& ids, int num_experts, int world, co
   if constexpr (kHasGpuCode)
     as_error("enqueue_routing_layout", [&] { count_routing(ids, ExpertMap{num_experts, world}, out, stream); });
   else
-    throw Error(ErrorCode::unsupported, "enqueue_routing_layout: this build has no CUDA code; routing_layout counts on the host");
+    throw Error(ErrorCode::unsupported,
+                "enqueue_routing_layout: this build has no CUDA code; routing_layout counts on the host");
 }
 
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {

@@ -77,11 +77,11 @@ struct GroupedParams {
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0;
-  int columns = 0;           ///< of an output row
-  int column_tiles = 0;      ///< of the product
+  int columns = 0;          ///< of an output row
+  int column_tiles = 0;     ///< of the product
   int max_rows = kMaxRows;  ///< of a tile
-  int inner_blocks = 0;      ///< at least 3, except in fp8; blocks past the end of the sum are 0
-  int gate_rows = 0;         ///< gated: weights of the gate, which precede those of the up half
+  int inner_blocks = 0;     ///< at least 3, except in fp8; blocks past the end of the sum are 0
+  int gate_rows = 0;        ///< gated: weights of the gate, which precede those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;

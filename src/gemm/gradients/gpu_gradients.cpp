@@ -17,7 +17,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   explicit GpuWeightGradient(const WeightGradientConfig& c)
       : traits_(usable_gpu(kWhere, &device_)),
         kernel_(c.dtype == DType::f16 ? weight_gradient_f16(c.out_dtype == DType::f32, c.add)
-                                     : weight_gradient_bf16(c.out_dtype == DType::f32, c.add)) {
+                                      : weight_gradient_bf16(c.out_dtype == DType::f32, c.add)) {
     config = c;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;
@@ -67,10 +67,11 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   }
   void map_gradients(void* dw) {
     dw_ = nullptr;  // until a map is made
-    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), element = dtype_bytes(config.out_dtype);
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k),
+               element = dtype_bytes(config.out_dtype);
     const gpu::ElementType type = config.out_dtype == DType::f32    ? gpu::ElementType::f32
                                   : config.out_dtype == DType::bf16 ? gpu::ElementType::bf16
-                                                                 : gpu::ElementType::f16;
+                                                                    : gpu::ElementType::f16;
     const gpu::Dimension columns{k, 0, static_cast<uint32_t>(kBoxRowBytes / element)}, rows{n, k * element, kBoxRows},
         experts{static_cast<uint64_t>(config.num_experts), n * k * element, 1};
     if (!gpu::make_tensor_map(&params_.dw, dw, type, {columns, rows, experts}, gpu::Swizzle::bytes_128))

@@ -23,8 +23,9 @@ void check_config(const WeightGradientConfig& c) {
   detail::check_columns(kWeight, "n", c.n, 8);
   detail::check_columns(kWeight, "k", c.k, 8);
   check_type(kWeight, c.dtype);
-  detail::require(c.out_dtype == DType::f32 || c.out_dtype == c.dtype, kWeight,
-                  std::string("out_dtype = ") + to_string(c.out_dtype) + ": must be f32 or " + to_string(c.dtype) + ", as dtype");
+  detail::require(
+      c.out_dtype == DType::f32 || c.out_dtype == c.dtype, kWeight,
+      std::string("out_dtype = ") + to_string(c.out_dtype) + ": must be f32 or " + to_string(c.dtype) + ", as dtype");
 }
 void check_config(const SwigluGradientConfig& c) {
   detail::check_experts(kSwiglu, c.num_experts);

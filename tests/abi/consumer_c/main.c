@@ -25,8 +25,8 @@ static int experts_work(void) {
   rows.num_rows = &num_rows;
   rows.rows_per_expert = 1;
   sy_expert_mlp* mlp = NULL;
-  const int ok = sy_expert_mlp_create(&shape, w13, &one, NULL, &mlp) == SY_OK &&
-                 sy_expert_mlp_forward(mlp, &x, &rows, &y, NULL) == SY_OK;
+  const int ok =
+      sy_expert_mlp_create(&shape, w13, &one, NULL, &mlp) == SY_OK && sy_expert_mlp_forward(mlp, &x, &rows, &y, NULL) == SY_OK;
   sy_expert_mlp_destroy(mlp);
   return ok && result == 0x3F3B;  // 0.7311
 }
@@ -39,8 +39,7 @@ static int gradients_are_linked(void) {
 }
 
 static int errors_are_reported(void) {
-  const int of_experts =
-      sy_expert_mlp_memory(NULL, NULL) == SY_INVALID_ARGUMENT && strcmp(sy_last_error(), "mlp is NULL") == 0;
+  const int of_experts = sy_expert_mlp_memory(NULL, NULL) == SY_INVALID_ARGUMENT && strcmp(sy_last_error(), "mlp is NULL") == 0;
   const int of_exchange = sy_group_barrier(NULL) == SY_INVALID_ARGUMENT && strstr(sy_last_error(), "group is NULL");
   return of_experts && of_exchange;
 }

@@ -82,7 +82,8 @@ std::vector<GpuMisuse> other_misuses() {
   return {
       of_dispatch("too_many_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = 100000; }),
       of_dispatch("negative_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = -1; }),
-      of_dispatch("too_many_tokens", "topk_ids.num_tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.num_tokens = c.in.x.rows = 13; }),
+      of_dispatch("too_many_tokens", "topk_ids.num_tokens = 13",
+                  [](Call& c, DispatchOptions&) { c.in.ids.num_tokens = c.in.x.rows = 13; }),
       of_dispatch("wrong_hidden", "x.cols = 72", [](Call& c, DispatchOptions&) { c.in.x.cols = 72; }),
       of_combine("combine_sms", "num_sms", [](Call&, CombineArguments& a) { a.options.num_sms = 1 << 20; }),
       {"misaligned_in_known_memory", "x.data: address must be a multiple of 16",

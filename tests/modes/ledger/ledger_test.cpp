@@ -248,8 +248,8 @@ TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
   normal.invalid_ids = switchyard::InvalidIds::count;
   Fleet fleet;
   fleet.world = world();
-  fleet.options.heap_bytes = switchyard::NormalExchange::heap_bytes(normal, world()) +
-                             switchyard::LedgerCombine::heap_bytes(make_config(*c), world());
+  fleet.options.heap_bytes =
+      switchyard::NormalExchange::heap_bytes(normal, world()) + switchyard::LedgerCombine::heap_bytes(make_config(*c), world());
   fleet.options.num_blocks = GetParam().workers.blocks;
   fleet.options.num_warps = GetParam().workers.warps;
   fleet.deferred = GetParam().workers.deferred;

@@ -25,8 +25,8 @@ NormalConfig default_config() {
   return config;
 }
 
-/// Disallowed settings are never returned: the result of default_ring() means the same if it is passed in, or default_ring() throws
-/// and names the required memory.
+/// Disallowed settings are never returned: the result of default_ring() means the same if it is passed in, or default_ring()
+/// throws and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = default_config();
   constexpr int kWorld = 8;

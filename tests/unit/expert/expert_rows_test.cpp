@@ -151,7 +151,8 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   refused(invalid, "shape.num_local_experts is 2049; allowed on GPUs: 0 to 2048", {16, 8, 2049}, gpu);
   refused(invalid, "w13 must begin at a multiple of 16 bytes", {16, 8, 1}, gpu, kNoWeights + 1);
   refused(ErrorCode::unsupported, "options.dtype is f16; allowed on the CPU: bf16", {16, 8, 1}, {.dtype = DType::f16});
-  refused(ErrorCode::unsupported, "options.dtype is fp8_e4m3; allowed on the CPU: bf16", {16, 8, 1}, {.dtype = DType::fp8_e4m3});
+  refused(ErrorCode::unsupported, "options.dtype is fp8_e4m3; allowed on the CPU: bf16", {16, 8, 1},
+          {.dtype = DType::fp8_e4m3});
   options = gpu;
   options.dtype = DType::fp8_e4m3;
   refused(invalid, "shape.intermediate is 24; allowed on GPUs in fp8: a multiple of 16", {16, 24, 1}, options);

@@ -170,7 +170,8 @@ TEST(DeepSeekGate, NeverUsesMoreGroupsThanAllowed) {
     for (const int32_t id : ids) groups.insert(id / 32);
     EXPECT_EQ(ids.size(), 8u);
     EXPECT_LE(groups.size(), 4u);
-    EXPECT_NEAR(std::accumulate(routing.topk_weights.begin() + t * 8, routing.topk_weights.begin() + t * 8 + 8, 0.0), 2.5, 1e-5);
+    EXPECT_NEAR(std::accumulate(routing.topk_weights.begin() + t * 8, routing.topk_weights.begin() + t * 8 + 8, 0.0), 2.5,
+                1e-5);
   }
 }
 

@@ -187,7 +187,8 @@ TEST(Generate, UniformChoosesAllExpertsEquallyInEveryPlace) {
   const Routing routing = generate(spec_of(Pattern::uniform, 16, 4), 0, 32000);
   for (int k = 0; k < 4; ++k) {
     std::vector<int64_t> counts(16);
-    for (int64_t t = 0; t < routing.num_tokens; ++t) ++counts[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(t * 4 + k)])];
+    for (int64_t t = 0; t < routing.num_tokens; ++t)
+      ++counts[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(t * 4 + k)])];
     for (const int64_t count : counts) EXPECT_NEAR(static_cast<double>(count), 2000, 220);  // 5 standard deviations
   }
 }
@@ -199,7 +200,8 @@ TEST(Generate, ZipfFollowsItsLawInTheFirstChoice) {
     constexpr int64_t kTokens = 60000;
     const Routing routing = generate(spec, 0, kTokens);
     std::vector<double> first(64), expected(64);
-    for (int64_t t = 0; t < kTokens; ++t) first[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(2 * t)])] += 1.0 / kTokens;
+    for (int64_t t = 0; t < kTokens; ++t)
+      first[static_cast<size_t>(routing.topk_ids[static_cast<size_t>(2 * t)])] += 1.0 / kTokens;
     std::sort(first.rbegin(), first.rend());
     for (size_t i = 0; i < 64; ++i) expected[i] = std::pow(static_cast<double>(i + 1), -exponent);
     const double total = std::accumulate(expected.begin(), expected.end(), 0.0);
@@ -368,7 +370,11 @@ TEST(MeanRanksPerToken, CountsDistinctRanksOfAnUnevenSplit) {
 }
 
 TEST(MeanRanksPerToken, RefusesInconsistentRouting) {
-  expect_refused([] { mean_ranks_per_token({7, 3, 2, Ids(5), {}}, 3); }, "routing: topk_ids.size() is 5; allowed: 6, tokens * topk");
+  expect_refused(
+      [] {
+        mean_ranks_per_token({7, 3, 2, Ids(5), {}}, 3);
+      },
+      "routing: topk_ids.size() is 5; allowed: 6, tokens * topk");
   expect_refused(
       [] {
         mean_ranks_per_token({7, 3, 2, Ids(6), std::vector<float>(7)}, 3);

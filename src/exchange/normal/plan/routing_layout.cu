@@ -162,15 +162,15 @@ const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", norm
 int device_of(const char* name, const void* p, size_t alignment) {
   gpu::MemoryPlace place;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
-    throw Error(ErrorCode::invalid_argument, std::string("enqueue_routing_layout: ") + name + ": address must be a multiple of " +
-                                                 std::to_string(alignment) + " bytes");
+    throw Error(ErrorCode::invalid_argument, std::string("enqueue_routing_layout: ") + name +
+                                                 ": address must be a multiple of " + std::to_string(alignment) + " bytes");
   if (p == nullptr || gpu::look_up(&place, p) != gpu::kOk) {
     gpu::forget_error();
     place.kind = gpu::MemoryKind::ordinary;
   }
   if (place.kind != gpu::MemoryKind::device && place.kind != gpu::MemoryKind::managed)
-    throw Error(ErrorCode::invalid_argument,
-                std::string("enqueue_routing_layout: ") + name + (p ? " is host memory" : " is null") + ": must be memory of a GPU");
+    throw Error(ErrorCode::invalid_argument, std::string("enqueue_routing_layout: ") + name +
+                                                 (p ? " is host memory" : " is null") + ": must be memory of a GPU");
   return place.device;
 }
 
