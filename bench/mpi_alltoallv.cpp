@@ -157,7 +157,7 @@ class Peer {
     total_pairs_ += pairs;
     total_remote_ += pairs;
     for (int64_t t = 0; t < o_.tokens; ++t) total_remote_ -= (ranks_of(s, t).first >> rank_) & 1u;
-    for (const int32_t id : s.routing[at(rank_)].ids) total_routes_ += s.valid(id) ? 1 : 0;
+    for (const int32_t id : s.routing[at(rank_)].topk_ids) total_routes_ += s.valid(id) ? 1 : 0;
   }
 
   /// Bit mask of the ranks to which a token of this rank is sent, and their number.

@@ -304,8 +304,8 @@ class DemoRank {
     for (size_t r = 0; r < world; ++r) {
       const auto begin = static_cast<std::ptrdiff_t>(r * n);
       const auto end = static_cast<std::ptrdiff_t>((r + 1) * n);
-      all[r].ids.assign(ids.begin() + begin, ids.begin() + end);
-      all[r].weights.assign(weights.begin() + begin, weights.begin() + end);
+      all[r].topk_ids.assign(ids.begin() + begin, ids.begin() + end);
+      all[r].topk_weights.assign(weights.begin() + begin, weights.begin() + end);
     }
     return all;
   }

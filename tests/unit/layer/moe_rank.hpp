@@ -85,7 +85,7 @@ inline std::vector<MoeCase> moe_cases() {
 inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   std::vector<MoeCase> both = all;
   for (MoeCase m : all) {
-    if (m.c.masked || m.dtype() != DType::bf16 || m.order != CombineOrder::per_route) continue;
+    if (m.c.masked || m.type() != DType::bf16 || m.order != CombineOrder::per_route) continue;
     m.c.name = "fused_" + m.c.name;
     m.form = MoeForm::fused;
     both.push_back(m);
@@ -124,7 +124,7 @@ template <class Rig>
 RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const LayerCase& c = m.c;
   const auto here = static_cast<size_t>(end - first);
-  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.dtype());
+  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
   const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
   RankWeights w{static_cast<std::byte*>(rig.allocate(2 * here * bytes)), static_cast<std::byte*>(rig.allocate(here * bytes))};
   if (m.fp8) {
@@ -163,7 +163,7 @@ class MoeByHand {
     const int end = first_expert(m.c.experts, m.c.world(), group.rank() + 1);
     ExpertOptions options;
     options.backend = group.options().backend;
-    options.dtype = m.dtype();
+    options.dtype = m.type();
     options.storage = m.storage;
     options.w13_scales = w.w13_scales;
     options.w2_scales = w.w2_scales;

@@ -201,10 +201,10 @@ void expect_ids(const std::string& dtype, const std::string& descr, const std::v
   const std::string data = bytes_of(given), count = std::to_string(given.size());
   const size_t bytes = data.size();
   const std::string header = object({entry("topk_ids", dtype, "[" + count + ",1]", 0, bytes)});
-  EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).ids, expected) << dtype;
-  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).ids, expected) << descr;
+  EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).topk_ids, expected) << dtype;
+  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).topk_ids, expected) << descr;
   // The second rank: counted in elements of this size.
-  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).ids, Ids{expected[1]}) << descr;
+  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).topk_ids, Ids{expected[1]}) << descr;
 }
 
 /// Forms that the format's own library loads: unknown fields in entries, null metadata, and tensors of any number of
@@ -218,7 +218,7 @@ TEST(RoutingImages, WhatTheReferenceLibraryLoads) {
       safetensors("{\"__metadata__\":null," + ids + "," + other + "}", bytes_of(std::vector<int32_t>{5, 3, 7, 7}));
   const RoutingFile file = RoutingFile::parse(span_of(image), "file");
   EXPECT_TRUE(file.metadata().empty());
-  EXPECT_EQ(file.read(kNoLayer, 0, 9).ids, (std::vector<int32_t>{5, 3}));
+  EXPECT_EQ(file.read(kNoLayer, 0, 9).topk_ids, (std::vector<int32_t>{5, 3}));
 }
 
 TEST(RoutingImages, IdsOfAllIntegerTypes) {
@@ -275,19 +275,19 @@ TEST(RoutingImages, SharesForOtherGroupSizes) {
                           entry("rank1.topk_weights", "F32", "[3,1]", 52, 64)}),
                   bytes_of(Ids{0, 1, 2, 3, 4, 10, 11, 12}) + bytes_of(w));
   const RoutingFile file = RoutingFile::parse(span_of(image), "image");
-  EXPECT_EQ(file.read_share(kNoLayer, 0, 2).ids, (Ids{0, 1}));
-  EXPECT_EQ(file.read_share(kNoLayer, 1, 2).ids, (Ids{10, 11}));
-  EXPECT_EQ(file.read_share(kNoLayer, 2, 2).ids, (Ids{2, 3}));
-  EXPECT_EQ(file.read_share(kNoLayer, 3, 2).ids, (Ids{12, 10}));
-  EXPECT_EQ(file.read_share(kNoLayer, 4, 2).ids, (Ids{4, 0}));
-  EXPECT_EQ(file.read_share(kNoLayer, 5, 7).ids, (Ids{12, 10, 11, 12, 10, 11, 12}));
-  EXPECT_EQ(file.read_share(kNoLayer, 4, 12).ids, (Ids{4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0}));
+  EXPECT_EQ(file.read_share(kNoLayer, 0, 2).topk_ids, (Ids{0, 1}));
+  EXPECT_EQ(file.read_share(kNoLayer, 1, 2).topk_ids, (Ids{10, 11}));
+  EXPECT_EQ(file.read_share(kNoLayer, 2, 2).topk_ids, (Ids{2, 3}));
+  EXPECT_EQ(file.read_share(kNoLayer, 3, 2).topk_ids, (Ids{12, 10}));
+  EXPECT_EQ(file.read_share(kNoLayer, 4, 2).topk_ids, (Ids{4, 0}));
+  EXPECT_EQ(file.read_share(kNoLayer, 5, 7).topk_ids, (Ids{12, 10, 11, 12, 10, 11, 12}));
+  EXPECT_EQ(file.read_share(kNoLayer, 4, 12).topk_ids, (Ids{4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0}));
   for (int rank = 0; rank < 8; ++rank) {
     const Routing share = file.read_share(kNoLayer, rank, 12);
     for (size_t i = 0; i < 12; ++i) ASSERT_EQ(share.topk_weights[i], static_cast<float>(share.topk_ids[i]) / 2);
   }
-  EXPECT_EQ(file.read_share(kNoLayer, 7, 0).tokens, 0);
-  EXPECT_EQ(file.read_share(kNoLayer, 65535, 3).ids.size(), 3u);
+  EXPECT_EQ(file.read_share(kNoLayer, 7, 0).num_tokens, 0);
+  EXPECT_EQ(file.read_share(kNoLayer, 65535, 3).topk_ids.size(), 3u);
 }
 
 template <class Function>
@@ -330,7 +330,7 @@ TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
   const Routing good = random_routing(0, 2), fewer_experts = random_routing(1, 2, 32);
   Routing plain = good, broken = good;
   plain.topk_weights.clear();
-  broken.ids.pop_back();
+  broken.topk_ids.pop_back();
   const auto refused = [&](const std::string& text, const std::vector<RecordedRouting>& parts, const std::string& value = "") {
     expect_refused(text, [&] { write_safetensors(path("x.safetensors"), parts, {{"key", value}}); });
   };

@@ -146,10 +146,10 @@ TEST(DeepSeekGate, BiasChangesTheChoiceButNotTheWeights) {
   const float logits[] = {2.0f, 1.0f, 0.0f, -1.0f}, bias[] = {0, 0, 0, 5.0f};
   const Routing plain = route(gate, logits, 1), biased = route(gate, logits, 1, bias);
   EXPECT_EQ(plain.topk_ids, (std::vector<int32_t>{0, 1}));
-  EXPECT_EQ(biased.ids, (std::vector<int32_t>{3, 0}));
+  EXPECT_EQ(biased.topk_ids, (std::vector<int32_t>{3, 0}));
   const double low = 1 / (1 + std::exp(1.0)), high = 1 / (1 + std::exp(-2.0));
-  EXPECT_NEAR(biased.weights[0], 2.5 * low / (low + high), 1e-6);
-  EXPECT_NEAR(biased.weights[1], 2.5 * high / (low + high), 1e-6);
+  EXPECT_NEAR(biased.topk_weights[0], 2.5 * low / (low + high), 1e-6);
+  EXPECT_NEAR(biased.topk_weights[1], 2.5 * high / (low + high), 1e-6);
 }
 
 TEST(DeepSeekGate, StaysInTheBestGroupsEvenIfTheirScoresAreNegative) {
@@ -158,7 +158,7 @@ TEST(DeepSeekGate, StaysInTheBestGroupsEvenIfTheirScoresAreNegative) {
   const DeepSeekV3Gate gate{8, 4, 2, 1, 1.0f, true};
   const std::vector<float> logits(8, 0.0f);  // score 0.5
   const float bias[] = {0.9f, -2.0f, -2.0f, -2.0f, 0.3f, 0.2f, -1.0f, -3.0f};
-  EXPECT_EQ(route(gate, logits.data(), 1, bias).ids, (std::vector<int32_t>{4, 5, 6, 7}));
+  EXPECT_EQ(route(gate, logits.data(), 1, bias).topk_ids, (std::vector<int32_t>{4, 5, 6, 7}));
 }
 
 TEST(DeepSeekGate, NeverUsesMoreGroupsThanAllowed) {
@@ -182,7 +182,7 @@ TEST(DeepSeekGate, InfiniteLogitsAreLegal) {
   EXPECT_EQ(routing.topk_ids, (std::vector<int32_t>{1, 0}));
   EXPECT_EQ(routing.topk_weights, (std::vector<float>{1.0f, 0.0f}));
   const float none[] = {-kInf, -kInf, -kInf, -kInf};
-  EXPECT_EQ(route(gate, none, 1).weights, (std::vector<float>{0.0f, 0.0f}));  // 0 / 1e-20
+  EXPECT_EQ(route(gate, none, 1).topk_weights, (std::vector<float>{0.0f, 0.0f}));  // 0 / 1e-20
 }
 
 TEST(DeepSeekGate, NoTokens) {

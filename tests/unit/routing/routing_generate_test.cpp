@@ -97,12 +97,12 @@ TEST(Generate, TokensDependOnSeedRankAndNumberOnly) {
     GeneratorSpec spec = spec_of(pattern);
     spec.drop_fraction = 0.1;
     const Routing many = generate(spec, 1, 100), few = generate(spec, 1, 10);
-    EXPECT_TRUE(std::equal(few.ids.begin(), few.ids.end(), many.topk_ids.begin())) << to_string(pattern);
-    EXPECT_TRUE(std::equal(few.weights.begin(), few.weights.end(), many.topk_weights.begin())) << to_string(pattern);
-    EXPECT_EQ(generate(spec, 1, 100).ids, many.topk_ids);
-    EXPECT_NE(generate(spec, 2, 100).ids, many.topk_ids);
+    EXPECT_TRUE(std::equal(few.topk_ids.begin(), few.topk_ids.end(), many.topk_ids.begin())) << to_string(pattern);
+    EXPECT_TRUE(std::equal(few.topk_weights.begin(), few.topk_weights.end(), many.topk_weights.begin())) << to_string(pattern);
+    EXPECT_EQ(generate(spec, 1, 100).topk_ids, many.topk_ids);
+    EXPECT_NE(generate(spec, 2, 100).topk_ids, many.topk_ids);
     spec.seed = 2;
-    EXPECT_NE(generate(spec, 1, 100).ids, many.topk_ids);
+    EXPECT_NE(generate(spec, 1, 100).topk_ids, many.topk_ids);
   }
 }
 
@@ -122,7 +122,7 @@ TEST(Generate, DropsDoNotChangeTheOtherRoutes) {
     }
     EXPECT_NEAR(static_cast<double>(dropped) / 16000, 0.3, 0.02) << to_string(pattern);  // 5 standard deviations
     spec.drop_fraction = 1;
-    for (const int32_t id : generate(spec, 0, 50).ids) ASSERT_EQ(id, -1);
+    for (const int32_t id : generate(spec, 0, 50).topk_ids) ASSERT_EQ(id, -1);
   }
 }
 
@@ -316,7 +316,7 @@ TEST(Generate, ManyShapes) {
       }
     }
   }
-  EXPECT_TRUE(generate(spec_of(Pattern::zipf), 0, 0).ids.empty());
+  EXPECT_TRUE(generate(spec_of(Pattern::zipf), 0, 0).topk_ids.empty());
 }
 
 TEST(Generate, RefusesWhatItCannotDo) {

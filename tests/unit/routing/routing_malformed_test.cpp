@@ -191,10 +191,10 @@ TEST(MalformedSafetensors, WeightsMustBeFinite) {
                     std::string(32, '\0') + images::bytes_of(weights));
     return RoutingFile::parse(span_of(image), "file").read(kNoLayer, rank, 4);
   };
-  EXPECT_EQ(read(1).weights, std::vector<float>(4, 1.0f));
+  EXPECT_EQ(read(1).topk_weights, std::vector<float>(4, 1.0f));
   for (const auto& [value, found] : {std::pair(kNaN, "nan"), std::pair(kInf, "inf"), std::pair(-kInf, "-inf")}) {
     weights[5] = value;
-    EXPECT_EQ(read(0).weights.size(), 4u) << "the other rank's weights are fine";
+    EXPECT_EQ(read(0).topk_weights.size(), 4u) << "the other rank's weights are fine";
     try {
       read(1);
       ADD_FAILURE() << found << " was taken";

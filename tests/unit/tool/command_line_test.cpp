@@ -141,7 +141,7 @@ TEST(CommandLine, RoutingSources) {
       EXPECT_EQ(r.num_experts, 64) << word;
       EXPECT_NO_THROW(check_routing(r)) << word;
     }
-    EXPECT_EQ(source.batches(1, 15, 1)[0].ids, [&] {  // batches are consecutive parts of one stream
+    EXPECT_EQ(source.batches(1, 15, 1)[0].topk_ids, [&] {  // batches are consecutive parts of one stream
       std::vector<int32_t> all;
       for (const Routing& r : batches) all.insert(all.end(), r.topk_ids.begin(), r.topk_ids.end());
       return all;

@@ -21,8 +21,8 @@ Scenario small(Layout layout, int alignment) {
   s.layout = layout;
   s.alignment = alignment;
   s.routing.resize(2);
-  s.routing[0].ids = {0, 3, 4, 1, 0, -1};
-  s.routing[1].ids = {4, 4, 3, 2, 0, 3};
+  s.routing[0].topk_ids = {0, 3, 4, 1, 0, -1};
+  s.routing[1].topk_ids = {4, 4, 3, 2, 0, 3};
   for (Routing& r : s.routing) {
     r.num_tokens = 2;
     r.topk = 3;

@@ -69,7 +69,7 @@ TEST(Scenarios, CombineByHand) {
     EXPECT_EQ(oracle::load(DType::bf16, out.data(), i), oracle::rounded(DType::bf16, 0.125f * value + 0.875f * value));
   }
   c.num_bias = 1;
-  s.routing[0].ids = {-1, 9, -1, -1};  // a token without experts yields its bias, including -0
+  s.routing[0].topk_ids = {-1, 9, -1, -1};  // a token without experts yields its bias, including -0
   ExpectedSums(s, c, 0).make(0, out.data());
   fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::bias, 0, 0, 0));
   EXPECT_EQ(row_difference(out.data(), x.data(), DType::bf16, 24), "");
@@ -196,12 +196,12 @@ TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
 
   ExpertMlp mlp({hidden, intermediate, 8}, weights.source(0));  // the library's experts agree with the plain loops
   std::vector<uint16_t> y(static_cast<size_t>(4 * hidden));
-  mlp.forward_rank_major(input.rows[0], input.routing[0].expert_ids(), input.routing[0].weights.data(), y.data());
+  mlp.forward_rank_major(input.rows[0], input.routing[0].expert_ids(), input.routing[0].topk_weights.data(), y.data());
   for (int64_t t = 0; t < 4; ++t)
     EXPECT_LT(row_error(&y[static_cast<size_t>(t * hidden)], &right[0][static_cast<size_t>(t * hidden)], hidden), 1.0 / 64);
 
-  input.routing[0].ids[2] = 3;
-  input.routing[0].ids[4] = -1;
+  input.routing[0].topk_ids[2] = 3;
+  input.routing[0].topk_ids[4] = -1;
   const auto wrong = moe_reference(input, weights, hidden, intermediate, 1, {});
   EXPECT_LT(row_error(out.data(), wrong[0].data(), hidden), 0.004);
   EXPECT_GT(row_error(&out[static_cast<size_t>(hidden)], &wrong[0][static_cast<size_t>(hidden)], hidden), 0.2);

@@ -24,10 +24,10 @@ Scenario two_ranks() {
   s.hidden = 64;
   s.routing.resize(2);
   for (Routing& r : s.routing) r.topk = 2, r.num_experts = 2;
-  s.routing[0].tokens = 3;
-  s.routing[0].ids = {0, 1, 1, 1, -1, -1};
-  s.routing[1].tokens = 1;
-  s.routing[1].ids = {0, -1};
+  s.routing[0].num_tokens = 3;
+  s.routing[0].topk_ids = {0, 1, 1, 1, -1, -1};
+  s.routing[1].num_tokens = 1;
+  s.routing[1].topk_ids = {0, -1};
   return s;
 }
 
