@@ -152,7 +152,7 @@ def conversions(interface: Interface, library: str, includes: list[str], about: 
     for struct in structs:
         lines += layout_lines(struct)
     if library == EXCHANGE:
-        lines += ["", "/// What the INIT macro of T says.", "template <class T>", "inline constexpr T kInit{};"]
+        lines += ["", "/// The value of the INIT macro of T.", "template <class T>", "inline constexpr T kInit{};"]
     for struct in structs:
         twin = TAKEN.get(struct.name)
         if twin or struct.name in FILLED:

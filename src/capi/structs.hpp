@@ -218,7 +218,7 @@ static_assert(sizeof(sy_tuning_values) == 48 && offsetof(sy_tuning_values, dispa
               offsetof(sy_tuning_values, warps) == 36 && offsetof(sy_tuning_values, chunk_kib) == 40 &&
               offsetof(sy_tuning_values, quantized_dispatch_sms) == 44);
 
-/// What the INIT macro of T says.
+/// The value of the INIT macro of T.
 template <class T>
 inline constexpr T kInit{};
 

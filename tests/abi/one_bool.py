@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """one_bool.py SOURCE_DIR: one more bool in one struct of options changes three files that the generator makes, and a member that
-moves is refused. With the five that a person edits, it touches eight: docs/design/0061-one-description-of-the-interface.md names them."""
+moves is refused. With the five that a person edits, it touches eight: docs/design/0062-one-description-of-the-interface.md names them."""
 import shutil
 import subprocess
 import sys

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/index.hpp"
 #include "harness/failures.hpp"
 #include "harness/rank_memory.hpp"
 #include "oracle/low_latency.hpp"
@@ -15,7 +16,7 @@
 
 namespace harness {
 
-inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
+using switchyard::detail::idx;
 
 /// Compares rows of `hidden` elements; returns "" if they are equal, else the first difference: `what`, the number of the row
 /// (counted from `first`), and the column.

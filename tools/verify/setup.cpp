@@ -34,7 +34,7 @@ Scenario sizes_of(const VerifyCase& c, const VerifyOptions& options, const Routi
   s.alignment = has_layouts ? static_cast<int>(options.alignment) : 1;
   s.seed = c.seed;
   s.routing.resize(static_cast<size_t>(c.ranks));
-  s.routing.front().num_tokens = c.num_tokens;
+  s.routing.front().num_tokens = c.tokens;
   return s;
 }
 

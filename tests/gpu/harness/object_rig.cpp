@@ -5,13 +5,14 @@
 #include <map>
 #include <stdexcept>
 
+#include "base/index.hpp"
 #include "multiproc/fork_ranks.hpp"
 
 namespace harness {
 
 namespace {
 
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
+using switchyard::detail::idx;
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 constexpr size_t kArenaBytes = size_t{128} << 20;

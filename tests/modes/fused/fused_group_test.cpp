@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/index.hpp"
 #include "harness/draw.hpp"
 #include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
@@ -31,7 +32,7 @@ using switchyard::FusedMoeConfig;
 using switchyard::Group;
 using switchyard::Overflow;
 
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
+using switchyard::detail::idx;
 
 /// A layer and its calls.
 struct Scenario {

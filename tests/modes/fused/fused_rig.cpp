@@ -13,6 +13,7 @@
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
 #include "base/carver.hpp"
+#include "base/index.hpp"
 #include "base/mix_hash.hpp"
 #include "harness/failures.hpp"
 #include "harness/on_threads.hpp"
@@ -26,8 +27,6 @@ using switchyard::DType;
 
 constexpr int kHidden = 24, kInner = 40;
 constexpr int64_t kRowBytes = kHidden * 4;
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// The closed form of a call: small numbers that depend on everything in which rows may be confused.
 uint64_t hash_of(int call, int rank, int64_t a, int64_t b) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "modes/normal/compare_handle.hpp"
 
+#include "base/index.hpp"
 #include "oracle/views.hpp"
 
 namespace harness {
@@ -9,7 +10,7 @@ namespace detail = switchyard::detail;
 
 namespace {
 
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
+using switchyard::detail::idx;
 
 /// `actual` has `allocated` entries: the expected ones, then `tail`.
 template <class T>

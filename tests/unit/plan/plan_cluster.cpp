@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/index.hpp"
+
 namespace plan_test {
 
 using harness::Routing;
@@ -15,7 +17,7 @@ using switchyard::detail::SendEntry;
 
 namespace {
 
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
+using switchyard::detail::idx;
 
 /// Copies the data that dispatch would send about token t to the receiver of `send`.
 void carry_record(const HandleData& from, int64_t t, const SendEntry& send, HandleData& to) {

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "base/index.hpp"
 #include "plan/decisions.hpp"
 #include "unit/plan/plan_cluster.hpp"
 
@@ -14,8 +15,6 @@ namespace {
 
 using switchyard::Layout;
 using namespace switchyard::detail;
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// S and D, counted like pass 1 of the kernel.
 struct Counts {
