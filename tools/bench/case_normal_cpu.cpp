@@ -34,7 +34,7 @@ struct BenchRun : MeasuredPoint {
   size_t heap_bytes = 0;  ///< symmetric memory per rank
 };
 
-/// State that is equal on all ranks.
+/// State common to all ranks.
 struct Setup {
   BenchOptions options;
   int world = 1;

@@ -43,7 +43,7 @@ json document_of(const std::string& what, const BenchOptions& any, const Stopped
   return document;
 }
 
-/// Writes --json and --html. Returns the exception instead of throwing it, so that the figures are printed in any case.
+/// Writes --json and --html. Returns an exception instead of throwing it, so the figures are always printed.
 [[nodiscard]] std::exception_ptr write_results(const BenchOptions& options, const json& document) {
   try {
     if (!options.json_path.empty()) measure::write_json(options.json_path, document);
@@ -54,7 +54,7 @@ json document_of(const std::string& what, const BenchOptions& any, const Stopped
   return nullptr;
 }
 
-/// Prints the paths of the written files. \throws the exception that write_results returned
+/// Prints the paths of the written files. \throws the exception returned by write_results
 void print_written(const BenchOptions& options, const std::exception_ptr& problem) {
   if (problem) std::rethrow_exception(problem);
   for (const std::string& path : {options.json_path, options.html_path})

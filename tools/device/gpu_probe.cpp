@@ -15,7 +15,7 @@
 namespace switchyard::tool {
 namespace {
 
-// The parts of the driver API's C ABI that are used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
+// The parts of the driver API's C ABI that this file uses. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
 constexpr int kMultiprocessors = 16;
 constexpr int kPciBus = 33;
 constexpr int kComputeMajor = 75;
@@ -54,7 +54,7 @@ class Driver {
   void* library_;
 };
 
-/// The word of the kernel module's banner that consists of digits and dots.
+/// The first word of the kernel module's banner that contains only digits and dots.
 std::string module_version() {
   std::ifstream in("/proc/driver/nvidia/version");
   std::string line;
