@@ -21,21 +21,21 @@ def _one_thread_per_rank():
 
 @pytest.fixture(scope="session", autouse=True)
 def _teams():
-    """Ends, with the session, the ranks that are kept from test to test."""
+    """At the end of the session, ends the ranks that are kept from test to test."""
     yield
     close_teams()
 
 
 @pytest.fixture
 def environment():
-    """Variables for other interpreters, with the import path of this one."""
+    """Environment variables for other interpreters, with the import path of this one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SWITCHYARD_RANK", "RANK", "WORLD_SIZE"))}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @pytest.fixture
 def ranks():
-    """run_ranks with a small heap and a short deadline, so that a hanging test fails soon."""
+    """run_ranks with a small heap and a short deadline, so a hanging test fails soon."""
 
     def run(function, world, *arguments, **options):
         options = {"heap_bytes": 32 << 20, "timeout": 20, "rendezvous_timeout": 20, **options}
