@@ -64,7 +64,7 @@ cost() {
   [[ ! -s $out/trace_cost_$name.txt ]] || mv "$out/trace_cost_$name.txt" "$out/trace_cost_$name.json"
 }
 
-# 1,2,4 on four GPUs: figures of ranks that share a GPU mean little. Without GPUs (--list): as on four.
+# 1,2,4 on four GPUs: figures of ranks that share a GPU are not meaningful. Without GPUs (--list): as on four.
 ranks_to_sweep() {
   local gpus=0 ranks=1
   if [[ -x $tool ]]; then gpus=$("$tool" doctor --json | grep -c '"name": "GPU [0-9]' || true); fi
@@ -119,7 +119,7 @@ measure low_latency_scales --mode low_latency --sweep quantize=f32,ue8m0 "${orde
 measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
-# Time of a call once all ranks have entered, if one is late.
+# Time of a call after all ranks have entered, if one enters late.
 readonly late=(--sweep "late-us=0,5,20,100,1000,5000")
 measure low_latency_late --mode low_latency --quantize f32 --tokens 128 "${late[@]}"
 measure flat_late --mode flat --tokens 128 "${late[@]}"
