@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same input on the CPU backend and on GPUs, in one process: every output is equal, bit for bit.
+// The same input on the CPU backend and on GPUs, in one process: every output is bitwise equal.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ class Results {
     add(name, Bytes(at, at + values.size() * sizeof(T)));
   }
   void add_dispatched(const std::string& call, const Dispatched& d, const Reader& read) {
-    const auto rows = static_cast<size_t>(d.handle.rows());  // other rows have any content
+    const auto rows = static_cast<size_t>(d.handle.rows());  // other rows may have any content
     const auto array = [&](const char* name, const auto& span) {
       add(call + ", " + name, read(span.data(), span.size_bytes()));
     };
@@ -115,7 +115,7 @@ void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results&
   const bool rank_major = c.problem.layout == Layout::rank_major;
   const size_t given = (rank_major ? static_cast<size_t>(d.handle.rows()) : tokens) * topk;
   float* out_weights = nullptr;
-  if (sum.topk_weights) {  // as many as the rows that are allocated
+  if (sum.topk_weights) {  // one entry for each allocated row
     std::vector<float> all(std::max(given, rows * topk) + 1);
     std::copy(sum.topk_weights, sum.topk_weights + given, all.begin());
     sum.topk_weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));
