@@ -124,7 +124,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
             me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
             for (uint64_t replay = 0; replay < kReplays; ++replay) {
               graph.launch();
-              if (replay == kReplays / 2) streamed.all_to_all_of_lanes({1}, {});  // without replacing the inputs in between
+              if (replay == kReplays / 2) streamed.all_to_all_of_lanes({1}, {});  // a call without the function
             }
             expect_verdict(me, streamed, 2 * (kReplays + 1), true);
           });
