@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on the CPU, ranks as threads and as processes: every element of every output equals an integer closed form, in every
-// world with every kind of workers. With real products: unit/layer/moe_fused_test.cpp.
+// FusedMoe on the CPU, with ranks as threads and as processes: every element of every output equals an integer closed form, in
+// every world with every kind of workers. unit/layer/moe_fused_test.cpp tests it with real products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,14 +37,14 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 struct Scenario {
   FusedMoeConfig config;
   std::vector<int64_t> tokens;  ///< T of each rank
-  bool one_expert = false;      ///< all routes go to the last expert; else to any, and some to none
+  bool one_expert = false;      ///< all routes go to the last expert; else to any expert, and some to none
   bool weighted = true;
   bool add = false;
   bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
-  bool stated = false;   ///< the ids have two more tokens, and T is read from memory
+  bool stated = false;   ///< there are ids for two more tokens, and T is read from memory
   bool halves = false;   ///< dispatch_up and down_combine instead of forward
-  bool doubled = false;  ///< in addition, the caller doubles all rows between them
-  int64_t tile = 5;      ///< rows
+  bool doubled = false;  ///< in addition, the caller doubles all rows between the halves
+  int64_t tile = 5;      ///< number of rows
 
   int world() const { return static_cast<int>(tokens.size()); }
 };
@@ -78,7 +78,7 @@ std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   return ids;
 }
 
-/// The routes of `rank` beyond a capacity: rows of a rank are in the order of expert, source, token and k.
+/// The routes of `rank` beyond a capacity. Rows of a rank are ordered by expert, source, token and k.
 std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   std::vector<uint8_t> dropped(ids_of(s, call, rank).size());
   if (s.config.capacity == 0) return dropped;
@@ -103,7 +103,7 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& values) {
   return out;
 }
 
-/// The expected rows of `out` of a call: float32 sums of integers, so that their order does not matter, rounded once.
+/// The expected rows of `out` for a call: float32 sums of integers, so their order does not matter, rounded once.
 std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   const std::vector<int32_t> ids = ids_of(s, call, rank);
   const std::vector<uint8_t> dropped = drops_of(s, call, rank);
@@ -281,7 +281,7 @@ TEST(FusedMoeWorkers, OneSuffices) {
   }
 }
 
-/// For processes; threads of one group have equal numbers of workers.
+/// Used for processes; threads of one group have equal numbers of workers.
 TEST(FusedMoeWorkers, MayDifferByRank) {
   const Scenario s = scenario(3);
   Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes(s.config, 3));
@@ -297,7 +297,7 @@ TEST(FusedMoeWorkers, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The heap releases its memory, except for flags; two layers of a group do not interfere.
+/// The heap releases its memory except for flags, and two layers of a group do not interfere.
 TEST(FusedMoeObject, GoesOnAfterSleep) {
   const Scenario s = scenario(3);
   const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes(s.config, 3));
@@ -343,7 +343,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// A half out of turn, or with arguments of the other half, is an error, which ends the group.
+/// A half called out of order, or with arguments of the other half, is an error that ends the group.
 TEST(FusedMoeObject, TakesHalvesInTurn) {
   const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
   const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons of one rank of a script of the low-latency object.
+// Comparisons for one rank of a script of low-latency calls.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ class LowLatencyRank : protected RankSteps {
                  Failures& failures)
       : RankSteps(group, failures), exchange_(exchange), settings_(settings) {}
 
-  /// Checks the rows delivered to each expert, and every byte of them and of their scales.
+  /// Checks the rows delivered to each expert, including every byte of the rows and their scales.
   void check_delivered(const oracle::LowLatencyView& view, const ByRank& sent, const ByRank& sent_scales,
                        const switchyard::LowLatencyOutput& output);
   void check_combined(DType type, std::span<const std::byte> expected, std::span<const std::byte> got);
