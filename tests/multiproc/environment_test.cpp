@@ -75,7 +75,7 @@ TEST(Environment, LaunchersGiveRankWorldStoreAndToken) {
     const JoinSpec spec = spec_of(variables);
     EXPECT_EQ(spec.rank, rank);
     EXPECT_EQ(spec.world, world);
-    // In a folder that other users cannot enter, because any user could take an abstract name of the kernel.
+    // In a folder that other users cannot enter, because any user could take an abstract socket name of the kernel.
     const Endpoint place = parse_endpoint(spec.store);
     ASSERT_EQ(place.kind, Endpoint::Kind::unix_path) << spec.store;
     EXPECT_NE(place.name.find("switchyard-"), std::string::npos) << spec.store;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# mpirun.sh MPIRUN PROCESSES[,PROCESSES...] PROGRAM...: runs as CI does, as root and with fewer cores than processes; with
-# several numbers one run after the other. Provides suites with a folder for communication between their ranks.
+# mpirun.sh MPIRUN PROCESSES[,PROCESSES...] PROGRAM...: runs mpirun as CI does, as root and with fewer cores than processes;
+# with several numbers, one run after the other. Provides suites with a folder for communication between their ranks.
 set -euo pipefail
 mpirun=$1 all=$2
 shift 2

@@ -11,7 +11,7 @@ namespace {
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// `actual` has `allocated` entries: the expected ones, then `tail`.
+/// `actual` has `allocated` entries: the expected ones, followed by `tail` in all others.
 template <class T>
 void compare_padded(std::vector<T> expected, int64_t allocated, T tail, const std::vector<T>& actual, const char* name,
                     Failures& f) {
