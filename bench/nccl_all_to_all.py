@@ -47,8 +47,7 @@ def arguments():
 
 def measure_exchange(given):
     """Runs `switchyard bench` and returns its run, as in its JSON."""
-    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # ranks are assigned to GPUs in turn, so each host has one
-                                                                     # GPU
+    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # assigned to GPUs in turn: one GPU per host
     environment = {**os.environ, **NETWORK, "SWITCHYARD_HOST": hosts}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")

@@ -64,9 +64,8 @@ def measure_by_tool(given, world, *options):
         path = os.path.join(folder, "tool.json")
         shape = {"ranks": world, "hidden": given.hidden, "num_experts": given.experts, "topk": given.topk}
         words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-        command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]  # ranks are
-                                                                                                               # processes here,
-                                                                                                               # too
+        # The tool's ranks are processes, too.
+        command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         with open(path, encoding="utf-8") as file:
             return json.load(file)["runs"][0]
@@ -228,8 +227,7 @@ class Bench:
             pair()
             end.record()
         dist.barrier()
-        for _ in range(4 * self.given.repetitions + 5):  # without pauses, like the tool: a GPU that waits for its host enters a
-                                                         # sleep state
+        for _ in range(4 * self.given.repetitions + 5):  # no pauses, like the tool: a waiting GPU enters a sleep state
             graph.replay()
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) * 1e3)

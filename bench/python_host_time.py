@@ -11,7 +11,7 @@ For each call, in microseconds, from single calls between two clock readings:
     whole    the call
     Python   the call with the library's function replaced by a C function that returns at once: Python, torch, ctypes
     C        the library's function by itself, called through ctypes with the arguments of the call; without the time of ctypes
-    driver   expected time of CUDA in C: number of functions called by an enqueue (counted in the sources) times the time of each
+    driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources) * time of each
 
 Then the times of these functions by themselves on this machine: functions of the driver (names with cu), of the runtime (cuda)
 and of torch, without the time of ctypes. The program waits for the GPU every few calls, so it does not measure a full launch

@@ -89,8 +89,7 @@ def script_of(blocks):
     succeeded."""
     parts = ["set -e\n"]
     for block in blocks:
-        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e does not detect failure of the first part of `a
-                                                                            # && b`
+        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e ignores a failed first part of `a && b`
     return "".join(parts) + "echo end >&9\n"
 
 

@@ -174,8 +174,7 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
       int exponent;
       std::frexp(value, &exponent);
       const double half = std::ldexp(value < 0 ? -1.0 : 1.0, exponent - 2 - mantissa_bits);
-      if (format.decode(format.encode(half)) != half) continue;  // half a step is too small for the type, so no tie can be
-                                                                 // built from it
+      if (format.decode(format.encode(half)) != half) continue;  // half a step is too small for the type: no tie
       codes.push_back(code);
       halves.push_back(static_cast<float>(half));
     }

@@ -45,8 +45,7 @@ void expect_report(const Outcome& o, const WatchedCall& c, int waiting, int sile
 TEST_P(SilentRank, OthersReportItInFull) {
   const WatchedCall& c = GetParam();
   for (const int world : {2, 4, 8}) {
-    if (world == 8 && std::string(c.site) != "call_header") continue;  // only low latency, which is meant for groups of this
-                                                                       // size
+    if (world == 8 && std::string(c.site) != "call_header") continue;  // only low latency has groups of this size
     const int silent = world - 1;
     std::barrier gone(world);
     const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {

@@ -21,8 +21,7 @@
 
 namespace {
 
-thread_local int allocations_left = -1;               // number of allocations that this thread can still make; negative: no
-                                                      // limit
+thread_local int allocations_left = -1;               // allocations left for this thread; negative: no limit
 thread_local bool is_rank = false, no_pages = false;  // no_pages: allocations of whole pages fail
 std::atomic<int> of_workers_left{-1};
 

@@ -150,8 +150,7 @@ std::string missing_spans(const LateSite& c, int late) {
       group.barrier();
       if (group.rank() == late) lateness_of_site.arm(c.site, kDelay);
       group.set_trace(&trace);
-      if (group.rank() == late && c.site == Site::barrier) lateness_of_site.before(Site::barrier);  // a barrier has no flag in
-                                                                                                    // the heap
+      if (group.rank() == late && c.site == Site::barrier) lateness_of_site.before(Site::barrier);  // has no flag in the heap
       make();
       group.set_trace(nullptr);
     });

@@ -182,8 +182,7 @@ class Rank:
         self.counts[type(case).__name__] += 1
         if private.random() < 0.5:
             self.kept.extend(kept)
-        if shared.random() < 0.1:  # all ranks end an object in the same step: it is closed, dropped, or left to the garbage
-                                   # collector
+        if shared.random() < 0.1:  # all ranks end an object in the same step: close, drop, or leave it to the collector
             ended = self.objects.pop(shared.randrange(len(self.objects)))
             if private.random() < 0.5:
                 ended.object.close()

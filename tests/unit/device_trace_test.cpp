@@ -144,8 +144,7 @@ TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
   kernel(Event::dispatch, 1, 3, 1000, 1100, 0);
   kernel(Event::dispatch, 1, 4, 1010, 1120, 2);
   b.span(1, 3, Event::send_rows, 1005, 1170, 0);
-  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last span of the first call, immediately before the second call
-                                                     // begins
+  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last of the first call, just before the second begins
   kernel(Event::combine, 1, 4, 1320, 1400, 0);       // blocks are on other multiprocessors
   kernel(Event::combine, 1, 3, 1330, 1410, 2);
   b.span(1, 4, Event::return_rows, 1318, 1500, 0);  // begins before the first warp has recorded its anchor

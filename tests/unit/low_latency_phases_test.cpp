@@ -98,8 +98,7 @@ class Cluster {
     for (int r = 0; r < world_; ++r) p.push_back(dispatch_params(r));
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       low_latency_send<Cpu>(w, p[r]);
-      LowLatencyDispatchParams in_parts = p[r];  // only the data that crosses hosts: the rest would need a barrier among the
-                                                 // block's warps
+      LowLatencyDispatchParams in_parts = p[r];  // only data that crosses hosts: the rest would need a block barrier
       in_parts.part_columns = 128;
       in_parts.parts = (layout_.hidden + 127) / 128;
       if (!map_.one_host())

@@ -263,8 +263,7 @@ TEST(Trace, BytesInFlightAreThoseOfOpenSpans) {
   Trace trace(2, small(1, 2));
   trace.tracer(0)->span(0, Event::send_rows, 1'000, 3'000, 1, 100);
   trace.tracer(0)->span(1, Event::send_rows, 2'000, 4'000, 1, 50);
-  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins when another span with the same number of bytes
-                                                                     // ends
+  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another span with the same bytes ends
   trace.tracer(0)->span(1, Event::place_rows, 4'500, 4'700, 1);      // stays on this rank
   trace.tracer(1)->span(0, Event::pull_reduce, 1'000, 2'000, 1, detail::record_bytes(uint64_t{5} << 30));
   const json doc = json::parse(trace.chrome_json());

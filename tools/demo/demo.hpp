@@ -81,8 +81,7 @@ struct DemoOutcome {
   std::vector<std::vector<StepResult>> steps;  ///< [step][rank]
   std::vector<CheckResult> checks;             ///< all checks except those against the reference, merged over ranks and steps
   Trace trace;
-  std::vector<LayerTimes> layers;  ///< fused, for the last step's rows, recorded separately: ranks ascending; empty if
-                                   ///< incomplete
+  std::vector<LayerTimes> layers;  ///< fused, last step's rows, recorded separately: ranks ascending; empty if incomplete
   std::string fused_implementation;
   std::string expert_implementation;
   size_t heap_bytes = 0;

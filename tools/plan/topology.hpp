@@ -24,8 +24,7 @@ struct HostTopology {
   MoveRate copy;    ///< rows read once and written once or several times
   MoveRate sum;     ///< rows read and summed, and written once
   double quantize_gbs = 0, host_quantize_gbs = 0;  ///< bytes of source rows; host_: as above
-  double link_gbs = 0;                             ///< from a rank to the others of its host, each direction, written by the
-                                                   ///< sender
+  double link_gbs = 0;                             ///< to the other ranks of a host, each direction, written by the sender
   double link_read_gbs = 0;                        ///< like link_gbs, but read by the receiver
   double link_us = 0;                              ///< a flag, one way
   double wake_us = 0;                              ///< until a worker begins to work; for ranks with several workers

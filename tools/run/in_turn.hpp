@@ -16,8 +16,7 @@ namespace switchyard::tool {
 struct Stopped {
   std::string what;
   std::exception_ptr error;
-  std::shared_ptr<const void> guard;  ///< prevents signals from ending the program during its lifetime, so results can be
-                                      ///< written
+  std::shared_ptr<const void> guard;  ///< keeps signals from ending the program, so results can be written
   /// The exit status. Call it after the results are written. \throws the error, or ends the program like Ctrl-C
   int status(bool passed) const;
 };

@@ -31,8 +31,7 @@ struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json does not t
   json result;
   std::string error;
   ErrorCode code = ErrorCode::peer_failed;
-  int distance = 0;        ///< from the cause: 0 its own error, 1 timed out waiting for a peer, 2 was notified that a peer
-                           ///< failed
+  int distance = 0;        ///< from the cause: 0 own error, 1 timed out waiting for a peer, 2 notified of a failure
   bool joined = true;      ///< the group was formed
   std::string field = {};  ///< Error::field()
 };

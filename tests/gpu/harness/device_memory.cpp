@@ -26,8 +26,7 @@ class CudaMemory final : public RankMemory {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), kArenaBytes), "cudaMalloc");
     check(cudaMalloc(reinterpret_cast<void**>(&kept_), kKeptBytes), "cudaMalloc");
-    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels, so it must happen here and not
-                                      // in a call
+    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels
     check(cudaStreamSynchronize(stream_), "cudaMemset");
   }
   ~CudaMemory() override {

@@ -19,8 +19,7 @@ using switchyard::LowLatencyExchange;
 
 /// One of four ranks holds nine tenths of the tokens.
 struct UnevenCall {
-  static constexpr int kWorld = 4, kUnits = 2000;  // maximum units of a rank: 1000 tokens, or twice that if each route is a
-                                                   // message
+  static constexpr int kWorld = 4, kUnits = 2000;  // maximum units of a rank: 1000 tokens, or 2000 routes
   static constexpr int64_t kTokens[kWorld] = {900, 31, 0, 69};
 
   UnevenCall(Station& me, int num_pieces, switchyard::Sending sending) : pieces(num_pieces) {

@@ -258,8 +258,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
             StreamedCase c = decode_case(world, ScaleKind::none);
             if (small) c.form.max_tokens = 2, c.form.hidden = 256;
             c.plan = {.lanes = kCalls, .num_sms = sms};
-            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after the inputs, and after each exchange but
-                                                                                // the last
+            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after inputs and all but the last exchange
             on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
               me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
               LowLatencyExchange exchange = c.make(me.group);

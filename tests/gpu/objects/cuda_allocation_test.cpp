@@ -100,8 +100,8 @@ void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t strea
   }
 }
 
-/// Captures calls of worst-case size, replays them, and destroys the graph. Only the instantiation, which is the user's call, may
-/// allocate driver memory.
+/// Captures calls of worst-case size, replays them, and destroys the graph. Only the instantiation, which is the user's call,
+/// may allocate driver memory.
 void check_graph(Station& me, Subject& s) {
   constexpr size_t kCaptured = 4;
   cudaGraph_t graph = nullptr;

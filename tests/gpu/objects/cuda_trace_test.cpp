@@ -201,8 +201,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, large_trace_options());
-    std::atomic<uint64_t> reported{0};  // sum over all ranks; with rings, the sender counts a row and the summing rank records
-                                        // it
+    std::atomic<uint64_t> reported{0};  // sum over ranks; with rings, the sender counts a row, the summing rank records it
     on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -234,8 +233,7 @@ TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
     const auto c = normal_case(form);
     const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
     Trace trace(kWorld, large_trace_options());
-    std::atomic<uint64_t> reported{0};  // sum over all ranks; with rings, the sender counts a row and the summing rank records
-                                        // it
+    std::atomic<uint64_t> reported{0};  // sum over ranks; with rings, the sender counts a row, the summing rank records it
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       me.f.set_context("layout " + std::to_string(static_cast<int>(form.layout)) + ", staging " +
                        std::to_string(static_cast<int>(form.staging)));

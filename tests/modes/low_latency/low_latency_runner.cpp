@@ -141,8 +141,7 @@ class Rank : LowLatencyRank {
     const LowLatencyOutput& output = outputs_[idx(step.output)];
     size_t out_bytes = e.out[rank_].size();
     std::vector<float> weights = e.replaced_weights.empty() ? std::vector<float>() : e.replaced_weights[rank_];
-    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens tokens: nothing may be written
-                                                         // beyond T
+    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if all ranks had max_tokens: nothing may be written beyond T
       out_bytes = idx(c_.script.config.max_tokens * c_.script.row_bytes(step.y_type));
       weights.resize(idx(c_.script.config.max_tokens * c_.script.config.topk));
     }

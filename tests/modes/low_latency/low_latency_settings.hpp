@@ -28,8 +28,7 @@ struct LowLatencySettings {
   uint64_t first_epoch = 1;
   int repeats = 1;       ///< of all calls, on one object
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
-  int num_sms = 2;       ///< CUDA, for every call; 0: the library's choice, with dependent launches if the rank has the GPU to
-                         ///< itself
+  int num_sms = 2;       ///< CUDA: of every call; 0: the library's choice, with dependent launches if the GPU is not shared
 
   /// Settings of an object that accepts the ids of make_ids().
   LowLatencyConfig counting() const {

@@ -28,8 +28,7 @@ struct Comparison {
   MoeLayerConfig config;
   std::vector<int64_t> tokens = {20};  ///< of each rank
   int workers = 1;
-  bool one_expert = false;  ///< the last expert has all routes; otherwise routes go to any expert, and one in eight to no
-                            ///< expert
+  bool one_expert = false;  ///< the last expert has all routes; else they go to any, one in eight to none
   bool weighted = true, add = false;
   int calls = 2;
 
@@ -98,8 +97,7 @@ std::string compare(Group& group, const Comparison& c) {
   fused.form = MoeForm::fused;
   MoeLayer by_calls(group, separate, w13.data(), w2.data()), layer(group, fused, w13.data(), w2.data());
   const int64_t tokens = c.tokens[static_cast<size_t>(group.rank())];
-  std::string found;  // from the first call with a difference; later calls are still made, because the other ranks make them
-                      // too
+  std::string found;  // in the first call with a difference; later calls are still made, as on other ranks
   for (int call = 0; call < c.calls; ++call) {
     const std::vector<uint16_t> x = some_rows(draw, tokens * m.hidden);
     std::vector<int32_t> ids;

@@ -23,8 +23,7 @@ namespace switchyard::testing {
 struct MoeCase {
   LayerCase c;  ///< `masked`: low latency
   CombineOrder order = CombineOrder::per_route;
-  bool fp8 = false;                       ///< tokens have type c.type, bf16; they are quantized to fp8 for transport, and
-                                          ///< weights are fp8
+  bool fp8 = false;                       ///< tokens are c.type, bf16, and quantized to fp8 for transport; weights are fp8
   ScaleKind row_scales = ScaleKind::f32;  ///< of fp8
   WeightStorage storage = WeightStorage::view;
   int64_t capacity = 0;
@@ -183,8 +182,7 @@ class MoeByHand {
 
   /// `base`: rows from which the sums start, or null; normal mode.
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
-    const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs: ranks may share one; the bits do not depend on the
-                                                                // number of multiprocessors
+    const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs may be shared; the bits do not depend on num_sms
     if (m_.c.masked) {
       low_latency_->dispatch(a.x, a.ids, received_, {.topk_weights = a.weights, .stream = stream});
       mlp_->forward(received_.x, ExpertRows::of(received_), made_, experts);

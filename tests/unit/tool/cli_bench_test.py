@@ -209,8 +209,7 @@ class Sweeps(unittest.TestCase):
             out, _ = self.lines("--mode", "low_latency", "--sweep", "quantize=none,f32", "--sweep", "tokens=2,3", "--html",
                                 f"{folder}/y.html")
             self.assertEqual(self.column(out, "quantize"), ["none", "none", "f32", "f32"])
-            self.assertIn("<h2>f32 quantised</h2>", Path(folder, "y.html").read_text())  # numbers are on the axis, words are
-                                                                                         # not
+            self.assertIn("<h2>f32 quantised</h2>", Path(folder, "y.html").read_text())  # the axis has numbers, not words
             code, out, err = run("plot", "x.json", "--html", "z.html", cwd=folder)
             self.assertEqual((code, out, err), (0, "written to z.html\n", ""))
             self.assertEqual(Path(folder, "z.html").read_text(), page)

@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     detail::quantize_row_lanes<1, 2>(lane, detail::LaneTargets{reinterpret_cast<uint8_t*>(q), q + hidden, 1u, low_bits},
                                      rows + i * hidden * 2, DType::bf16, hidden, ScaleKind::f32, kScaleGroup);
   __syncwarp();
-  if (num_rows < 0) sink[0] = *reinterpret_cast<const uint32_t*>(q);  // never true; prevents the compiler from removing the
-                                                                      // loop
+  if (num_rows < 0) sink[0] = *reinterpret_cast<const uint32_t*>(q);  // never true; prevents removal of the loop
 }
 
 void check(cudaError_t status, const char* what) {
