@@ -48,7 +48,7 @@ struct Fault {
   const char* name;
   const char* code;
   std::chrono::milliseconds timeout;  ///< timeout of the calls
-  bool of_network;  ///< hosts are network namespaces, one call after "go"; else hosts by name, endless calls
+  bool of_network;                    ///< hosts are network namespaces, one call after "go"; else hosts by name, endless calls
   std::vector<int> (*victims)(int trial);  ///< ranks that do not reach their end
 };
 

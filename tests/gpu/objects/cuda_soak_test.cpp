@@ -112,8 +112,7 @@ class Soaker {
     } else {
       what = &held_[pick];
       const Inputs& in = inputs_[what->which][what->repetition].in;
-      void* const out =
-          keep ? me_.allocate(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results use fresh memory
+      void* const out = keep ? me_.allocate(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results use fresh memory
       exchange_.combine(what->d.x, what->d.handle, out, me_.combine_options(*cases_[what->which], stream));
       if (keep) kept.out = out;
     }

@@ -25,8 +25,7 @@ def run(*args, env=None, cwd=None):
 
 
 class Usage(unittest.TestCase):
-    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, and a pointer to
-    help."""
+    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, a pointer to help."""
 
     def expect(self, args, *texts):
         code, out, err = run(*args)
@@ -253,8 +252,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """Checks an arrow: from another rank's signal to a marker 3 ns before the end of a wait for that rank, never backward
-        in time. Returns the wait's name."""
+        """Checks an arrow from a rank's signal to a marker 3 ns before the end of a wait for it. Returns the wait's name."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 
