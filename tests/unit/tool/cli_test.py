@@ -252,7 +252,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """Checks an arrow from a rank's signal to a marker 3 ns before the end of a wait for it. Returns the wait's name."""
+        """Checks an arrow: forward in time, from another rank's signal to 3 ns before the end of a wait; returns the wait."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 
