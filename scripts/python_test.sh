@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev python-test`: runs the tests of python/tests against an installed wheel, as users have it. First in a new environment
-# with only the wheel, numpy and pytest; then the tests of foreign arrays in an environment with torch, which takes 5 GB and is
-# kept. The last line is `N passed, N failed`.
+# `./dev python-test`: runs the tests of python/tests against an installed wheel, as users have it. The first environment is new
+# and has only the wheel, numpy and pytest. The second one, for the tests of foreign arrays, has torch, takes 5 GB and is kept.
+# The last line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -5,7 +5,7 @@
 //
 //   int main(int argc, char** argv) {
 //     testing::InitGoogleTest(&argc, argv);
-//     return harness::run_tests_in_teams(); // run_processes (fleet.hpp) finds its team without further setup
+//     return harness::run_tests_in_teams();  // run_processes (fleet.hpp) finds its team without further setup
 //   }
 //
 // Members must run identically: tests may not depend on time, on the process, or on side effects of a body in another process.
