@@ -239,7 +239,7 @@ class Peer {
     }
   }
 
-  /// "" or the first difference on this rank.
+  /// The first difference on this rank, or "".
   std::string verify() {
     std::vector<std::byte> expected(at(row_bytes_));
     for (size_t i = 0; i < sets_.size(); ++i) {

@@ -31,7 +31,7 @@ import torch.multiprocessing
 import switchyard as sy
 from switchyard import deep_ep
 
-#: Results of get_dispatch_layout, by dispatch's names.
+#: Results of get_dispatch_layout, by their names in dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 
@@ -256,7 +256,7 @@ class Bench:
         sent = int(where.sum()) - int(where[:, self.rank].sum())
         more = {"rows": rows.shape[0], "sent": sent}
 
-        calls = {  # with the names in the tool's results
+        calls = {  # by their names in the tool's results
             "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
             "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
             "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=max_tokens, **keywords)),

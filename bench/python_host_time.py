@@ -39,7 +39,7 @@ from switchyard._abi.arrays import arrays_of_torch
 from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
-#: Results of get_dispatch_layout, by dispatch's names.
+#: Results of get_dispatch_layout, by their names in dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 #: int pthread_equal(a, b): returns 0 for different pointers and ignores further arguments, so it can replace any successful

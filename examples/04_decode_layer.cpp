@@ -115,7 +115,7 @@ int run_rank(Group& group, const LowLatencyConfig& config) {
   const int rank = group.rank(), first = first_expert(kExperts, kRanks, rank);
   LowLatencyExchange exchange(group, config);          // collective
   LowLatencyOutput received = exchange.make_output();  // allocated once, used by every step
-  LowLatencyRows y = exchange.make_rows(DType::bf16);  // for the products, [experts here * R, H]
+  LowLatencyRows y = exchange.make_rows(DType::bf16);  // for the products, [local experts * R, H]
   std::vector<uint16_t> x(kMaxTokens * kHidden), out(kMaxTokens * kHidden);
   std::vector<int32_t> ids(kMaxTokens * kTopk);
   std::vector<float> weights(kMaxTokens * kTopk);

@@ -36,7 +36,7 @@ struct RowKey {
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
 /// Writes arbitrary scales, one per `group` columns (a scale row of scale_row_bytes, padding bytes zero).
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group = switchyard::kScaleGroup);
-/// Pseudo-random 64 bits; also for routings and shapes.
+/// Pseudo-random 64 bits, also used for routings and shapes.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
 /// Quantizes a bf16, f16 or f32 row into `hidden` e4m3 codes and one scale row (padding bytes zero) with a scale per `group`

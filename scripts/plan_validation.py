@@ -51,7 +51,7 @@ def planned(tool, topology, config, hosts):
 
 
 def measured_locally(tool, args, ranks, hosts="", shapes=()):
-    """(rows, calls, run) of each of SHAPES and of the given shapes."""
+    """(rows, calls, run) of each element of SHAPES and of the given shapes."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":

@@ -3,13 +3,13 @@
 """Records the routing of a running Mixture-of-Experts model in the format that Switchyard reads (docs/routing.md).
 
     recorder = RoutingRecorder(num_experts=256)
-    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], as often as wanted
+    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], any number of times
     recorder.save("routing.safetensors")                                    # or a folder, for .npy files
 
 Needs numpy; takes torch tensors of any device and dtype without importing torch. On the command line:
 
-    record_routing.py info FILE             what a recording holds
-    record_routing.py merge OUT FILE...     one recording of those that several processes saved
+    record_routing.py info FILE prints the content of a recording
+    record_routing.py merge OUT FILE... merges the recordings of several processes
 """
 import json
 import os

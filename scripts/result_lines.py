@@ -19,7 +19,7 @@ def line_of(value):
 
 
 def holds_runs(value):
-    """True for a list of objects, and for values that contain one."""
+    """True for a list of objects, and for any value that contains one."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, dict) for item in value)
     return isinstance(value, dict) and any(holds_runs(item) for item in value.values())

@@ -111,7 +111,7 @@ int usage_error(const CLI::App& app, const std::string& text) {
   return kExitUsage;
 }
 
-/// Errors of invalid arguments are usage errors; all others are runtime errors.
+/// Errors about invalid arguments are usage errors; all others are runtime errors.
 int library_error(const CLI::App& app, const Error& error) {
   const std::string text = text_with_flags(error, flags_of(*chosen_verb(app).app));
   if (error.code() == ErrorCode::invalid_argument) return usage_error(app, text);
@@ -200,7 +200,7 @@ int main(int argc, char** argv) try {
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());
   return switchyard::tool::with_output_written(switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data()));
-} catch (const std::exception& e) {  // not even enough memory for the arguments
+} catch (const std::exception& e) {  // there is not even enough memory for the arguments
   std::fprintf(stderr, "switchyard: %s\n", e.what());
   return switchyard::tool::kExitRuntime;
 }

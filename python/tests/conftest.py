@@ -13,7 +13,7 @@ from team import close_teams  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_per_rank():
-    """Uses one thread per rank, because ranks are threads or processes already."""
+    """Uses one thread per rank, because ranks are already threads or processes."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Size of the types that are not pointers. Enumerations are int32_t.
+#: Sizes of the types that are not pointers. Enumerations are int32_t.
 SIZES = {"size_t": 8, "int64_t": 8, "uint64_t": 8, "double": 8, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 
@@ -137,7 +137,7 @@ def read_header(path: Path, root: Path, interface: Interface) -> None:
 
 
 def read(root: Path) -> Interface:
-    """The interface that the headers under `root` describe."""
+    """The interface described by the headers under `root`."""
     interface = Interface()
     folder = root / "include/switchyard/c"
     first = [folder / "types.h"]

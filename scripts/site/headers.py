@@ -44,7 +44,7 @@ class Header:
 
 
 def comment_text(lines):
-    """The text of /// lines, without the markers and with its own indentation."""
+    """The text of /// lines, without the markers but with its own indentation."""
     return "\n".join(re.sub(r"^\s*///<? ?", "", line) for line in lines).strip("\n")
 
 

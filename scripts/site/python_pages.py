@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the Python reference. This module imports only the standard library, so that tests can check the list."""
+"""Pages of the Python reference. This module imports only the standard library, so tests can check the list."""
 import ast
 from pathlib import Path
 

@@ -247,7 +247,7 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   CHECK_OK(sy_dispatched_destroy(delivered));
   const size_t bytes = (size_t)(view->rows * view->x_cols) * sizeof(float);
   CHECK(memcmp(own.data, view->x, bytes) == 0);
-  // Once more, with nothing to destroy.
+  // Again, without requesting an object to destroy.
   memset(own.data, 0x5a, bytes);
   CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, NULL));
   CHECK(memcmp(own.data, view->x, bytes) == 0);

@@ -142,7 +142,7 @@ static void memory_of_an_exchange(void) {
   CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2 && need.private_bytes == 0);
 }
 
-// Structs of programs that were compiled before these members existed.
+// Structs of programs compiled before these members existed.
 static void shorter_options(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);

@@ -131,7 +131,7 @@ static void combines(int rank, sy_group* group) {
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
 }
 
-// The tables of a dispatch equal the handmade ones.
+// The tables of a dispatch equal the handmade tables.
 static void from_a_dispatch(int rank, sy_group* group) {
   sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;

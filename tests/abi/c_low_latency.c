@@ -113,7 +113,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   }
 }
 
-// y = (expert + 1) * x for the existing rows; the rest stays NaN, which must not affect any sum.
+// y = (expert + 1) * x for the valid rows. The others stay NaN, which must not affect any sum.
 static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
   for (int32_t e = 0; e < o->view.num_local_experts; ++e)

@@ -52,7 +52,7 @@ class Demo(unittest.TestCase):
             self.assertGreater(rank["up_share"], 0, rank)
 
     def test_as_it_comes(self):
-        """Default sizes: plans of several blocks, and ranks that use all of their GPU's share."""
+        """Default sizes: plans of several blocks, and ranks that use their entire share of the GPU."""
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("demo", *ON, "--out", folder)
             self.assertEqual(code, 0, out + err)
@@ -79,7 +79,7 @@ class Verify(unittest.TestCase):
         self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtype", "bf16,fp8", "--routing", "uniform,drops")
 
     def test_layer(self):
-        """Dropped routes, ranks without tokens and without experts, skew; the GEMMs of ranks that share a GPU."""
+        """Dropped routes, ranks without tokens, ranks without experts, skew; GEMMs of ranks that share a GPU."""
         out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
                                "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":

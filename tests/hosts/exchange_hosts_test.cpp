@@ -31,7 +31,7 @@ std::vector<WatchedCall> direct_calls() {
   return calls;
 }
 
-// --- A rank that does not make the call: on the same host, on another one, or a proxy of others
+// --- A rank that does not make the call: on the same host, on another one, or a proxy for others
 
 class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tuned values in exchange objects: their sources and precedence, their effect, and ranks that disagree.
+// Tuned values in exchange objects: sources and precedence of the values, their effect, and ranks that disagree.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -42,7 +42,7 @@ Fleet fleet_of(int world, std::chrono::milliseconds timeout) {
   return fleet;
 }
 
-/// Named shared memory of this library, and temporary folders of this test process.
+/// Named shared memory created by this library, and temporary folders of this test process.
 std::set<std::string> named_memory() {
   std::set<std::string> names;
   for (const auto& [folder, part] : {std::pair<std::string, std::string>{"/dev/shm", "switchyard"}, {"/tmp", store_prefix()}}) {
@@ -55,7 +55,7 @@ std::set<std::string> named_memory() {
   return names;
 }
 
-/// Shared mappings of this process without a name in any file system.
+/// Shared mappings of this process that have no name in any file system.
 int anonymous_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -164,7 +164,7 @@ TEST(Killed, TwoAtOnce) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// An uncaught exception ends the process without a report.
+/// An uncaught exception ends a process without a report.
 TEST(Killed, ByAnUncaughtException) {
   const auto failures = run_processes(
       fleet_of(2, 20s),

@@ -245,7 +245,7 @@ TEST(Heap, AForkDoesNotInheritTheSegments) {
 
 // ---- processes ----
 
-/// Number of mappings of segments in a process, or -1 if the process does not exist.
+/// Number of segment mappings in a process, or -1 if the process does not exist.
 int mapped_segments(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   if (!maps) return -1;

@@ -9,7 +9,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for processes in ${all//,/ }; do
   folder=$(mktemp -d "${TMPDIR:-/tmp}/switchyard-test-XXXXXX")
   trap 'rm -rf "$folder"' EXIT
-  # Rendezvous address of a group's ranks: a port of this run.
+  # Rendezvous address of a group's ranks: a port that belongs to this run.
   export SWITCHYARD_STORE=tcp://127.0.0.1:$((20000 + $$ % 10000)) SWITCHYARD_TEST_TEAM=$folder
   "$mpirun" -n "$processes" --oversubscribe --mca btl_vader_single_copy_mechanism none "$@"
   rm -rf "$folder"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous against attacks and faults: strangers, impostors, broken ranks and broken bytes.
+// The rendezvous under attacks and faults: strangers, impostors, broken ranks and corrupt bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -453,7 +453,7 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
       me.require(greet(connect(), {to, to, roster.session, {}}, "token"), "from itself");
       Connection& second = connect();
       me.require(greet(connect(), {2, to, roster.session, {}}, "token"), "the right one");
-      greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may be closed by now
+      greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may already be closed
     }
     rank.connection().queue(FrameKind::ready);
     rank.connection().flush();

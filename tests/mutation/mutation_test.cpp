@@ -221,7 +221,7 @@ std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   s.problem.experts = 6;
   s.problem.topk = 3;
   s.tokens = {17, 16, 15};
-  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // rows that are not whole 16 bytes use flags
+  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // rows that are not multiples of 16 bytes use flags
   return make_ledger_case(s);
 }
 

@@ -22,7 +22,7 @@ inline constexpr auto kBackend = switchyard::Backend::cpu;
 
 /// Number of GPUs of this machine; 0 on the CPU. Does not initialize a GPU in this process.
 int count_gpus();
-/// Multiprocessors for each call of one of `lanes` lanes of each of `world` ranks; 0 on the CPU.
+/// Multiprocessors for each call of a lane, with `lanes` lanes on each of `world` ranks; 0 on the CPU.
 int num_sms_for(int world, int lanes);
 
 /// Sum over ranks by another library's collective, on its own stream. Null if unavailable.

@@ -144,7 +144,7 @@ TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
   kernel(Event::dispatch, 1, 3, 1000, 1100, 0);
   kernel(Event::dispatch, 1, 4, 1010, 1120, 2);
   b.span(1, 3, Event::send_rows, 1005, 1170, 0);
-  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last of the first call, just before the second begins
+  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last span of the first call; the second begins next
   kernel(Event::combine, 1, 4, 1320, 1400, 0);       // blocks are on other multiprocessors
   kernel(Event::combine, 1, 3, 1330, 1410, 2);
   b.span(1, 4, Event::return_rows, 1318, 1500, 0);  // begins before the first warp has recorded its anchor
@@ -164,7 +164,7 @@ TEST(DeviceTrace, SpansWhoseAnchorsWereReplacedAreOfNoCall) {
   for (uint64_t call = 0; call < 6; ++call)
     for (const uint64_t at : {1000 * call, 1000 * call + 500})
       b.anchor(0, 0, at, at, Event::dispatch, pack_launch(call, nullptr, 5));
-  b.span(1, 0, Event::send_rows, 1100, 1700, 0);  // of call 1, whose anchors were replaced first
+  b.span(1, 0, Event::send_rows, 1100, 1700, 0);  // part of call 1, whose anchors were replaced first
   b.span(1, 0, Event::send_rows, 2100, 2700, 0);
   const Tracer t = b.converted();
   ASSERT_EQ(t.size(kHostTrack), 4u);

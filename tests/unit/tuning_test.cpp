@@ -212,7 +212,7 @@ TEST(TuningLookup, EntriesOfAnyGpuCountWhereAGpuHasNone) {
   EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 128), 1);
   EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 512), 2);
   EXPECT_EQ(sms("cpu", TuningMode::flat, 128), 0);
-  // A file that has any entry for the mode takes precedence over the next one.
+  // A file with any entry for the mode takes precedence over the next file.
   const TuningFile next = parse("device=\"NVIDIA H100\" mode=flat ranks=2 hidden=7168 tokens=128 sms=5");
   EXPECT_EQ(Tuning({file, next}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 1);
   EXPECT_EQ(Tuning({next, file}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 5);
@@ -268,7 +268,7 @@ TEST(TuningLaunch, AnEntryThatLeavesTheMultiprocessorsToTheDefaultHasItsWarpsThe
   EXPECT_EQ(combine_of(tuned, 25), (Launch{25, 20, 0}));
 }
 
-/// Eight ranks on a GPU with 132 have 16 each, regardless of the entry.
+/// Eight ranks on a GPU with 132 multiprocessors have 16 each, regardless of the entry.
 TEST(TuningLaunch, WhereARankHasFewerAllOfItsOwnAreAsTuned) {
   for (const TuningValues& tuned : {normal_values(48, 40), normal_values(0, 0)}) {
     for (const int asked : {0, 16}) {
@@ -321,7 +321,7 @@ TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   EXPECT_EQ(combine_of(tuned, 0), (Launch{40, 12, 0}));
 }
 
-/// The layouts of normal mode have separate entries, with the same keys.
+/// The layouts of normal mode have separate entries with the same keys.
 TEST(TuningLookup, LayoutsAreApart) {
   const TuningFile file = parse("device=g mode=normal_expert_major" + kShape + " dispatch_sms=96 combine_warps=16\n" +
                                 "device=g mode=normal" + kShape + " dispatch_sms=16");

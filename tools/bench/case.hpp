@@ -34,7 +34,7 @@ class BenchCase {
   /// Runs before the first point and after the last one.
   virtual void begin(Progress&, const BenchOptions&) {}
   virtual void end() {}
-  /// Measures a point, stores its results, and returns a summary of a few words. \throws RankError, Error, UsageError
+  /// Measures a point, stores its results, and returns a short summary. \throws RankError, Error, UsageError
   virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
   /// The entry of a measured point in the runs of --json.
   virtual nlohmann::json measured(const BenchOptions& point) = 0;
@@ -98,7 +98,7 @@ inline std::string checked_cell(const MeasuredPoint& run) {
   if (!run.options.verify) return yellow("no");
   return run.passed() ? green("PASS") : red("FAIL");
 }
-/// Value for documents: null if nothing was checked.
+/// Value for documents; null if nothing was checked.
 inline nlohmann::json verified_json(const MeasuredPoint& run) {
   return run.options.verify ? nlohmann::json(run.passed()) : nlohmann::json(nullptr);
 }
@@ -114,7 +114,7 @@ inline std::string sms_text(const BenchOptions& o) {
   return o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);
 }
 
-/// Values at `key` in the results of all ranks.
+/// Values at `key` in all ranks' results.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
 
 /// Measures the copy limit of this machine once (it does not depend on the point) and shows the progress.

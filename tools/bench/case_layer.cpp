@@ -177,7 +177,7 @@ struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
-  json fused_workers = json::array();  ///< of the ranks with complete records
+  json fused_workers = json::array();  ///< of those ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
   bool in_parts() const { return times.count("up") > 0; }

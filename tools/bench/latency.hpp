@@ -37,7 +37,7 @@ double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
 /// A measured point of decode-sized calls.
 struct LatencyRun : MeasuredPoint {
   LatencyPoint point;
-  double remote_bytes = 0;  ///< written by the rank that writes most
+  double remote_bytes = 0;  ///< maximum that a rank writes
 };
 
 template <class Run>

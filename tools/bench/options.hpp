@@ -76,7 +76,7 @@ size_t sent_row_bytes(const BenchOptions& o);
 /// Bytes of a row on its way back.
 size_t returned_row_bytes(const BenchOptions& o);
 
-/// Throws UsageError for words that exclude each other in the configuration's mode.
+/// Throws UsageError for options that exclude each other in the configuration's mode.
 void check_words(const BenchOptions& o);
 /// CUDA: sets the numbers of multiprocessors that were left on automatic, at most `max`: the tuned value for this GPU and
 /// shape, else the library's default.

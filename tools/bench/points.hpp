@@ -24,7 +24,7 @@ void check_point_memory(const BenchOptions& point, double bytes, const measure::
 /// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)), for K distinct choices among E experts that are
 /// evenly split over W ranks.
 double expected_mean_ranks(int world, int experts, int topk);
-/// Refuses a draw whose mean number of ranks per token differs by more than 1 % from the expected mean. Accepts any draw if W
+/// Rejects a draw whose mean number of ranks per token differs by more than 1 % from the expected mean. Accepts any draw if W
 /// does not divide E.
 void check_mean_ranks(double mean, int world, int experts, int topk, int64_t seed);
 

@@ -27,7 +27,7 @@ class Progress {
   /// Disables the output of all objects from now on.
   static void silence();
 
-  /// Pads the titles of all later stages to the longest of these, so that columns align.
+  /// Pads the titles of all later stages to the longest of these, so columns align.
   void align(const std::vector<std::string>& titles);
   /// Ends the previous stage, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);

@@ -24,7 +24,7 @@ namespace switchyard::tool {
 extern const Verb kDemoVerb;
 
 struct DemoOptions {
-  std::string backend = "auto";  ///< run_demo resolves it to cpu or cuda
+  std::string backend = "auto";  ///< run_demo replaces it by cpu or cuda
   std::string routing = "recorded";
   int64_t ranks = 8;
   int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, like the next two fields
@@ -64,7 +64,7 @@ struct DemoPlan {
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank; on a GPU each lasts to the end of the enqueued work.
+/// Seconds of one step on one rank. On a GPU each lasts until the enqueued work has ended.
 struct StepTimes {
   double gate = 0, dispatch = 0, expert = 0, combine = 0;
   double fused = 0;  ///< the whole layer in one call

@@ -61,7 +61,7 @@ NormalConfig config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// The same layer in its fused form.
+/// The same layer in fused form.
 MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   MoeLayerConfig c;
   c.hidden = plan.options.hidden;
@@ -74,7 +74,7 @@ MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// Gate weights in closed form, scaled so that logits have about unit variance.
+/// Gate weights in closed form, scaled such that logits have about unit variance.
 RowArray gate_weights(const DemoPlan& plan) {
   RowArray w(plan.shape.experts, plan.options.hidden, DType::f32);
   const float scale = 1.0f / std::sqrt(static_cast<float>(plan.options.hidden));

@@ -11,7 +11,7 @@
 
 namespace switchyard::tool {
 
-/// Owns the copies that `view` points to. Movable.
+/// Owns the copies to which `view` points. Movable.
 struct HostDispatched {
   Dispatched view;  ///< arrays that do not apply are empty, as on the CPU
   std::vector<std::byte> rows, scales;

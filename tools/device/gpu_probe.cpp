@@ -37,7 +37,7 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
   explicit operator bool() const { return library_ != nullptr; }
 
-  /// Calls a driver function; returns -1 if this driver does not have it.
+  /// Calls a driver function. Returns -1 if this driver does not have the function.
   template <class... Args>
   int call(const char* name, Args... args) const {
     void* symbol = dlsym(library_, name);
@@ -106,7 +106,7 @@ void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
   nvml.call("nvmlShutdown");
 }
 
-/// Initializes the driver; creates no context.
+/// Initializes the driver without creating a context.
 GpuProbe probe_in_process() {
   GpuProbe probe;
   probe.driver_version = module_version();

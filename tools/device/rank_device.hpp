@@ -74,7 +74,7 @@ class Mirror {
 std::shared_ptr<RankDevice> rank_device(int rank, int gpus, size_t arena_bytes);
 std::shared_ptr<RankDevice> gpu_device(int rank, int gpus, size_t arena_bytes);
 
-/// Whether this build has CUDA code. If not, `--backend cuda` is refused with no_cuda_text().
+/// Whether this build has CUDA code. If not, `--backend cuda` is rejected with no_cuda_text().
 bool built_with_cuda();
 const char* no_cuda_text();
 /// CUDA runtime version of this build, 13000 = 13.0; 0 without CUDA.

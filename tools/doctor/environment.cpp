@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about environment variables.
+// doctor's findings about environment variables.
 #include <fmt/core.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding of doctor about expert compute on GPUs: a small product on each GPU, compared with the host's.
+// doctor's finding about expert compute on GPUs: a small product on each GPU, compared with the host's result.
 #include <fmt/core.h>
 
 #include <cmath>

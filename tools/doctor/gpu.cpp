@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about GPUs: driver information, and the timer as read by a kernel.
+// doctor's findings about GPUs: driver information, and the timer as read by a kernel.
 #include <fmt/core.h>
 
 #include <algorithm>

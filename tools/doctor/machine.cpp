@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about CPU, memory and processes.
+// doctor's findings about CPU, memory and processes.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ std::set<std::string> cpu_flags() {
   return flags;
 }
 
-/// The bracketed word of "always [madvise] never".
+/// The word in brackets in "always [madvise] never".
 std::string chosen(const std::string& line) {
   const size_t open = line.find('[');
   const size_t close = line.find(']');

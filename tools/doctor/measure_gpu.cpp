@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU measurements: bare kernels that copy, send, read and quantize rows, like those of the limits of `bench`.
+// GPU measurements: bare kernels that copy, send, read and quantize rows, as for the limits of `bench`.
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -29,7 +29,7 @@ struct LayerSpec {
   /// low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
   bool fused = false;   ///< the rank also has the fused form: only if why_not_fused() is empty
-  bool halves = false;  ///< and, on GPUs, its two halves as separate calls with separate memory
+  bool halves = false;  ///< and, on GPUs, also its two halves as separate calls with separate memory
   int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
 /// The library's reason if it has no fused form of a layer, else empty, as far as this can be determined before a group exists.

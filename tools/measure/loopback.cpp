@@ -137,7 +137,7 @@ void on_both_ends(int pairs, const Work& work) {
         work(socket, first, pair);
       } catch (...) {
         if (!reported.test_and_set()) problem = std::current_exception();
-        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // ends threads that wait for this one
+        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // ends threads that wait for this thread
       }
     });
   };

@@ -47,7 +47,7 @@ class Planning {
     }
   }
 
-  /// The work of a sender. \returns seconds
+  /// A sender's work. \returns seconds
   double plan() {
     ++turn_;
     detail::HandleData& h = handles_[turn_ % kHandles];
@@ -77,7 +77,7 @@ class Planning {
     const double rows = send(false);
     return send(true) - rows;
   }
-  /// The work of a receiver for as many records. \returns seconds
+  /// A receiver's work for the same number of records. \returns seconds
   double read() {
     detail::HandleData& h = handles_[turn_ % kHandles];
     const Clock::time_point begin = Clock::now();
@@ -144,7 +144,7 @@ class Planning {
   std::vector<std::byte> cold_ = std::vector<std::byte>(kBlocks * block_bytes());
   std::vector<Block> blocks_ = std::vector<Block>(kWorld);
   size_t turn_ = 0, block_ = 0;
-  volatile int topk_ = kTopk;  // volatile: the library has no constant here
+  volatile int topk_ = kTopk;  // volatile: topk is not a constant in the library either
 };
 
 }  // namespace

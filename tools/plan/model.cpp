@@ -106,7 +106,7 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
 
 /// `rounds` rounds of small messages for counts and placements.
 double counts_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, Variant variant, int rounds) {
-  if (where.hosts() == 1) return 0;  // then part of a call that moves nothing
+  if (where.hosts() == 1) return 0;  // already part of a call that moves nothing
   const double row = kCountsHead + 4.0 * (where.world() + shape.experts + where.hosts());
   const double peers = is_flat(variant) ? where.world() - where.max_host_size() : where.hosts() - 1;
   const double written = is_flat(variant) ? 0 : row * where.hosts() * (where.max_host_size() - 1);  // by proxies, to their host
@@ -153,7 +153,7 @@ void add(CallPrediction& call, const char* name, double us, bool overlaps) {
   if (us > 0) call.phases.push_back({name, us, overlaps});
 }
 
-/// Adds the phases that move rows, and the total of all phases.
+/// Adds the phases that move rows, and the sum of all phases.
 void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, const CallLoads& loads, double link_gbs,
             double link_start_us) {
   const Machines machines(t, where);

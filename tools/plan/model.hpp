@@ -50,12 +50,12 @@ struct PlanPhase {
   bool overlaps = false;
 };
 
-/// Bytes of one call. Figures per rank are those of the rank with the maximum.
+/// Bytes of one call. Figures per rank are maxima over ranks.
 struct PlanBytes {
   double network_out = 0, network_in = 0;  ///< per rank
   double link_out = 0, link_in = 0;        ///< per rank, to and from the other ranks of its host
   double memory = 0;                       ///< per rank, read and written
-  double network_host = 0;                 ///< sent by the host with the maximum
+  double network_host = 0;                 ///< maximum sent by a host
   double network_all = 0;                  ///< of all ranks together
 };
 
@@ -81,7 +81,7 @@ struct Prediction {
   double us() const { return dispatch.us + combine.us; }
 };
 
-/// \pre `traffic` was counted for hosts of the topology. \throws Error(invalid_argument) if the library refuses the shape
+/// \pre `traffic` was counted for hosts of the topology. \throws Error(invalid_argument) if the library rejects the shape
 Prediction predict(const Topology& topology, const PlanShape& shape, const Traffic& traffic, Variant variant);
 
 /// NormalExchange::memory_required for groups of any size. Groups have at most kMaxRanks ranks; larger sizes are extrapolated

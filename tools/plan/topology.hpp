@@ -27,7 +27,7 @@ struct HostTopology {
   double link_gbs = 0;                             ///< to the other ranks of a host, each direction, written by the sender
   double link_read_gbs = 0;                        ///< like link_gbs, but read by the receiver
   double link_us = 0;                              ///< a flag, one way
-  double wake_us = 0;                              ///< until a worker begins to work; for ranks with several workers
+  double wake_us = 0;                              ///< until a worker begins its work; for ranks with several workers
   std::vector<int> call_ranks;                     ///< numbers of ranks for which empty calls were measured, ascending
   std::vector<double> dispatch_us, combine_us;     ///< times of calls that move nothing
   double route_ns = 0;                             ///< planning a route, on the rank's own thread

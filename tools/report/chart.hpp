@@ -11,7 +11,7 @@ namespace switchyard::tool {
 struct ChartPoint {
   double x, y;
 };
-/// `color`: a variable of the pages' style, like "--move".
+/// `color`: a variable of the pages' style, for example "--move".
 struct ChartLine {
   std::string name;
   const char* color;

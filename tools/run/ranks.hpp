@@ -16,7 +16,7 @@
 
 namespace switchyard::tool {
 
-/// Progress reports of a rank. Calls are cheap and local, and may come from any rank.
+/// Progress reports of a rank. Calls are cheap and local, and any rank may make them.
 class RankLink {
  public:
   virtual ~RankLink() = default;

@@ -163,7 +163,7 @@ bool takes_part(const TraceSlice& call, const Spans& spans) {
 }
 
 /// Share of the time between a rank's first and last record during which its workers recorded no activity. The time of a call
-/// counts only for the workers that take part in it.
+/// counts only for the workers that participate in it.
 struct Gaps {
   double window_us = 0, idle_share = 0;
 };
@@ -235,7 +235,7 @@ std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bo
   return out;
 }
 
-/// Milliseconds that all workers of all other ranks waited for each rank.
+/// Milliseconds for which all workers of all other ranks waited for each rank.
 std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
   std::vector<double> ms(static_cast<size_t>(world));
   for (const TraceSlice& s : slices)

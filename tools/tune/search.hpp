@@ -18,7 +18,7 @@ struct TuneDimension {
   int TuningValues::*target;
   std::vector<int> candidates;       ///< ascending, include `default_value`
   int default_value;                 ///< the library's choice without tuning
-  std::vector<const char*> metrics;  ///< of a run, as JSON pointers to microseconds; their sum counts
+  std::vector<const char*> metrics;  ///< of a run, as JSON pointers to microseconds; their sum is compared
   bool smallest;                     ///< choose the smallest value within the slack of the fastest; else the fastest
 };
 /// Dimensions that do not affect each other's metrics. They are varied in the same measurements.

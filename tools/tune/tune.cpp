@@ -139,7 +139,7 @@ TuneOptions resolved(const TuneOptions& asked) {
         throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most {}", tokens, name, m.mode.max_tokens));
   }
   for (const auto& [flag, text] : {std::pair("--commit", o.commit), {"--routing", o.routing}})
-    if (text.find_first_of("\r\n") != std::string::npos)  // the texts go into comments of the file
+    if (text.find_first_of("\r\n") != std::string::npos)  // the texts become comments in the file
       throw UsageError(fmt::format("{}: a text with a line break given; allowed: one line", flag));
   if (o.commit.empty()) o.commit = source_commit();
   return o;

@@ -185,7 +185,7 @@ def test_low_latency(scales):
 
 
 def _gradients(group, layout):
-    """Gradients of the sum of a token's rows times their weights, with experts that return their input."""
+    """Gradients of the sum of a token's rows times their weights, with experts that return their input unchanged."""
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     x, ids, weights = on_gpu(inputs_of(4)[group.rank])
     x.requires_grad_(), weights.requires_grad_()

@@ -208,7 +208,7 @@ def _closed_exchange(group):
     got = first.combine(rows, handle)
     del rows, handle
     first.close()
-    busy.check()  # neither drop nor close has waited
+    busy.check()  # neither the drop nor the close has waited
     second = sy.Exchange(group, **shape)
     rows, handle = second.dispatch(x, ids)
     again = second.combine(rows, handle)

@@ -52,7 +52,7 @@ _groups = []
 
 @functools.lru_cache(None)
 def _folder():
-    """The folder in which process groups of torch meet."""
+    """The folder in which torch's process groups meet."""
     return tempfile.TemporaryDirectory()
 
 
@@ -153,7 +153,7 @@ def laid_out(buffer, ids, **keywords):
 
 
 def check_low_latency(received, count, handle, inputs, rank):
-    """Checks the rows of each expert by source against the oracle; returns float32 [L, R, H]."""
+    """Compares the rows of each expert, by source, with the oracle; returns float32 [L, R, H]."""
     world = len(inputs)
     values = dequantised(received)
     source_of, ranges, max_tokens, hidden, num_experts = handle
@@ -221,7 +221,7 @@ def ranks_of(ids, num_experts, world):
 
 
 def dispatch_all(buffer, x, ids, weights, num_experts, **keywords):
-    """Runs a layout and a dispatch."""
+    """Calls get_dispatch_layout and dispatch."""
     per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, num_experts)
     return buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=where,
                            num_tokens_per_expert=per_expert, **keywords)

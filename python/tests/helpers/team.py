@@ -20,7 +20,7 @@ import pytest
 
 import switchyard as sy
 
-#: Seconds for the other ranks to end after one has failed. They are notified, or have deadlines of their own.
+#: Seconds for the other ranks to end after one has failed. They are notified, or have their own deadlines.
 AFTER_A_FAILURE = 40
 
 
@@ -54,7 +54,7 @@ def _serve(rank, world, connection, stacks):
 
 
 def _play(message, rank, world):
-    """Runs one scenario, from a clean state to a clean state."""
+    """Runs one scenario, starting and ending in a clean state."""
     variables = dict(os.environ)
     scenario, arguments = pickle.loads(message)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal mode with numpy arrays, element by element against the oracle."""
+"""Normal mode with numpy arrays, compared with the oracle element by element."""
 import numpy as np
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode with numpy arrays, against the oracle."""
+"""Low-latency mode with numpy arrays, compared with the oracle."""
 import numpy as np
 import pytest
 

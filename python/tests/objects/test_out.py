@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in memory of the caller, and scales in any memory order."""
+"""Rows in the caller's memory, and scales in any memory order."""
 import numpy as np
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes: forked, spawned, and with the variables of launchers."""
+"""Ranks as processes: forked, spawned, and with the environment variables of launchers."""
 import os
 import secrets
 import subprocess

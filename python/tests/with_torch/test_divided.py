@@ -188,7 +188,7 @@ def test_parametrized_weights(ranks, way):
 
 @pytest.mark.parametrize("way", ["module", "layer"])
 def test_factors_of_peft(ranks, way):
-    """target_parameters puts factors on the share, computes the weights anew in each pass, and wraps the module."""
+    """target_parameters adds factors to the share, recomputes the weights in each pass, and wraps the module."""
     peft = pytest.importorskip("peft")
     needs_the_layer()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes with tensors of torch, and of functions that need torch or a GPU, in the form of package/test_mistakes.py."""
+"""Usage mistakes with torch tensors, and with functions that need torch or a GPU, in the form of package/test_mistakes.py."""
 import ctypes
 import types
 

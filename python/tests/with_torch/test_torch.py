@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors on the CPU, and process groups of torch."""
+"""Torch tensors on the CPU, and torch process groups."""
 import subprocess
 import sys
 

@@ -188,7 +188,7 @@ def _of_gelu():
 
 
 def _limited():
-    """Mixtral's parameters and activation, with a limit."""
+    """Mixtral's parameters and activation, with a limit added."""
     model = mixtral()
     for module in list(model.modules()):
         if type(module).__name__ == "MixtralExperts":

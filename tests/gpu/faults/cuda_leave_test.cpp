@@ -64,7 +64,7 @@ class Lane {
   NormalExchange exchange_;
 };
 
-/// A lane whose GPU still runs the gate's kernel when it ends.
+/// A lane whose GPU is still running the gate's kernel when the lane ends.
 void live_beside(const LastingGate& beside, std::chrono::nanoseconds limit) {
   Lane lane;
   lane.round();

@@ -48,7 +48,7 @@ struct CombineArguments {
   CombineOptions options;
   float* out_weights = nullptr;
 };
-/// A dispatch, and a combine of its rows with arguments modified by set(arguments).
+/// A dispatch, followed by a combine of its rows with arguments modified by set(arguments).
 template <class Set>
 void combine_with(Call& call, Set&& set) {
   const Dispatched d = call.dispatch();

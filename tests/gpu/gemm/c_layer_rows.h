@@ -32,7 +32,7 @@ static inline int number(int seed, int64_t i) {
   return (int)((bits >> 33) % 3) - 1;
 }
 
-/* The nearest bf16, ties to even. No NaN may be passed. */
+/* The nearest bf16, ties to even. The argument must not be NaN. */
 static inline uint16_t bf16_of(float value) {
   uint32_t bits = 0;
   memcpy(&bits, &value, sizeof bits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap in GPU memory: the same bytes through every mapping, equal errors on all ranks, no leftovers.
+// Symmetric heap in GPU memory: the same bytes through every mapping, the same errors on all ranks, no leftovers.
 #include "heap/gpu/cuda_heap.hpp"
 
 #include <cuda.h>

@@ -173,7 +173,7 @@ TEST(GpuHostsLowLatency, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-/// The calls of a rank as a graph.
+/// A rank's calls as a graph.
 class Graph {
  public:
   template <class Calls>

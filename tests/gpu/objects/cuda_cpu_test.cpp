@@ -9,10 +9,10 @@ namespace harness {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-/// Returns host copies of memory of the backend.
+/// Returns host copies of backend memory.
 using Reader = std::function<Bytes(const void*, size_t)>;
 
-/// All results of one rank, by name.
+/// All results of one rank, indexed by name.
 class Results {
  public:
   void add(const std::string& name, Bytes bytes) { parts_.emplace_back(name, std::move(bytes)); }
@@ -64,7 +64,7 @@ DispatchOptions cpu_options(const Case& c, int rank) {
   return o;
 }
 
-/// Dispatch, combine, cached dispatch on the CPU.
+/// Dispatch, combine and cached dispatch on the CPU.
 void run_on_cpu(Group& group, const NormalConfig& config, const Case& c, Results& results) {
   const Reader read = [](const void* at, size_t bytes) {
     const auto* const from = static_cast<const std::byte*>(at);

@@ -19,7 +19,7 @@ struct Choice {
   Layout layout;
   CombineOrder order = CombineOrder::per_rank;
   bool drops = false;       ///< there is room for 60 % of the rows of the first variant
-  bool registered = false;  ///< experts write to registered memory, not in place
+  bool registered = false;  ///< experts write to registered memory instead of in place
   int num_bias = 0;
   Width width = Width::narrow;
 };

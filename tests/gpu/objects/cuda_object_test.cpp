@@ -24,7 +24,7 @@ struct Worlds {
 std::ostream& operator<<(std::ostream& out, const Worlds& w) { return out << w.name; }
 class Objects : public testing::TestWithParam<Worlds> {
  protected:
-  /// Runs body(world, layout) for all.
+  /// Runs body(world, layout) for all combinations.
   static void each(const std::function<void(int, Layout)>& body) {
     isolated([&] {
       for (const int world : GetParam().all)

@@ -99,7 +99,7 @@ class Soaker {
     kept.context = "call " + std::to_string(i) + " of kind " + std::to_string(kind);
     me_.f.set_context(kept.context);
     Delivered* what = nullptr;
-    if (kind < 2) {  // dispatch, or cached dispatch of a held one
+    if (kind < 2) {  // dispatch, or cached dispatch with a held handle
       Delivered next;
       next.which = kind == 0 ? bits / 64 % kCases : held_[pick].which;
       next.repetition = bits / 4096 % kRepetitions;

@@ -40,7 +40,7 @@ struct Scenario {
   bool one_expert = false;      ///< all routes go to the last expert; else to any expert, and some to none
   bool weighted = true;
   bool add = false;
-  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, from which peers read them
   bool stated = false;   ///< there are ids for two more tokens, and T is read from memory
   bool halves = false;   ///< dispatch_up and down_combine instead of forward
   bool doubled = false;  ///< in addition, the caller doubles all rows between the halves
@@ -68,7 +68,7 @@ float token_value(int call, int rank, int64_t t, int64_t c) { return static_cast
 float base_value(int rank, int64_t t, int64_t c) { return static_cast<float>(hash_of(99, rank, t, c) % 100); }
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 
-/// Experts chosen by the tokens of a rank.
+/// Experts chosen for the tokens of a rank.
 std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   std::vector<int32_t> ids;
   for (int64_t f = 0; f < s.tokens[idx(rank)] * s.config.topk; ++f) {
@@ -124,7 +124,7 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   return as_bf16(sums);
 }
 
-/// Makes a rank's calls, one after the other.
+/// Makes the calls of a rank one after the other.
 class Caller {
  public:
   Caller(Group& group, const Scenario& s)

@@ -17,7 +17,7 @@ struct FusedScenario {
   int lag = 1, up_columns = 1, down_columns = 1, tile_rows = 4;
   bool weighted = true;
   bool add = false;      ///< sums start from the content of the output
-  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, from which peers read them
   int blocks = 1, warps = 1;
   bool deferred = false;  ///< copies are performed only when they are settled
   int calls = 3;          ///< number of consecutive calls; epochs wrap in between

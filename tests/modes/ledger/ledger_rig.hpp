@@ -52,7 +52,7 @@ struct LedgerCase {
 };
 std::shared_ptr<const LedgerCase> make_ledger_case(const LedgerScenario& scenario);
 switchyard::LedgerConfig make_config(const LedgerCase& c);
-/// The oracle's tables in the library's form.
+/// The oracle's tables, converted to the library's form.
 switchyard::LedgerTables golden_tables(const LedgerCase& c, int rank);
 
 /// This rank's inputs and expected results for one call. Everything is a function of (scenario, rank, repetition).

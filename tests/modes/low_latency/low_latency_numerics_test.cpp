@@ -24,7 +24,7 @@ enum class Data {
   positive,    ///< no signs
   cancelling,  ///< the second half of the ranks returns the negated rows of the first half, except for some lowest bits
   worst,       ///< each rank's partial sum is next to the midpoint of two numbers of the type, so all roundings err upwards
-  worst_cancelling,  ///< like worst, half of the partial sums negative
+  worst_cancelling,  ///< like worst, but half of the partial sums are negative
 };
 constexpr Data kAllData[] = {Data::random, Data::positive, Data::cancelling, Data::worst, Data::worst_cancelling};
 
@@ -70,7 +70,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
   return t;
 }
 
-/// Results of combine, at rank 0.
+/// Results of combine on rank 0.
 struct Sums {
   std::vector<std::byte> per_route, per_rank;
 };

@@ -219,7 +219,7 @@ void RankData::fill_outputs(const Rows& y) const {
       const auto row = output_row(rank_, view.origin[idx(i)]);
       std::memcpy(data + i * bytes, row.data(), row.size());
     } else {
-      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN: shows in a sum that reads it
+      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN is visible in a sum that reads it
     }
   }
 }

@@ -130,7 +130,7 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   low.max_tokens = c.max_tokens;
   m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
   EXPECT_EQ(m.heap_bytes, LowLatencyExchange::memory_required(low, kWorld).total());
-  const size_t kept = 2 * kWorld * 8;  // experts of rank 0, ranks, tokens
+  const size_t kept = 2 * kWorld * 8;  // experts of rank 0 * ranks * tokens
   EXPECT_EQ(m.scratch_bytes, kept * (16 + 16));
   const size_t tables = kept * 8 + 2 * (4 + 8 * kWorld) + (kWorld + 1) * 8 * 2 * 8 + kWorld * 8 + 4096;
   EXPECT_EQ(m.private_bytes, kept * (32 + 16 + 64) + tables + 8 * 64);

@@ -26,7 +26,7 @@ std::string to_string(const Case& c);
 /// Worlds of 1 to 64, uneven experts, K up to 32, all routings, drops, alignments and capacities.
 std::vector<Case> all_cases();
 
-/// Ranks have different T, one of them 0.
+/// Ranks have different T; one of them has 0.
 oracle::Problem make_problem(const Case& c, uint64_t seed);
 /// The contents that dispatch would store in the handles of all ranks. Allocates `slack` more rows and records than needed.
 std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide,

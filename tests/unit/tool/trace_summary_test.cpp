@@ -85,7 +85,7 @@ TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   EXPECT_DOUBLE_EQ(gap.at("us"), 6.0);
   EXPECT_EQ(gap.at("call"), "combine");
   EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
-  // Out of 150 us, and 50 without the first call: 97 and 39, and 34.
+  // Busy: 97 and 39 of 150 us on the first worker, and 34 of 50 us (without the first call) on the second.
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - (97.0 + 39 + 34) / (150 + 50), 1e-9);
   Trace none = two_workers();
   none.tracer(0)->span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);

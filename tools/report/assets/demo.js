@@ -188,7 +188,7 @@ legend($('phases-legend'), new Set(D.phases.map(p => p.category)));
 const lastStep = D.timeline.steps[D.timeline.steps.length - 1];
 const all = S.length ? [Math.min(...S.map(s => s.begin)), Math.max(...S.map(s => s.begin + s.dur))] : [0, 1];
 let view = lastStep ? [lastStep[1], lastStep[2]] : all.slice();
-// A rank's first lane holds its own thread and worker 0, which is the same thread; further workers have lanes of their own.
+// A rank's first lane holds its own thread and worker 0, which is the same thread; further workers have separate lanes.
 const lanes = Math.max(1, D.timeline.workers), laneH = 15, callH = 13, rankH = callH + lanes * laneH + 7;
 const axisH = 24, labelW = 58;
 function drawTimeline() {
